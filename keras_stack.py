@@ -1,0 +1,84 @@
+"""Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else lives here."""
+
+import contextlib
+
+from tensorflow import keras
+
+KERAS_3 = int(keras.__version__.split('.')[0]) >= 3
+MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
+
+
+def raw(variable):
+    """The tf.Variable behind a Keras variable: what a gradient tape can watch."""
+    return variable.value if KERAS_3 else variable
+
+
+def variable_name(variable):
+    """`layer/kernel`, the same on both stacks: the last two parts of the path, without ':0'."""
+    path = (variable.path if KERAS_3 else variable.name).split(':')[0].split('/')
+    if path[-1] == 'depthwise_kernel':  # Keras 2.7; Keras 3 calls it kernel
+        path[-1] = 'kernel'
+    return '/'.join(path[-2:])
+
+
+def build_optimizer(optimizer, variables):
+    """Creates the slots of all variables now, so that any subset of them can be updated later.
+
+    Keras 3 refuses a variable that the optimizer was not built on; Keras 2.7 would create slots at
+    the first update, and those of a trial update would stay behind.
+    """
+    if KERAS_3:
+        optimizer.build(variables)
+    else:
+        optimizer._create_all_weights(variables)
+
+
+def optimizer_variables(optimizer):
+    """Iteration count and slots."""
+    return list(optimizer.variables if KERAS_3 else optimizer.variables())
+
+
+def apply_gradients(optimizer, gradients, variables):
+    """One update of `variables` alone; the other tensors and their slots stay as they are."""
+    if KERAS_3:
+        optimizer.apply(gradients, variables)
+    else:
+        optimizer.apply_gradients(zip(gradients, variables))
+
+
+def learning_rate(optimizer):
+    """The learning rate of the next step: a scalar tensor."""
+    rate = optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']
+    return rate(optimizer.iterations) if callable(rate) else keras.backend.cast(rate, 'float32')
+
+
+@contextlib.contextmanager
+def dropout_off(model):
+    """Sets every dropout rate to 0 while a function is traced inside this context."""
+    layers = [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.Dropout)]
+    rates = [layer.rate for layer in layers]
+    try:
+        for layer in layers:
+            layer.rate = 0.0
+        yield
+    finally:
+        for layer, rate in zip(layers, rates):
+            layer.rate = rate
+
+
+def flat_layers(model):
+    """Every layer of the model, nested ones included."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def random_state_variables(model):
+    """State of the model's random generators: variables in Keras 3, hidden in TensorFlow in 2.7."""
+    if not KERAS_3:
+        return []
+    weights = {id(w) for w in model.weights}
+    return [v for v in model.non_trainable_variables if id(v) not in weights]
+
+
+def register(cls):
+    """Class decorator: saved models name this class and find it again."""
+    return keras.utils.register_keras_serializable(package='elastic')(cls)

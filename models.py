@@ -1,0 +1,173 @@
+"""The networks: an ImageNet backbone with frozen BN statistics, pooling, dropout and a new head.
+
+build_model takes the paper's four (resnet50, vgg16, mobilenetv2, vit), any other keras.applications
+class by name, or the path of a saved Keras model. Images go in as float32 0..255; the family's own
+preprocessing is part of the model.
+"""
+
+import importlib.util
+import os
+import re
+import warnings
+import zipfile
+
+import numpy as np
+
+from command_line import UserError, nearest
+
+PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
+MODEL_FILES = ('.keras', '.h5', '.hdf5')
+BN_STATISTICS = ('frozen', 'train')
+WEIGHTS_FORMAT = 'elastic-weights-1'
+
+
+def application_names():
+    """Names of the keras.applications classes, read from Keras' own export file.
+
+    TensorFlow is not needed for that and takes seconds to import: a mistyped name answers at once.
+    """
+    found = importlib.util.find_spec('keras')
+    if found is None or not found.origin:
+        return []
+    root = os.path.dirname(found.origin)
+    for folder in ('applications', 'api/applications', 'api/_v2/keras/applications'):
+        path = os.path.join(root, folder, '__init__.py')
+        if os.path.exists(path):
+            with open(path) as lines:
+                names = re.findall(r'^from keras\S* import [(\s]*([A-Z]\w+)', lines.read(), re.M)
+            if names:
+                return sorted(set(names))
+    return []
+
+
+def canonical_name(name):
+    """The name as build_model knows it; UserError naming the nearest one. No TensorFlow needed.
+
+    Case does not matter: 'densenet121' is DenseNet121. Paths of saved models are returned as given.
+    """
+    if name.lower() in PAPER_MODELS:
+        return name.lower()
+    if name.lower().endswith(MODEL_FILES) or os.path.isdir(name):
+        if not os.path.exists(name):
+            raise UserError("no saved model at '{}'".format(name))
+        return name
+    applications = application_names()
+    for application in applications:
+        if application.lower() == name.lower():
+            return application.lower() if application.lower() in PAPER_MODELS else application
+    raise UserError("unknown model '{}'{}; allowed: {}, any keras.applications class, or the path of "
+                    'a saved Keras model ({} or a folder)'.format(
+                        name, nearest(name, list(PAPER_MODELS) + applications),
+                        ', '.join(PAPER_MODELS), ', '.join(MODEL_FILES)))
+
+
+def check_weights(weights):
+    """`weights` itself if it is imagenet, none or an existing file; UserError otherwise."""
+    if weights in ('imagenet', 'none') or os.path.isfile(weights):
+        return weights
+    raise UserError("no weights file at '{}'; allowed: imagenet, none, or the path of a .npz or .h5 "
+                    'file'.format(weights))
+
+
+def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, bn_statistics=None):
+    """A classifier that ends in logits, every tensor trainable.
+
+    name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
+    input_shape: (height, width, 3).
+    weights: 'imagenet'; 'none' (random); the path of a portable .npz of this project, from either
+        stack (a head for another number of classes is replaced by a new one, and said so), or of a
+        .h5 file of keras.applications weights without top.
+    alpha: width multiplier of the MobileNet families.
+    bn_statistics: 'frozen' (batch normalization uses its moving statistics and never changes them;
+        gamma and beta still train), 'train' (batch statistics, moving ones updated), or None:
+        'train' for random weights, else 'frozen'. Frozen statistics of an untrained network kill
+        the signal.
+    Returns a keras.Model: (B, H, W, 3) float32 in 0..255 -> (B, num_classes) float32.
+    Raises UserError for a name, size, weights file or class count that cannot be used.
+    """
+    import backbone
+    name = canonical_name(name)
+    check_weights(weights)
+    bn_statistics = bn_statistics or ('train' if weights == 'none' else 'frozen')
+    if name.lower().endswith(MODEL_FILES) or os.path.isdir(name):
+        model = backbone.from_saved_model(name, input_shape, num_classes, bn_statistics)
+        if weights == 'none':
+            raise UserError('a saved model brings its weights: --weights none makes no sense for '
+                            "'{}'; leave it out".format(name))
+    else:
+        start = weights if weights == 'imagenet' or weights.lower().endswith('.h5') else None
+        base, preprocessing = backbone.build_base(name, input_shape, start, alpha)
+        model = backbone.classifier(base, preprocessing, input_shape, num_classes, bn_statistics)
+    if weights.lower().endswith('.npz'):
+        load_weights(model, weights)
+    elif weights not in ('imagenet', 'none') and not weights.lower().endswith('.h5'):
+        raise UserError("weights file '{}' is neither a .npz of this project nor a .h5 of "
+                        'keras.applications'.format(weights))
+    return model
+
+
+def save_weights(model, path):
+    """Writes a portable .npz: trainable arrays, then BN statistics, in variable order with names.
+
+    Both Keras stacks list variables in one order, so that either reads the other's file. The file
+    appears whole or not at all.
+    """
+    from keras_stack import variable_name
+    arrays = {'format': np.array(WEIGHTS_FORMAT)}
+    for kind, variables in _kinds(model):
+        for i, variable in enumerate(variables):
+            arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable.numpy()
+    with open(path + '.part', 'wb') as out:
+        np.savez(out, **arrays)
+    os.replace(path + '.part', path)
+
+
+def load_weights(model, path):
+    """Reads a file of save_weights into the model; nothing is assigned unless everything fits.
+
+    A head (the last two trainable arrays) of another width is left freshly initialised, with a
+    warning: that is a network trained on other classes. Any other mismatch raises UserError, which
+    names each of them. Arrays are loaded without pickle.
+    """
+    from keras_stack import variable_name
+    stored = _read_npz(path)
+    assignments, mismatches = [], []
+    for kind, variables in _kinds(model):
+        arrays = [(key.split('/', 2)[2], stored[key]) for key in sorted(stored)
+                  if key.startswith(kind + '/')]
+        if len(arrays) != len(variables):
+            mismatches.append('{} {} arrays in the file, {} in the model'.format(
+                len(arrays), kind, len(variables)))
+        for variable, (name, array) in zip(variables, arrays):
+            own = variable_name(variable)
+            if tuple(variable.shape) != array.shape or own.split('/')[-1] != name.split('/')[-1]:
+                mismatches.append('{} {} in the file, {} {} in the model'.format(
+                    name, 'x'.join(map(str, array.shape)), own, 'x'.join(map(str, variable.shape))))
+            else:
+                assignments.append((variable, array))
+    head = [variable_name(v) for v in model.trainable_variables[-2:]]
+    new_head = [m for m in mismatches if any(', {} '.format(name) in m for name in head)]
+    if mismatches and len(new_head) == len(mismatches) and len(new_head) <= 2:
+        warnings.warn('{}: trained on other classes, the head starts anew ({})'.format(
+            path, '; '.join(new_head)))
+    elif mismatches:
+        raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
+            path, len(mismatches), '\n  '.join(mismatches)))
+    for variable, array in assignments:
+        variable.assign(array)
+
+
+def _kinds(model):
+    return (('trainable', model.trainable_weights), ('statistics', model.non_trainable_weights))
+
+
+def _read_npz(path):
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in stored.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError("weights file '{}' cannot be read, it may be cut short ({})".format(
+            path, str(error).split('\n')[0]))
+    if str(arrays.pop('format', '')) != WEIGHTS_FORMAT:
+        raise UserError("'{}' is not a weights file of this project".format(path))
+    return arrays

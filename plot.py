@@ -1,0 +1,496 @@
+"""Figures, drawn from the run folders under logs/ and from a table of tensor timings.
+
+    python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
+    python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
+    python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
+
+RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
+the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
+figure with a message that names it: nothing is skipped or filled in.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+
+import command_line
+from command_line import UserError
+
+FIGURES = ('curves', 'selection', 'timings')
+# Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
+SCHEMES = {
+    'full_training': ('Full training', '#333333', 'o'),
+    'traditional_tl_training': ('Head only', '#56B4E9', 's'),
+    'bn_plus_bias_training': ('BN + bias', '#009E73', '^'),
+    'prune_training': ('PruneTrain', '#0072B2', 'v'),
+    'elastic_training': ('ElasticTrainer', '#D55E00', 'D'),
+    'elastic_training_weight_magnitude': ('Elastic, weight magnitude', '#CC79A7', 'P'),
+    'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
+TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
+CONFIGURATION = ('scheme', 'rho', 'model_name', 'importance')  # runs alike in these are averaged
+SUMMARY_KEYS = CONFIGURATION + ('dataset_name', 'seed', 'epochs', 'stack', 'host')
+EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test_accuracy',
+                 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
+                 'validation_seconds', 'train_seconds')
+TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
+CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
+RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
+             'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
+             'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
+             'grid.color': '#E4E4E4', 'grid.linewidth': 0.6, 'legend.frameon': False,
+             'pdf.fonttype': 42}
+
+
+class SelectionRow(NamedTuple):
+    """One tensor of one selection; importance and time_share are None where none was recorded."""
+    epoch: int
+    tensor: int
+    name: str
+    shape: str
+    selected: bool
+    importance: float
+    time_share: float
+
+
+class Run(NamedTuple):
+    """The records of one finished run; `epochs` maps a column to its values, one an epoch."""
+    summary: dict
+    epochs: dict
+    selections: list
+
+
+class Curve(NamedTuple):
+    """The n seeds of one configuration; variant counts the configurations of one scheme from 0.
+
+    mean, std: column -> (epochs,) float64, for CURVE_COLUMNS; the sample deviation, NaN for n = 1.
+    """
+    summary: dict
+    label: str
+    variant: int
+    n: int
+    mean: dict
+    std: dict
+
+
+def _fault(folder, text):
+    return UserError(f"run '{os.path.basename(os.path.abspath(folder))}': {text}")
+
+
+def read_run(folder):
+    """The Run in `folder`, checked: UserError if it is missing, unfinished or has a hole."""
+    folder = os.path.abspath(folder)
+    if not os.path.isdir(folder):
+        parent, name = os.path.split(folder)
+        runs = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+        raise _fault(folder, f'no folder {folder}{command_line.nearest(name, runs)}')
+    path = os.path.join(folder, 'summary.json')
+    if not os.path.exists(path):
+        raise _fault(folder, f'unfinished: it has no {path}')
+    summary = _read_json(path, f"run '{os.path.basename(folder)}': ")
+    missing = [key for key in SUMMARY_KEYS if key not in summary]
+    if missing:
+        raise _fault(folder, f"summary.json lacks {', '.join(missing)}")
+    if summary['scheme'] not in SCHEMES or not summary.get('finished', True):
+        raise _fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
+                     f"{summary.get('finished')}; allowed are true and {', '.join(SCHEMES)}")
+    summary['run_name'] = os.path.basename(folder)
+    return Run(summary, _read_epochs(folder, summary['epochs']),
+               _read_selections(folder, summary['epochs']))
+
+
+def _read_json(path, where=''):
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{where}cannot read {path}: {error}')
+    if not isinstance(content, dict):
+        raise UserError(f'{where}{path} is not a JSON object')
+    return content
+
+
+def _finite(text):
+    if not math.isfinite(float(text)):
+        raise ValueError
+    return float(text)
+
+
+def _read_csv(folder, name, kinds):
+    """The rows of a CSV file as dicts; kinds: column -> what turns the text of a cell into a value.
+
+    UserError, naming run, file, row and column, for a missing column or a cell of another kind.
+    """
+    try:
+        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
+            reader = csv.DictReader(file)
+            rows, header = list(reader), reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _fault(folder, f'{name} cannot be read: {error}')
+    for column, kind in kinds.items():
+        if column not in header:
+            raise _fault(folder, f'{name} has no column {column}')
+        for index, row in enumerate(rows):
+            try:
+                row[column] = kind(row[column])
+            except (KeyError, TypeError, ValueError):
+                raise _fault(folder, f"{name}, row {index + 1}: {column} is "
+                             f"'{row[column] or ''}', which is not a value of this column")
+    return rows
+
+
+def _read_epochs(folder, count):
+    rows = _read_csv(folder, 'epochs.csv', dict.fromkeys(EPOCH_COLUMNS, _finite))
+    for index, row in enumerate(rows):
+        if row['epoch'] != index + 1:
+            raise _fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
+                         'must be 1, 2, ... in order')
+    if not rows or len(rows) != count:
+        raise _fault(folder, f'unfinished: epochs.csv has {len(rows)} of the {count} epochs in '
+                     'summary.json')
+    epochs = {column: [row[column] for row in rows] for column in EPOCH_COLUMNS}
+    if np.any(np.diff(epochs['train_seconds']) <= 0):
+        raise _fault(folder, 'epochs.csv: train_seconds does not grow from epoch to epoch')
+    return epochs
+
+
+def _read_selections(folder, epochs):
+    if not os.path.exists(os.path.join(folder, 'selections.csv')):
+        return []
+    kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
+             'selected': {'0': False, '1': True}.__getitem__}
+    for column in ('importance', 'time_share'):
+        kinds[column] = lambda text: None if text == '' else _finite(text)
+    rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
+            for row in _read_csv(folder, 'selections.csv', kinds)]
+    tensors = {}
+    for row in rows:
+        tensors.setdefault(row.epoch, []).append(row.tensor)
+    if tensors and not (min(tensors) == 1 and max(tensors) <= epochs):
+        raise _fault(folder, f'selections.csv: selections of epochs {min(tensors)} to '
+                     f'{max(tensors)} in a run of epochs 1 to {epochs}')
+    for epoch, given in sorted(tensors.items()):
+        if sorted(given) != list(range(len(tensors[1]))):
+            raise _fault(folder, f'selections.csv: the selection of epoch {epoch} does not name '
+                         f'each of the tensors 0 to {len(tensors[1]) - 1} once')
+    return rows
+
+
+def selection_per_epoch(run):
+    """What was trained in each epoch: a selection holds until the next one.
+
+    Returns mask (epochs, N) bool and time_share (epochs, N) float64, NaN where none was recorded.
+    """
+    mask = np.zeros((run.summary['epochs'], 1 + max(row.tensor for row in run.selections)), bool)
+    share = np.full(mask.shape, np.nan)
+    for row in sorted(run.selections, key=lambda row: row.epoch):
+        mask[row.epoch - 1:, row.tensor] = row.selected
+        share[row.epoch - 1:, row.tensor] = np.nan if row.time_share is None else row.time_share
+    return mask, share
+
+
+def _write(output, size, draw, header, rows):
+    """Draws and writes OUTPUT.png, .pdf and .csv; files already there stay whole on failure.
+
+    size: inches; draw: called with the Figure; rows: of the CSV, NaN becomes an empty cell.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    stem = os.fspath(output)
+    stem = stem[:-4] if stem.endswith('.png') else stem
+    paths = [f'{stem}.{kind}' for kind in ('png', 'pdf', 'csv')]
+    folder = os.path.dirname(stem) or '.'
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix='.plot-', dir=folder) as temporary:
+            parts = [os.path.join(temporary, os.path.basename(path)) for path in paths]
+            with matplotlib.rc_context():
+                matplotlib.rcdefaults()
+                matplotlib.rcParams.update(RC_PARAMS)
+                figure = Figure(figsize=size)
+                draw(figure)
+                figure.savefig(parts[0], dpi=150)
+                figure.savefig(parts[1], metadata={'CreationDate': None})
+            with open(parts[2], 'w', encoding='utf-8', newline='') as file:
+                csv.writer(file, lineterminator='\n').writerows(
+                    [['' if cell != cell else cell for cell in row] for row in [header] + rows])
+            for part, path in zip(parts, paths):
+                os.replace(part, path)
+    except OSError as error:
+        raise UserError(f'cannot write {stem}: {error}')
+    return paths
+
+
+def accuracy_over_time(run_folders, output):
+    """Test accuracy and test loss over wall-clock training time, one curve a configuration.
+
+    Runs that differ only in their seed become one curve: the mean over the runs at each epoch, at
+    their mean time, in a band of one sample standard deviation. Time includes the selections and
+    excludes validation. Returns the paths written; UserError as read_run, and for runs of several
+    hosts, software stacks or data sets, whose curves cannot be compared.
+    """
+    folders = [os.path.realpath(folder) for folder in run_folders]
+    for index, folder in enumerate(folders):
+        if folder in folders[:index]:
+            raise _fault(folder, 'given twice')
+    curves = _curves([read_run(folder) for folder in run_folders])
+    keys = CONFIGURATION + ('dataset_name', 'host')
+    header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
+                                           for part in ('_mean', '_std'))
+    rows = [[curve.summary[key] for key in keys] + [curve.n, epoch + 1] + [
+        float(values[column][epoch]) for column in CURVE_COLUMNS
+        for values in (curve.mean, curve.std)]
+            for curve in curves for epoch in range(curve.summary['epochs'])]
+    longest = max(curve.mean['train_seconds'][-1] for curve in curves)
+    unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
+    texts = [_legend_text(curve, unit, seconds) for curve in curves]
+    half = math.ceil(len(texts) / 2)
+    columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
+    height = 3.2 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
+    return _write(output, (7.2, height), lambda figure: figure.legend(
+        _draw_curves(figure, curves, unit, seconds), texts, loc='lower center', ncol=columns,
+        borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
+
+
+def _check_alike(run, other, keys):
+    for key in keys:
+        if run.summary[key] != other.summary[key]:
+            raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, run "
+                            f"'{other.summary['run_name']}' has {other.summary[key]}: they cannot "
+                            'be compared in one figure')
+
+
+def _curves(runs):
+    """The Curves of some Runs, in the order of SCHEMES; UserError where runs do not compare."""
+    if not runs:
+        raise UserError('no run given')
+    groups = {}
+    for run in runs:
+        _check_alike(run, runs[0], ('host', 'stack', 'dataset_name'))
+        group = groups.setdefault(tuple(run.summary[key] for key in CONFIGURATION), [])
+        group.append(run)
+        _check_alike(run, group[0], ('epochs',))
+    curves = []
+    for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
+        values = {column: np.array([run.epochs[column] for run in groups[key]])  # (n, epochs)
+                  for column in CURVE_COLUMNS}
+        n = len(groups[key])
+        curves.append(Curve(
+            groups[key][0].summary, _label(key, groups, n),
+            sum(curve.summary['scheme'] == key[0] for curve in curves), n,
+            {column: value.mean(axis=0) for column, value in values.items()},
+            {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
+             for column, value in values.items()}))
+    return curves
+
+
+def _label(key, keys=(), n=1):
+    """The label of one configuration among `keys`: what tells it from the others, and n."""
+    label = SCHEMES[key[0]][0] + ('' if key[1] is None else f', ρ = {key[1]:g}')
+    for part, rivals in ((2, keys), (3, [other for other in keys if other[0] == key[0]])):
+        label += f', {key[part]}' if len({other[part] for other in rivals}) > 1 else ''
+    return label + (f', n = {n}' if n > 1 else '')
+
+
+def _speed_ups(curves):
+    """The (full, elastic) pairs of Curves of one model and as many epochs."""
+    return [(full, elastic) for full in curves for elastic in curves
+            if (full.summary['scheme'], elastic.summary['scheme'])
+            == ('full_training', 'elastic_training')
+            and all(full.summary[key] == elastic.summary[key] for key in ('model_name', 'epochs'))]
+
+
+def _legend_text(curve, unit, seconds):
+    mean, std = (100 * values['test_accuracy'][-1] for values in (curve.mean, curve.std))
+    spread = f' ± {std:.1f}' if curve.n > 1 else ''
+    time = curve.mean['train_seconds'][-1] / seconds
+    return f'{curve.label}: {mean:.1f}{spread} % in {time:.1f} {unit}'
+
+
+def _draw_curves(figure, curves, unit, seconds):
+    """Draws both panels, time in `unit` of so many seconds; returns one line a Curve."""
+    width, height = figure.get_size_inches()
+    pairs = _speed_ups(curves)
+    top = 1 - (0.36 + 0.2 * len(pairs)) / height
+    left, right = figure.subplots(1, 2, gridspec_kw={
+        'left': 0.6 / width, 'right': 1 - 0.1 / width, 'wspace': 0.22, 'top': top,
+        'bottom': top - 2.3 / height})
+    summary = curves[0].summary
+    models = ', '.join(sorted({curve.summary['model_name'] for curve in curves}))
+    figure.text(0.6 / width, 1 - 0.08 / height, va='top', fontsize=9,
+                s=f"{models} on {summary['dataset_name']}, host {summary['host']}")
+    lines = [(_draw_curve(left, curve, 'test_accuracy', seconds, 100),
+              _draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
+    for axis, title in ((left, 'test accuracy (%)'), (right, 'test loss')):
+        axis.set_xlim(left=0)
+        axis.set(xlabel=f'training time ({unit}), validation excluded', ylabel=title)
+        axis.grid(True)
+    for level, (full, elastic) in enumerate(pairs):
+        _draw_speed_up(left, full, elastic, seconds, level)
+    return lines
+
+
+def _draw_curve(axis, curve, column, seconds, scale):
+    """Draws one Curve, with a marker where its training ends; returns its line."""
+    _, color, marker = SCHEMES[curve.summary['scheme']]
+    x = curve.mean['train_seconds'] / seconds
+    mean, std = scale * curve.mean[column], scale * curve.std[column]
+    if curve.n > 1:
+        axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
+    line, = axis.plot(x, mean, color=color, linestyle=('-', '--', ':', '-.')[curve.variant % 4],
+                      linewidth=1.4, marker=marker, markersize=6.5, markevery=[len(x) - 1],
+                      markeredgecolor='white', markeredgewidth=0.8, zorder=3)
+    return line
+
+
+def _draw_speed_up(axis, full, elastic, seconds, level):
+    """An arrow above the panel between the ends of two Curves; level: the row, from 0."""
+    low, high = axis.set_ylim(axis.get_ylim())
+    y = high + (high - low) * (0.045 + 0.085 * level)
+    ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
+    for curve, x in zip((elastic, full), ends):
+        axis.plot([x, x], [100 * curve.mean['test_accuracy'][-1], y], ':', linewidth=0.8,
+                  color=SCHEMES[curve.summary['scheme']][1], clip_on=False)
+    axis.annotate('', (ends[0], y), (ends[1], y), annotation_clip=False, arrowprops={
+        'arrowstyle': '<->', 'linewidth': 0.8, 'shrinkA': 0, 'shrinkB': 0})
+    right = axis.get_xlim()[1]
+    wide = abs(ends[1] - ends[0]) > 0.35 * right  # the text fits between the arrow heads
+    axis.text(sum(ends) / 2 if wide else min(ends) - 0.02 * right, y, fontsize=8, va='center',
+              s=f'{ends[1] / ends[0]:.2f}× speed-up', ha='center' if wide else 'right',
+              bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 1.5})
+
+
+def selection_map(run_folder, output):
+    """Which tensors were trained in which epoch, with every tensor's share of the time.
+
+    The line at the top adds up the time shares of the selected tensors; it leaves out what carrying
+    the error gradient past unselected tensors costs. Returns the paths written; UserError as
+    read_run, and for a run without selections.
+    """
+    run = read_run(run_folder)
+    if not run.selections:
+        raise _fault(run_folder, 'selections.csv is absent or empty, so there is no map to draw')
+    mask, share = selection_per_epoch(run)
+    names = {row.tensor: row.name for row in run.selections}
+    rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
+             float(share[epoch, tensor])] for epoch, tensor in np.ndindex(*mask.shape)]
+    return _write(output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
+                  ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
+
+
+def _draw_selection(figure, run, mask, share):
+    from matplotlib.colors import ListedColormap
+    epochs, count = mask.shape
+    grid = figure.add_gridspec(2, 2, width_ratios=[4.6, 1], height_ratios=[1, 4.6], left=0.085,
+                               right=0.985, top=0.93, bottom=0.115, wspace=0.05, hspace=0.07)
+    tensors = figure.add_subplot(grid[1, 0])
+    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
+                   origin='lower', interpolation='nearest',
+                   extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+    starts = sorted({row.epoch for row in run.selections} - {1})
+    for start in starts if len(starts) <= 40 else []:
+        tensors.axvline(start - 0.5, color='white', linewidth=1.4)
+    for axis in (tensors.xaxis, tensors.yaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
+    label = _label([run.summary[key] for key in CONFIGURATION])
+    figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
+        label, **run.summary), va='top', fontsize=9)
+    top = figure.add_subplot(grid[0, 0], sharex=tensors)
+    handles = _draw_share_per_epoch(top, mask, share)
+    figure.legend(handles=handles, loc='upper right', bbox_to_anchor=(1, 0.945))
+    if not np.isnan(share).any():
+        side = figure.add_subplot(grid[1, 1], sharey=tensors)
+        side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)
+        side.set_xlabel('backward + update\ntime share (%)')
+        side.tick_params(labelleft=False)
+
+
+def _draw_share_per_epoch(axis, mask, share):
+    """Bars: tensors trained in each epoch; line: their time. Returns the handles of the legend."""
+    from matplotlib.patches import Patch
+    epochs, count = mask.shape
+    axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
+    axis.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel='trained (%)')
+    axis.tick_params(labelbottom=False)
+    handles = [Patch(color=TRAINED, label='trained'), Patch(color=IDLE, label='not trained'),
+               Patch(color=PALE, label=f'% of {count} tensors')]
+    if not np.isnan(share).any():
+        time = 100 * np.where(mask, share, 0).sum(axis=1)
+        handles += axis.step(np.arange(epochs + 1) + 0.5, np.append(time, time[-1]), where='post',
+                             color='#222222', linewidth=1.2, label='% of the time')
+    return handles
+
+
+def timing_bars(table, output):
+    """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
+
+    table: names, t_dw, t_dy (N entries, ms per step, in model.trainable_variables order), t_fp,
+    t_bp, t_update (ms), model. Returns the paths written; UserError for a table with a hole.
+    """
+    for key in ('model', 'names', 't_dw', 't_dy', 't_fp', 't_bp', 't_update'):
+        if key not in table:
+            raise UserError(f'the timing table lacks {key}')
+    try:
+        times = {key: [_finite(time) for time in table[key]] for key in ('t_dw', 't_dy')}
+        totals = [_finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
+    except (TypeError, ValueError):
+        raise UserError(f"the timing table of {table['model']} has a time that is not a number")
+    counts = {len(table['names']), len(times['t_dw']), len(times['t_dy'])}
+    if len(counts) > 1 or 0 in counts:
+        raise UserError(f"the timing table of {table['model']} has {len(table['names'])} names, "
+                        f"{len(times['t_dw'])} t_dw and {len(times['t_dy'])} t_dy")
+    title = '{}: forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms per step'.format(
+        table['model'], *totals)
+    rows = [[table['model'], tensor, *row, *totals]
+            for tensor, row in enumerate(zip(table['names'], times['t_dw'], times['t_dy']))]
+    return _write(output, (7.2, 3), lambda figure: _draw_timings(figure, title, **times),
+                  'model tensor name t_dw_ms t_dy_ms t_fp_ms t_bp_ms t_update_ms'.split(), rows)
+
+
+def _draw_timings(figure, title, t_dw, t_dy):
+    axis = figure.add_axes([0.075, 0.15, 0.915, 0.68])
+    axis.bar(range(len(t_dw)), t_dw, width=0.9, color=TRAINED,
+             label=f't_dw, own gradient ({sum(t_dw):.1f} ms)')
+    axis.bar(range(len(t_dw)), t_dy, width=0.9, bottom=t_dw, color=CARRIED,
+             label=f't_dy, carrying the error gradient to it ({sum(t_dy):.1f} ms)')
+    axis.set(xlim=(-0.8, len(t_dw) - 0.2), ylabel='time (ms per step)',
+             xlabel='tensor index (left: input, right: classifier)')
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.grid(True, axis='y')
+    figure.text(0.075, 0.985, title, va='top', fontsize=9)
+    figure.legend(loc='upper left', bbox_to_anchor=(0.065, 0.94), ncol=2, borderaxespad=0)
+
+
+def main(argv=None):
+    """Draws the figure asked for and prints the files written."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('figure', help='one of ' + ', '.join(FIGURES))
+    parser.add_argument('inputs', nargs='+', metavar='RUN',
+                        help='run names or paths; for timings a JSON file')
+    parser.add_argument('--output', required=True, help='figures/NAME, .png may be left out')
+    parser.add_argument('--logs_dir', default='logs', help='where the runs are (default: logs)')
+    args = parser.parse_args(argv)
+    command_line.one_of(args.figure, FIGURES, 'figure')
+    if args.figure != 'curves' and len(args.inputs) > 1:
+        raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
+    named = [os.path.join(args.logs_dir, run) for run in args.inputs]
+    folders = [run if os.path.isdir(run) and not os.path.isdir(name) else name
+               for run, name in zip(args.inputs, named)]
+    if args.figure == 'curves':
+        paths = accuracy_over_time(folders, args.output)
+    elif args.figure == 'selection':
+        paths = selection_map(folders[0], args.output)
+    else:
+        paths = timing_bars(_read_json(args.inputs[0]), args.output)
+    print('\n'.join(paths))
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,104 @@
+"""One optimisation step on a chosen subset of tensors: what is trained is what is timed.
+
+The profiler traces the very function that the training loop runs.
+"""
+
+import tensorflow as tf
+from tensorflow import keras
+
+import keras_stack
+from backbone import ends_in_logits
+
+
+def make_optimizer(name, learning_rate, total_steps, variables):
+    """SGD with momentum 0.9, or Adam, on a cosine decay over all steps; slots made for all variables.
+
+    Weight decay is not the optimizer's: see TrainingStep.
+    """
+    rate = keras.optimizers.schedules.CosineDecay(learning_rate, max(1, total_steps))
+    if name == 'sgd':
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    else:
+        optimizer = keras.optimizers.Adam(rate)
+    keras_stack.build_optimizer(optimizer, variables)
+    return optimizer
+
+
+def loss_function(model):
+    """Mean cross-entropy of integer labels, on logits or on probabilities as the model ends."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=ends_in_logits(model))
+
+
+class TrainingStep:
+    """(images, labels) -> (loss, number correct), after one update of the selected tensors.
+
+    Only the selected gradients are computed: the tape watches nothing else, so that layers nearer
+    the input than the deepest selected tensor are not even recorded. Unselected tensors keep their
+    weights and their optimizer slots.
+
+    mask: (N,) bool, in model.trainable_variables order.
+    weight_decay: decoupled (SGDW, AdamW): w -= learning_rate * weight_decay * w, before the update,
+        which is the paper's optimizer; scaled by the decayed learning rate, so that both follow the
+        cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's TensorFlow.
+    outputs_gradients: also return the gradients, for the profiler to find them in the graph.
+    update: False leaves out decay and update: the forward and backward pass alone.
+    """
+
+    def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
+                 update=True):
+        self.model = model
+        self.variables = [v for v, chosen in zip(model.trainable_variables, mask) if chosen]
+        if not self.variables:
+            raise ValueError('a training step needs at least one selected tensor')
+        self.optimizer = optimizer
+        self.weight_decay = weight_decay
+        self.outputs_gradients = outputs_gradients
+        self.update = update
+        self.loss = loss_function(model)
+        self.function = tf.function(self._step)
+
+    def __call__(self, images, labels):
+        return self.function(images, labels)
+
+    def _step(self, images, labels):
+        sources = [keras_stack.raw(v) for v in self.variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            predictions = self.model(images, training=True)  # (B, classes)
+            loss = self.loss(labels, predictions)
+        gradients = tape.gradient(loss, sources, unconnected_gradients='zero')
+        if self.update:
+            self._apply(gradients)
+        result = (loss, count_correct(labels, predictions))
+        return result + (gradients,) if self.outputs_gradients else result
+
+    def _apply(self, gradients):
+        if self.weight_decay:
+            decay = keras_stack.learning_rate(self.optimizer) * self.weight_decay
+            for variable in self.variables:
+                variable.assign_sub(tf.cast(decay, variable.dtype) * variable)
+        keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
+
+
+def forward_function(model):
+    """tf.function (images, labels) -> loss, in training mode and without gradients."""
+    loss = loss_function(model)
+    return tf.function(lambda images, labels: loss(labels, model(images, training=True)))
+
+
+def evaluation_function(model):
+    """tf.function (images, labels) -> (summed loss, number correct), in inference mode."""
+    loss = loss_function(model)
+
+    @tf.function
+    def evaluate(images, labels):
+        predictions = model(images, training=False)
+        size = tf.cast(tf.shape(labels)[0], tf.float32)
+        return loss(labels, predictions) * size, count_correct(labels, predictions)
+    return evaluate
+
+
+def count_correct(labels, predictions):
+    """Scalar int32: how many of the (B,) labels are the argmax of the (B, classes) predictions."""
+    hits = tf.equal(tf.argmax(predictions, axis=-1, output_type=labels.dtype), labels)
+    return tf.reduce_sum(tf.cast(hits, tf.int32))
