@@ -82,3 +82,14 @@ def random_state_variables(model):
 def register(cls):
     """Class decorator: saved models name this class and find it again."""
     return keras.utils.register_keras_serializable(package='elastic')(cls)
+
+
+@contextlib.contextmanager
+def restored_afterwards(variables):
+    """Gives every variable back the exact value it had on entry, also after an error."""
+    before = [raw(v).numpy() for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before):
+            variable.assign(value)

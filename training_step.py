@@ -40,7 +40,8 @@ class TrainingStep:
     weight_decay: decoupled (SGDW, AdamW): w -= learning_rate * weight_decay * w, before the update,
         which is the paper's optimizer; scaled by the decayed learning rate, so that both follow the
         cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's TensorFlow.
-    outputs_gradients: also return the gradients, for the profiler to find them in the graph.
+    outputs_gradients: also return the gradients, for the profiler to find them in the graph. Not for
+        timing: holding all of them until the end makes the late layers' large ones slower.
     update: False leaves out decay and update: the forward and backward pass alone.
     """
 
@@ -69,6 +70,8 @@ class TrainingStep:
         gradients = tape.gradient(loss, sources, unconnected_gradients='zero')
         if self.update:
             self._apply(gradients)
+        else:  # keeps the gradients from being pruned, and frees each at once, as an update does
+            loss += 0.0 * tf.add_n([tf.reshape(g, [-1])[0] for g in gradients])
         result = (loss, count_correct(labels, predictions))
         return result + (gradients,) if self.outputs_gradients else result
 

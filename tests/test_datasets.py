@@ -1,0 +1,433 @@
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tfds_archives
+
+import datasets
+from command_line import UserError
+
+ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
+PHOTO_SETS = {  # classes, training images, test images of the tiny archives
+    'caltech_birds2011': (200, 8, 4), 'oxford_iiit_pet': (37, 14, 6),
+    'stanford_dogs': (120, 120, 5)}
+
+
+def arrays(batches):
+    """[(images, labels), ...] of one pass."""
+    return [(images.numpy(), labels.numpy()) for images, labels in batches]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for pair in zip(one, other) for a, b in zip(*pair))
+
+
+@pytest.fixture(scope='module')
+def tfds_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp('tfds')
+    for name in PHOTO_SETS:
+        tfds_archives.prepare(name, path)
+    return str(path)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A machine whose way to the network, a proxy, does not answer."""
+    for scheme in ('http', 'https'):
+        monkeypatch.setenv(scheme + '_proxy', 'http://127.0.0.1:9')
+        monkeypatch.delenv(scheme.upper() + '_PROXY', raising=False)
+    for variable in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def encoded(seed, kind, channels=3):
+    import tensorflow as tf
+    if kind == 'bmp':
+        return bitmap(np.random.RandomState(seed).bytes(8 * 8 * 4))
+    encode = tf.io.encode_jpeg if kind in ('jpg', 'jpeg') else tf.io.encode_png
+    return tfds_archives.image(seed, encode, channels=channels)
+
+
+def bitmap(pixels, bits=32):
+    """An 8 x 8 BMP; one of 32 bits has four channels for TensorFlow."""
+    def number(value, size=4):
+        return value.to_bytes(size, 'little')
+    return (b'BM' + number(54 + len(pixels)) + number(0) + number(54) + number(40) + number(8)
+            + number(8) + number(1, 2) + number(bits, 2) + bytes(24) + pixels)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """20 images each of two classes, of every kind; other files beside them."""
+    kinds = [('jpg', 3), ('jpeg', 1), ('png', 4), ('png', 1), ('bmp', 3)]
+    for c, name in enumerate(('cat', 'dog')):
+        for i in range(20):
+            kind, channels = kinds[i % len(kinds)]
+            write(tmp_path / name / '{}.{}'.format(i, kind.upper() if i == 0 else kind),
+                  encoded(20 * c + i, kind, channels))
+        write(tmp_path / name / 'notes.txt', b'not an image')
+        write(tmp_path / name / '._0.jpg', b'not an image either')
+    (tmp_path / '.cache').mkdir()
+    return tmp_path
+
+
+def load_photos(path, **options):
+    return datasets.load_dataset('folder:{}'.format(path), 24, 4, **options)
+
+
+# --- names
+
+def test_names_are_checked_without_loading_tensorflow():
+    code = ('import sys, datasets\n'
+            'for name in datasets.NAMES: datasets.check_dataset_name(name)\n'
+            'assert datasets.augmentation("digits") == "none"\n'
+            'assert datasets.augmentation("stanford_dogs") == "flip+rotate"\n'
+            'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'
+            'assert not heavy, heavy')
+    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize('name, hint', [('stanford_dog', 'stanford_dogs'),
+                                        ('oxford_pets', 'oxford_iiit_pet'),
+                                        ('digit', 'digits'), ('xyz', 'folder:PATH')])
+def test_unknown_name_is_refused_with_what_is_allowed(name, hint):
+    with pytest.raises(UserError, match=hint):
+        datasets.load_dataset(name, 32, 4)
+
+
+def test_folder_must_exist_and_hold_sub_folders(tmp_path):
+    (tmp_path / 'flowers').mkdir()
+    with pytest.raises(UserError, match="did you mean 'flowers'"):
+        datasets.check_dataset_name('folder:{}'.format(tmp_path / 'flower'))
+    with pytest.raises(UserError, match='no sub-folders'):
+        datasets.check_dataset_name('folder:{}'.format(tmp_path / 'flowers'))
+    with pytest.raises(UserError, match='folder:PATH'):
+        datasets.check_dataset_name('folder:')
+
+
+# --- the three photo sets
+
+@pytest.mark.parametrize('name', sorted(PHOTO_SETS))
+def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
+    classes, train_size, test_size = PHOTO_SETS[name]
+    data = datasets.load_dataset(name, 32, 4, data_dir=tfds_dir)
+    assert (data.name, data.augmentation) == (name, 'flip+rotate')
+    assert (data.num_classes, len(data.class_names)) == (classes, classes)
+    assert (data.train_size, data.test_size) == (train_size, test_size)
+    train, test = arrays(data.train), arrays(data.test)
+    assert len(train) == train_size // 4 == data.train.cardinality().numpy()
+    assert [len(labels) for _, labels in test] == [4] * (test_size // 4) + (
+        [test_size % 4] if test_size % 4 else [])
+    for images, labels in train + test:
+        assert images.shape == labels.shape + (32, 32, 3)
+        assert images.dtype == np.float32 and labels.dtype == np.int32
+        assert images.min() >= 0 and 100 < images.max() <= 255
+        assert labels.min() >= 0 and labels.max() < classes
+    assert train[0][0].shape[0] == 4
+
+
+def test_photo_set_is_what_the_builder_reads(tfds_dir):
+    """Reading by record number finds each image and label that the builder's reader does."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+    data = datasets.load_dataset('stanford_dogs', 32, 4, data_dir=tfds_dir, cache='none')
+    builder = tfds.builder('stanford_dogs', data_dir=tfds_dir)
+
+    def resized(image):
+        return np.round(tf.image.resize(image, (32, 32)).numpy())
+
+    theirs = sorted((int(e['label']), resized(e['image']).tobytes())
+                    for e in builder.as_dataset(split='test'))
+    ours = sorted((int(label), image.tobytes()) for images, labels in arrays(data.test)
+                  for image, label in zip(images, labels))
+    assert ours == theirs
+
+
+def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, offline):
+    # tfds_dir's archives are not asked for: this data folder is empty.
+    with pytest.raises(UserError) as error:
+        datasets.load_dataset('oxford_iiit_pet', 32, 4, data_dir=str(tmp_path))
+    message = str(error.value)
+    assert 'oxford_iiit_pet cannot be prepared: no connection to ' in message.splitlines()[0]
+    assert os.path.join(str(tmp_path), 'downloads', 'manual') in message
+    assert 'images.tar.gz' in message and 'annotations.tar.gz' in message
+    assert 'digits, digits_shifted, folder:PATH' in message
+
+
+def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
+    tfds_archives.prepare('oxford_iiit_pet', tmp_path)
+    write(tmp_path / 'downloads' / 'manual' / 'annotations.tar.gz', b'half a download')
+    with pytest.raises(UserError, match='cannot be prepared: [A-Z][A-Za-z]+: .*\n.*archives'):
+        datasets.load_dataset('oxford_iiit_pet', 32, 4, data_dir=str(tmp_path))
+
+
+# --- digits
+
+@pytest.mark.parametrize('name', datasets.DIGIT_NAMES)
+def test_digits_need_nothing_but_scikit_learn(name):
+    data = datasets.load_dataset(name, 24, 32)
+    assert (data.num_classes, data.class_names) == (10, tuple('0123456789'))
+    assert data.train_size > 5000 and data.test_size >= 2000
+    assert data.augmentation == 'none'
+    images, labels = arrays(data.test.take(1))[0]
+    assert images.shape == (32, 24, 24, 3) and images.dtype == np.float32
+    assert images.min() >= 0 and images.max() <= 255
+    counts = np.bincount(np.concatenate([labels for _, labels in arrays(data.test)]))
+    assert counts.min() > 0.9 * data.test_size / 10  # stratified
+
+
+def test_no_original_is_behind_training_and_test_images():
+    train, test = datasets.digit_originals('train'), datasets.digit_originals('test')
+    assert not set(train) & set(test) and len(train) + len(test) == 1797
+    assert len(train) == len(set(train)) and 430 < len(test) < 460
+
+
+def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles():
+    from sklearn.datasets import load_digits
+    originals = load_digits().images[datasets.digit_originals('test')[:64]] / 16
+    small = {name: arrays(datasets.load_dataset(name, 8, 64).test.take(1))[0][0].mean(axis=3)
+             for name in datasets.DIGIT_NAMES}
+
+    def alike(images, shapes):
+        return np.mean([np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(images, shapes)])
+
+    turned = np.rot90(originals, axes=(1, 2))
+    assert alike(small['digits'], originals) > 0.7
+    assert alike(-small['digits_shifted'], turned) > 0.5
+    assert alike(-small['digits_shifted'], originals) < 0.3
+    assert small['digits'].mean() < 128 < small['digits_shifted'].mean()
+
+
+# --- order and augmentation
+
+def test_same_seed_same_batches_another_seed_another_order(photos):
+    one, two, other = [load_photos(photos, seed=seed) for seed in (1, 1, 2)]
+    for _ in range(2):
+        epoch = arrays(one.train)
+        assert same(epoch, arrays(two.train))
+        assert not same(epoch, arrays(other.train))
+
+
+def test_another_process_draws_bit_identical_batches_whatever_else_it_draws(photos):
+    code = ('import hashlib, sys, datasets, tensorflow as tf\n'
+            'tf.random.set_seed(99); tf.random.uniform(())\n'
+            'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5)\n'
+            'for images, labels in data.train.concatenate(data.probe.take(2)):\n'
+            '    print(hashlib.md5(images.numpy().tobytes() + labels.numpy().tobytes())'
+            '.hexdigest())')
+    theirs = subprocess.run([sys.executable, '-c', code, str(photos)], cwd=ROOT, check=True,
+                            stdout=subprocess.PIPE).stdout.decode().split()
+    data = load_photos(photos, seed=5)
+    assert theirs == [hashlib.md5(images.tobytes() + labels.tobytes()).hexdigest()
+                      for images, labels in arrays(data.train) + arrays(data.probe.take(2))]
+
+
+def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
+    for name in ('folder:{}'.format(photos), 'caltech_birds2011'):
+        kept, decoded = [datasets.load_dataset(name, 24, 4, data_dir=tfds_dir, cache=cache)
+                         for cache in ('memory', 'none')]
+        assert same(arrays(kept.train), arrays(decoded.train))
+        assert same(arrays(kept.test), arrays(decoded.test))
+        assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
+
+
+def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
+    data = load_photos(photos)
+    first, second = arrays(data.train), arrays(data.train)
+    assert [len(labels) for _, labels in first] == [4] * (data.train_size // 4)
+    labels = [np.concatenate([labels for _, labels in epoch]) for epoch in (first, second)]
+    assert not np.array_equal(*labels)
+    assert np.array_equal(*[np.bincount(epoch) for epoch in labels])
+    seen = {image.tobytes() for images, _ in first for image in images}
+    again = {image.tobytes() for images, _ in second for image in images}
+    assert len(seen) == 32 and not seen & again
+
+
+def test_draws_go_on_over_epochs(tmp_path):
+    """Ten copies of one image: whatever differs between batches, the augmentation made it."""
+    for name in 'ab':
+        for i in range(5):
+            write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
+    data = load_photos(tmp_path)
+    images = [image.tobytes() for _ in range(3) for batch, _ in arrays(data.train)
+              for image in batch]
+    assert len(images) == len(set(images)) == 24
+
+
+def test_unaugmented_epoch_shows_every_image_once():
+    data = datasets.load_dataset('digits', 8, 12)  # 12 divides 5,388
+    images = {image.tobytes() for batch, _ in arrays(data.train) for image in batch}
+    assert len(images) == data.train_size
+
+
+def test_run_resumes_at_any_epoch(photos):
+    whole = load_photos(photos)
+    epochs = [arrays(whole.train) for _ in range(3)]
+    assert same(arrays(load_photos(photos, first_epoch=2).train), epochs[2])
+
+
+def test_probe_never_disturbs_training_and_never_ends(photos):
+    alone, probed = load_photos(photos), load_photos(photos)
+    for _ in range(2):
+        expected, got = arrays(alone.train), []
+        for batch in probed.train:
+            arrays(probed.probe.take(3))
+            got += arrays([batch])
+        assert same(expected, got)
+    batches = arrays(probed.probe.take(20))  # more than two epochs
+    assert [len(labels) for _, labels in batches] == [4] * 20
+
+
+def test_probe_has_an_order_and_draws_of_its_own(photos):
+    data = load_photos(photos)
+    epoch, probes = arrays(data.train), arrays(data.probe.take(8))
+    assert not same(epoch, probes)
+    assert not {image.tobytes() for images, _ in epoch for image in images} & {
+        image.tobytes() for images, _ in probes for image in images}
+
+
+def test_probe_repeats_with_the_seed_and_draws_new_batches_each_time(photos):
+    one, two = load_photos(photos), load_photos(photos)
+    first, second = arrays(one.probe.take(2)), arrays(one.probe.take(2))
+    assert not same(first, second)
+    assert same(first, arrays(two.probe.take(2))) and same(second, arrays(two.probe.take(2)))
+
+
+def test_test_images_are_neither_shuffled_nor_augmented(photos):
+    one, two = load_photos(photos, seed=1), load_photos(photos, seed=2)
+    first = arrays(one.test)
+    assert same(first, arrays(one.test)) and same(first, arrays(two.test))
+    labels = np.concatenate([labels for _, labels in first])
+    assert np.array_equal(labels, np.sort(labels)) and np.bincount(labels).tolist() == [4, 4]
+
+
+def test_angles_and_flips_are_those_of_the_paper():
+    flips, angles = [np.concatenate(parts) for parts in zip(*[
+        [draw.numpy() for draw in datasets.augmentation_draws(7, number, 50)]
+        for number in range(40)])]
+    limit = 0.2 * 2 * np.pi
+    assert angles.min() >= -limit and angles.max() <= limit
+    assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
+    assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
+    assert len(set(angles)) > 1900  # every batch and image its own
+
+
+def test_augmentation_agrees_with_the_keras_layers():
+    """Keras draws its own angles, so ours is searched among many; only interpolation may differ."""
+    import tensorflow as tf
+    tf.random.set_seed(3)
+    coarse = np.random.RandomState(0).uniform(0, 255, (1, 4, 4, 3)).astype('float32')
+    image = tf.image.resize(coarse, (32, 32))
+    theirs = tf.keras.layers.RandomRotation(0.2, fill_mode='reflect')(image, training=True).numpy()
+    ours = [datasets.augment(tf.tile(image, [50, 1, 1, 1]), 1, number).numpy()
+            for number in range(20)]
+    error = np.abs(np.concatenate(ours) - theirs).mean(axis=(1, 2, 3))
+    assert error.min() < 1 and np.median(error) > 10
+
+
+# --- a user's folder
+
+def test_folder_of_classes_is_split_once_and_for_all(photos):
+    data = load_photos(photos)
+    assert data.class_names == ('cat', 'dog') and data.augmentation == 'flip+rotate'
+    assert (data.train_size, data.test_size) == (32, 8)
+    assert same(arrays(data.test), arrays(load_photos(photos, seed=9).test))
+    for images, _ in arrays(data.train) + arrays(data.test):
+        assert images.shape == (4, 24, 24, 3) and images.min() >= 0 and images.max() <= 255
+
+
+@pytest.mark.parametrize('test_folder', ['test', 'val', 'validation'])
+def test_folder_with_splits_of_its_own(tmp_path, test_folder):
+    for split, count in (('train', 3), (test_folder, 2)):
+        for name in ('b', 'a', 'c'):
+            for i in range(count if (split, name) != (test_folder, 'c') else 1):
+                write(tmp_path / split / name / '{}.png'.format(i), encoded(i, 'png'))
+    data = load_photos(tmp_path)
+    assert data.class_names == ('a', 'b', 'c')
+    assert (data.train_size, data.test_size) == (9, 5)
+    assert np.concatenate([labels for _, labels in arrays(data.test)]).tolist() == [0, 0, 1, 1, 2]
+
+
+def test_pixels_survive_every_kind_of_file(tmp_path):
+    """Grey, transparent and 32-bit files become RGB, not something merely of the right shape."""
+    import tensorflow as tf
+    grey = tf.fill((8, 8, 1), tf.constant(90, tf.uint8))
+    rgb, half = tf.tile(grey, [1, 1, 3]), tf.fill((8, 8, 1), tf.constant(128, tf.uint8))
+    files = {'a.png': tf.io.encode_png(grey), 'b.png': tf.io.encode_png(tf.concat([rgb, half], 2)),
+             'c.jpg': tf.io.encode_jpeg(grey), 'd.jpg': tf.io.encode_jpeg(rgb),
+             'e.png': tf.io.encode_png(tf.concat([grey, half], 2)), 'g.png': tf.io.encode_png(rgb)}
+    files = {name: content.numpy() for name, content in files.items()}
+    files.update({'h.bmp': bitmap(bytes([90]) * 256), 'i.bmp': bitmap(bytes([90]) * 192, bits=24),
+                  'j.gif': GIF})
+    for split in ('train', 'test'):
+        for name, content in files.items():
+            write(tmp_path / split / 'one' / name, content)
+            write(tmp_path / split / 'two' / name, content)
+    data = datasets.load_dataset('folder:{}'.format(tmp_path), 16, 4)
+    for images, _ in arrays(data.test):
+        assert images.shape[1:] == (16, 16, 3)
+        assert np.abs(images - 90).max() <= 1
+
+
+# One pixel, two frames: of grey level 90, which counts, and of 255.
+GIF = (b'GIF89a\x01\0\x01\0\x80\0\0' + bytes([90] * 3 + [255] * 3)
+       + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0'
+       + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x4c\x01\0' + b'\x3b')
+
+
+@pytest.mark.parametrize('cache', ['memory', 'none'])
+@pytest.mark.parametrize('content', [b'', b'<html>not found</html>', 'truncated'])
+def test_unreadable_image_is_named(photos, content, cache):
+    if content == 'truncated':
+        content = encoded(0, 'jpg')[:300]
+    write(photos / 'dog' / '11.jpeg', content)
+    with pytest.raises(UserError, match=r'dog.11\.jpeg'):
+        load_photos(photos, cache=cache)
+
+
+def test_class_folder_without_images_is_named(photos):
+    write(photos / 'fish' / 'readme.txt', b'to do')
+    with pytest.raises(UserError, match="'fish'"):
+        load_photos(photos)
+
+
+def test_test_class_without_training_images_is_named(tmp_path):
+    for folder in ('train/a', 'train/b', 'test/a', 'test/zebra'):
+        write(tmp_path / folder / '0.png', encoded(0, 'png'))
+    with pytest.raises(UserError, match="'zebra'"):
+        load_photos(tmp_path)
+
+
+def test_folder_too_small_to_train_and_test_on(tmp_path):
+    write(tmp_path / 'a' / '0.png', encoded(0, 'png'))
+    write(tmp_path / 'a' / '1.png', encoded(1, 'png'))
+    with pytest.raises(UserError, match='1 class'):
+        load_photos(tmp_path)
+    write(tmp_path / 'b' / '0.png', encoded(0, 'png'))
+    os.remove(str(tmp_path / 'a' / '1.png'))
+    with pytest.raises(UserError, match='0 test image'):
+        load_photos(tmp_path)
+
+
+def test_batch_larger_than_the_data_set(photos):
+    with pytest.raises(UserError, match='33.*32 training images'):
+        datasets.load_dataset('folder:{}'.format(photos), 24, 33)
+
+
+def test_progress_is_shown_for_a_larger_folder_only(photos, monkeypatch, capsys):
+    monkeypatch.setattr(datasets, 'PROGRESS_FROM', 10)
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
+    load_photos(photos)
+    assert '/32' in capsys.readouterr().err
+    monkeypatch.undo()
+    load_photos(photos)
+    assert '/32' not in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""Tiny archives laid out like those of the three photo sets, for their real builders.
+
+The images are random; class counts, folder layout, lists and annotations are as in the originals.
+"""
+
+import io
+import os
+import tarfile
+
+import numpy as np
+
+PET_IMAGES = {'trainval': 14, 'test': 6}
+BIRD_IMAGES = 12
+DOG_BREEDS = 120
+DOG_TEST_IMAGES = 5
+
+
+def prepare(name, data_dir):
+    """Puts archives for `name` where load_dataset(name, data_dir=data_dir) looks for them.
+
+    The builder then takes these as the genuine ones: its class attribute `url_infos`, which holds
+    their checksums, is replaced.
+    """
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import checksums
+    manual_dir = os.path.join(str(data_dir), 'downloads', 'manual')
+    os.makedirs(manual_dir, exist_ok=True)
+    for archive, members in ARCHIVES[name]().items():
+        _write_tar(os.path.join(manual_dir, archive), members)
+    builder_class = type(tfds.builder(name, data_dir=str(data_dir)))
+    builder_class.url_infos = {
+        url: checksums.compute_url_info(os.path.join(manual_dir, info.filename))
+        for url, info in builder_class.url_infos.items()}
+
+
+def _write_tar(path, members):
+    with tarfile.open(path, 'w:gz' if path.endswith(('.tgz', '.gz')) else 'w') as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def image(seed, encode, height=40, width=30, channels=3):
+    """One encoded random image, smooth enough to survive JPEG."""
+    import tensorflow as tf
+    coarse = np.random.RandomState(seed).uniform(0, 255, (4, 3, channels))
+    pixels = tf.image.resize(coarse, (height, width))
+    return encode(tf.cast(pixels, tf.uint8)).numpy()
+
+
+def _jpeg(seed):
+    import tensorflow as tf
+    return image(seed, tf.io.encode_jpeg)
+
+
+def _mask(seed):
+    import tensorflow as tf
+    return image(seed, tf.io.encode_png, channels=1)
+
+
+def _pets():
+    images, annotations, lists = {}, {}, {'trainval': [], 'test': []}
+    for split, count in PET_IMAGES.items():
+        for i in range(count):
+            name = 'pet_{}_{}'.format(split, i)
+            lists[split].append('{} {} 1 1\n'.format(name, 1 + 36 * i // (count - 1)))
+            images['images/{}.jpg'.format(name)] = _jpeg(i)
+            annotations['annotations/trimaps/{}.png'.format(name)] = _mask(i)
+    for split, lines in lists.items():
+        annotations['annotations/{}.txt'.format(split)] = ''.join(lines).encode()
+    return {'images.tar.gz': images, 'annotations.tar.gz': annotations}
+
+
+def _birds():
+    images, masks, names, splits, boxes = {}, {}, '', '', ''
+    for i in range(BIRD_IMAGES):
+        file = 'Bird_{}'.format(i)
+        folder = '{:03d}.{}'.format(1 + 199 * i // (BIRD_IMAGES - 1), file)
+        names += '{} {}/{}.jpg\n'.format(i + 1, folder, file)
+        splits += '{} {}\n'.format(i + 1, int(i % 3 > 0))
+        boxes += '{} 5.0 5.0 20.0 20.0\n'.format(i + 1)
+        images['CUB_200_2011/images/{}/{}.jpg'.format(folder, file)] = _jpeg(i)
+        masks['segmentations/{}/{}.png'.format(folder, file)] = _mask(i)
+    for name, text in (('images', names), ('train_test_split', splits), ('bounding_boxes', boxes)):
+        images['CUB_200_2011/{}.txt'.format(name)] = text.encode()
+    return {'CUB_200_2011.tgz': images, 'segmentations.tgz': masks}
+
+
+def _dogs():
+    from scipy.io import savemat
+    xml = ('<annotation><size><width>30</width><height>40</height></size><object><bndbox><xmin>2'
+           '</xmin><ymin>2</ymin><xmax>20</xmax><ymax>20</ymax></bndbox></object></annotation>')
+    images, annotations, lists = {}, {}, {'train': [], 'test': []}
+    for i in range(DOG_BREEDS + DOG_TEST_IMAGES):
+        breed, split = i % DOG_BREEDS, 'train' if i < DOG_BREEDS else 'test'
+        path = 'n{:08d}-Breed_{}/n{:08d}_{}'.format(breed, breed, breed, i)
+        lists[split].append(path + '.jpg')
+        images['Images/{}.jpg'.format(path)] = _jpeg(i)
+        annotations['Annotation/' + path] = xml.encode()
+    mats = {}
+    for split, paths in lists.items():
+        file = io.BytesIO()
+        savemat(file, {'file_list': np.array(paths, object).reshape(-1, 1)})
+        mats['{}_list.mat'.format(split)] = file.getvalue()
+    return {'images.tar': images, 'annotation.tar': annotations, 'lists.tar': mats}
+
+
+ARCHIVES = {'caltech_birds2011': _birds, 'oxford_iiit_pet': _pets, 'stanford_dogs': _dogs}
