@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import tempfile
+import warnings
 
 
 class UserError(ValueError):
@@ -68,8 +69,35 @@ def add_flag(parser, name, help_text):
                         metavar='BOOL')
 
 
+def add_model_flags(parser):
+    """The flags that decide what is timed, common to training and profiling."""
+    parser.add_argument('--model_name', default='resnet50', metavar='NAME',
+                        help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
+                             'the path of a saved Keras model (default: %(default)s)')
+    parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
+                        help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
+                             'digits_shifted or folder:PATH (default: %(default)s)')
+    parser.add_argument('--input_size', type=number(int, low=8), default=224, metavar='PIXELS',
+                        help='images are resized to this square (default: %(default)s)')
+    parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
+                        help='images per step (default: %(default)s)')
+    parser.add_argument('--alpha', type=number(float, above=0), default=1.0, metavar='X',
+                        help='width multiplier of the MobileNet families (default: %(default)s)')
+    parser.add_argument('--optimizer', choices=('sgd', 'adam'), default='sgd',
+                        help='SGD with momentum 0.9, or Adam (recommended for vit), both with '
+                             'decoupled weight decay (default: %(default)s)')
+    parser.add_argument('--weight_decay', type=number(float, low=0), default=5e-4, metavar='X',
+                        help='decoupled, times the learning rate (default: %(default)s)')
+    parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
+                        help="ops that TensorFlow may run at once; 0: its own choice, one per core, "
+                             'the fastest where we measured (default: %(default)s)')
+    parser.add_argument('--logs_dir', default='logs', metavar='DIR',
+                        help='where runs and timing tables are written (default: %(default)s)')
+
+
 def run(main, argv=None):
     """Calls main(argv) and exits: a UserError as one line on stderr with status 2."""
+    warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
     try:
         sys.exit(main(argv))
     except UserError as error:
@@ -105,6 +133,14 @@ def quiet_tensorflow():
         finally:
             os.dup2(terminal, 2)
             os.close(terminal)
+
+
+def start_tensorflow(inter_op_threads=0):
+    """Imports TensorFlow quietly and sets the number of ops it may run at once (0: its own)."""
+    quiet_tensorflow()
+    import tensorflow as tf
+    if inter_op_threads != tf.config.threading.get_inter_op_parallelism_threads():
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
 
 
 def table(header, rows, align=None):

@@ -11,7 +11,6 @@ figure with a message that names it: nothing is skipped or filled in.
 
 import argparse
 import csv
-import json
 import math
 import os
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 
 import command_line
 from command_line import UserError
+from runs import fault, finite, read_json, read_run, selection_per_epoch
 
 FIGURES = ('curves', 'selection', 'timings')
 # Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
@@ -34,10 +34,6 @@ SCHEMES = {
     'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name', 'importance')  # runs alike in these are averaged
-SUMMARY_KEYS = CONFIGURATION + ('dataset_name', 'seed', 'epochs', 'stack', 'host')
-EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test_accuracy',
-                 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
-                 'validation_seconds', 'train_seconds')
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
@@ -45,24 +41,6 @@ RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 
              'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
              'grid.color': '#E4E4E4', 'grid.linewidth': 0.6, 'legend.frameon': False,
              'pdf.fonttype': 42}
-
-
-class SelectionRow(NamedTuple):
-    """One tensor of one selection; importance and time_share are None where none was recorded."""
-    epoch: int
-    tensor: int
-    name: str
-    shape: str
-    selected: bool
-    importance: float
-    time_share: float
-
-
-class Run(NamedTuple):
-    """The records of one finished run; `epochs` maps a column to its values, one an epoch."""
-    summary: dict
-    epochs: dict
-    selections: list
 
 
 class Curve(NamedTuple):
@@ -76,122 +54,6 @@ class Curve(NamedTuple):
     n: int
     mean: dict
     std: dict
-
-
-def _fault(folder, text):
-    return UserError(f"run '{os.path.basename(os.path.abspath(folder))}': {text}")
-
-
-def read_run(folder):
-    """The Run in `folder`, checked: UserError if it is missing, unfinished or has a hole."""
-    folder = os.path.abspath(folder)
-    if not os.path.isdir(folder):
-        parent, name = os.path.split(folder)
-        runs = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
-        raise _fault(folder, f'no folder {folder}{command_line.nearest(name, runs)}')
-    path = os.path.join(folder, 'summary.json')
-    if not os.path.exists(path):
-        raise _fault(folder, f'unfinished: it has no {path}')
-    summary = _read_json(path, f"run '{os.path.basename(folder)}': ")
-    missing = [key for key in SUMMARY_KEYS if key not in summary]
-    if missing:
-        raise _fault(folder, f"summary.json lacks {', '.join(missing)}")
-    if summary['scheme'] not in SCHEMES or not summary.get('finished', True):
-        raise _fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
-                     f"{summary.get('finished')}; allowed are true and {', '.join(SCHEMES)}")
-    summary['run_name'] = os.path.basename(folder)
-    return Run(summary, _read_epochs(folder, summary['epochs']),
-               _read_selections(folder, summary['epochs']))
-
-
-def _read_json(path, where=''):
-    try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f'{where}cannot read {path}: {error}')
-    if not isinstance(content, dict):
-        raise UserError(f'{where}{path} is not a JSON object')
-    return content
-
-
-def _finite(text):
-    if not math.isfinite(float(text)):
-        raise ValueError
-    return float(text)
-
-
-def _read_csv(folder, name, kinds):
-    """The rows of a CSV file as dicts; kinds: column -> what turns the text of a cell into a value.
-
-    UserError, naming run, file, row and column, for a missing column or a cell of another kind.
-    """
-    try:
-        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
-            reader = csv.DictReader(file)
-            rows, header = list(reader), reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _fault(folder, f'{name} cannot be read: {error}')
-    for column, kind in kinds.items():
-        if column not in header:
-            raise _fault(folder, f'{name} has no column {column}')
-        for index, row in enumerate(rows):
-            try:
-                row[column] = kind(row[column])
-            except (KeyError, TypeError, ValueError):
-                raise _fault(folder, f"{name}, row {index + 1}: {column} is "
-                             f"'{row[column] or ''}', which is not a value of this column")
-    return rows
-
-
-def _read_epochs(folder, count):
-    rows = _read_csv(folder, 'epochs.csv', dict.fromkeys(EPOCH_COLUMNS, _finite))
-    for index, row in enumerate(rows):
-        if row['epoch'] != index + 1:
-            raise _fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
-                         'must be 1, 2, ... in order')
-    if not rows or len(rows) != count:
-        raise _fault(folder, f'unfinished: epochs.csv has {len(rows)} of the {count} epochs in '
-                     'summary.json')
-    epochs = {column: [row[column] for row in rows] for column in EPOCH_COLUMNS}
-    if np.any(np.diff(epochs['train_seconds']) <= 0):
-        raise _fault(folder, 'epochs.csv: train_seconds does not grow from epoch to epoch')
-    return epochs
-
-
-def _read_selections(folder, epochs):
-    if not os.path.exists(os.path.join(folder, 'selections.csv')):
-        return []
-    kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
-             'selected': {'0': False, '1': True}.__getitem__}
-    for column in ('importance', 'time_share'):
-        kinds[column] = lambda text: None if text == '' else _finite(text)
-    rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
-            for row in _read_csv(folder, 'selections.csv', kinds)]
-    tensors = {}
-    for row in rows:
-        tensors.setdefault(row.epoch, []).append(row.tensor)
-    if tensors and not (min(tensors) == 1 and max(tensors) <= epochs):
-        raise _fault(folder, f'selections.csv: selections of epochs {min(tensors)} to '
-                     f'{max(tensors)} in a run of epochs 1 to {epochs}')
-    for epoch, given in sorted(tensors.items()):
-        if sorted(given) != list(range(len(tensors[1]))):
-            raise _fault(folder, f'selections.csv: the selection of epoch {epoch} does not name '
-                         f'each of the tensors 0 to {len(tensors[1]) - 1} once')
-    return rows
-
-
-def selection_per_epoch(run):
-    """What was trained in each epoch: a selection holds until the next one.
-
-    Returns mask (epochs, N) bool and time_share (epochs, N) float64, NaN where none was recorded.
-    """
-    mask = np.zeros((run.summary['epochs'], 1 + max(row.tensor for row in run.selections)), bool)
-    share = np.full(mask.shape, np.nan)
-    for row in sorted(run.selections, key=lambda row: row.epoch):
-        mask[row.epoch - 1:, row.tensor] = row.selected
-        share[row.epoch - 1:, row.tensor] = np.nan if row.time_share is None else row.time_share
-    return mask, share
 
 
 def _write(output, size, draw, header, rows):
@@ -237,7 +99,7 @@ def accuracy_over_time(run_folders, output):
     folders = [os.path.realpath(folder) for folder in run_folders]
     for index, folder in enumerate(folders):
         if folder in folders[:index]:
-            raise _fault(folder, 'given twice')
+            raise fault(folder, 'given twice')
     curves = _curves([read_run(folder) for folder in run_folders])
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
@@ -374,7 +236,7 @@ def selection_map(run_folder, output):
     """
     run = read_run(run_folder)
     if not run.selections:
-        raise _fault(run_folder, 'selections.csv is absent or empty, so there is no map to draw')
+        raise fault(run_folder, 'selections.csv is absent or empty, so there is no map to draw')
     mask, share = selection_per_epoch(run)
     names = {row.tensor: row.name for row in run.selections}
     rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
@@ -437,8 +299,8 @@ def timing_bars(table, output):
         if key not in table:
             raise UserError(f'the timing table lacks {key}')
     try:
-        times = {key: [_finite(time) for time in table[key]] for key in ('t_dw', 't_dy')}
-        totals = [_finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
+        times = {key: [finite(time) for time in table[key]] for key in ('t_dw', 't_dy')}
+        totals = [finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
     except (TypeError, ValueError):
         raise UserError(f"the timing table of {table['model']} has a time that is not a number")
     counts = {len(table['names']), len(times['t_dw']), len(times['t_dy'])}
@@ -488,7 +350,7 @@ def main(argv=None):
     elif args.figure == 'selection':
         paths = selection_map(folders[0], args.output)
     else:
-        paths = timing_bars(_read_json(args.inputs[0]), args.output)
+        paths = timing_bars(read_json(args.inputs[0]), args.output)
     print('\n'.join(paths))
 
 

@@ -19,7 +19,6 @@ from typing import Dict, List, NamedTuple, Tuple
 import numpy as np
 
 import command_line
-from command_line import UserError
 
 MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
@@ -165,6 +164,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
                                  weight_decay, temporary, key, num_steps, seconds)
     import tensorflow as tf
 
+    from backbone import statistics_from_batch
     from keras_stack import restored_afterwards, variable_name
     from training_step import TrainingStep, make_optimizer
     variables = model.trainable_variables
@@ -173,6 +173,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     labels = tf.constant(rng.randint(0, num_classes, batch_size), tf.int32)
     everything = np.ones(len(variables), dtype=bool)
     with restored_afterwards(model.variables):
+        statistics_from_batch(model, images)
         trained_by = make_optimizer(optimizer, 1e-6, 1000, variables)
         step = TrainingStep(model, trained_by, everything, weight_decay)
         with_gradients = TrainingStep(model, trained_by, everything, weight_decay,
@@ -287,3 +288,148 @@ def own_and_shared_scale(groups, totals, num_tensors):
 
 def _tensors(mask):
     return [k for k in range(mask.bit_length()) if mask >> k & 1]
+
+
+def table_key(model_name, alpha, input_size, batch_size, num_classes, optimizer, weight_decay,
+              bn_statistics, augmentation):
+    """What a timing table is valid for: the network, the step, this machine, this software."""
+    import tensorflow as tf
+    from tensorflow import keras
+    return dict(
+        model=model_name, alpha=alpha, input_size=input_size, batch_size=batch_size,
+        num_classes=num_classes, optimizer=optimizer, decay=bool(weight_decay),
+        bn_statistics=bn_statistics, augmentation=augmentation, dtype=keras.backend.floatx(),
+        inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
+        intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
+
+
+def host_description():
+    """Processor, number of usable cores and GPUs of this machine, in one line."""
+    import tensorflow as tf
+    name = platform.processor() or platform.machine()
+    for path, field in (('/proc/device-tree/model', None), ('/proc/cpuinfo', 'model name')):
+        if os.path.exists(path):
+            with open(path, errors='replace') as lines:
+                found = [line.split(':', 1)[-1] for line in lines if field is None or field in line]
+            if found:
+                name = found[0]
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    gpus = [tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
+            for gpu in tf.config.list_physical_devices('GPU')]
+    return ', '.join(['{}, {} cores'.format(name.strip(' \x00\n\t'), cores)] + gpus)
+
+
+def table_folder(logs_dir, model_name, input_size, num_classes, batch_size):
+    """logs/<model>_<size>_<classes>_<batch>_profile."""
+    name = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
+    return os.path.join(logs_dir, '{}_{}_{}_{}_profile'.format(
+        name, input_size, num_classes, batch_size))
+
+
+def stored_table(folder, key):
+    """The TensorTimings in `folder` if its key is exactly `key`; None, and why in a line, if not."""
+    path = os.path.join(folder, TABLE_FILE)
+    if not os.path.exists(path):
+        print('no timing table at {}: profiling'.format(path))
+        return None
+    try:
+        table = TensorTimings.load(path)
+    except (ValueError, KeyError, TypeError) as error:
+        print('the timing table cannot be used ({}): profiling again'.format(error))
+        return None
+    differing = sorted(k for k in set(key) | set(table.key) if key.get(k) != table.key.get(k))
+    if differing:
+        print('the timing table at {} is for other settings ({}): profiling again'.format(
+            path, ', '.join('{}: {} there, {} now'.format(k, table.key.get(k), key.get(k))
+                            for k in differing)))
+        return None
+    print('timing table: {}'.format(path))
+    return table
+
+
+def table_for(model, input_size, num_classes, batch_size, optimizer, weight_decay, key, folder):
+    """The stored table where its key matches; else measured now and stored, trace beside it."""
+    table = stored_table(folder, key)
+    if table is None:
+        os.makedirs(folder, exist_ok=True)
+        begin = time.perf_counter()
+        table = profile_model(model, (input_size, input_size, 3), num_classes, batch_size,
+                              optimizer, weight_decay, folder, key)
+        table.save(os.path.join(folder, TABLE_FILE))
+        print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
+                                                os.path.join(folder, TABLE_FILE)))
+        warn_of_coverage(table)
+    return table
+
+
+def warn_of_coverage(table):
+    """Says so, with names, where too little of the traced time could be attributed."""
+    if table.coverage < MIN_COVERAGE:
+        print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
+              '(at least {:.0f} % is usual); left out: {}'.format(
+                  100 * table.coverage, 100 * MIN_COVERAGE, ', '.join(
+                      '{} ({:.2f} ms)'.format(name, ms) for name, ms in table.left_out[:10])))
+
+
+def describe(table):
+    """Text of the table: a row a tensor, then the totals."""
+    rows = [[k, name, 'x'.join(map(str, shape)), '%.3f' % dw, '%.3f' % dy, '%.3f' % up,
+             '%.2f' % (100 * (dw + dy) / table.t_bp), 'estimated' if guess else 'measured']
+            for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
+                table.names, table.shapes, table.t_dw, table.t_dy, table.t_up, table.estimated))]
+    tensors = command_line.table(
+        ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
+        rows, '><>>>>><')
+    full = table.t_step
+    totals = command_line.table(['per step', 'ms', '%'], [
+        [name, '%.2f' % ms, '%.1f' % (100 * ms / full)] for name, ms in (
+            ('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
+            ('update (t_update)', table.t_update), ('full step', full))])
+    return '{}\n\n{}\n\nattributed: {:.1f} % of the traced time outside the forward pass'.format(
+        tensors, totals, 100 * table.coverage)
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    command_line.add_model_flags(parser)
+    parser.add_argument('--num_classes', type=command_line.number(int, low=2), default=200,
+                        metavar='N', help='width of the head (default: %(default)s)')
+    parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
+                        help='as in training: frozen with pretrained weights, train from scratch '
+                             '(default: %(default)s)')
+    command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
+    command_line.add_flag(parser, '--force', 'measure again even where a table matches')
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse_arguments(argv)
+    from datasets import augmentation, check_dataset_name
+    from models import build_model, canonical_name
+    name = canonical_name(args.model_name)
+    check_dataset_name(args.dataset_name)
+    command_line.start_tensorflow(args.inter_op_threads)
+    saved = os.path.exists(name)
+    model = build_model(name, (args.input_size, args.input_size, 3), args.num_classes,
+                        'imagenet' if saved else 'none', args.alpha, args.bn_statistics)
+    folder = table_folder(args.logs_dir, name, args.input_size, args.num_classes, args.batch_size)
+    key = table_key(name, args.alpha, args.input_size, args.batch_size, args.num_classes,
+                    args.optimizer, args.weight_decay, args.bn_statistics,
+                    augmentation(args.dataset_name))
+    if args.force and os.path.exists(os.path.join(folder, TABLE_FILE)):
+        os.remove(os.path.join(folder, TABLE_FILE))
+    table = table_for(model, args.input_size, args.num_classes, args.batch_size, args.optimizer,
+                      args.weight_decay, key, folder)
+    print(describe(table))
+    if args.plot:
+        import plot
+        print('\n'.join(plot.timing_bars(dict(
+            names=table.names, t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), t_fp=table.t_fp,
+            t_bp=table.t_bp, t_update=table.t_update, model=name), os.path.join(folder, 'timings'))))
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

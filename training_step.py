@@ -3,6 +3,7 @@
 The profiler traces the very function that the training loop runs.
 """
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -48,7 +49,9 @@ class TrainingStep:
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
                  update=True):
         self.model = model
-        self.variables = [v for v, chosen in zip(model.trainable_variables, mask) if chosen]
+        self.mask = np.asarray(mask, dtype=bool)
+        self.variables = [v for v, chosen in zip(model.trainable_variables, self.mask)
+                          if chosen]
         if not self.variables:
             raise ValueError('a training step needs at least one selected tensor')
         self.optimizer = optimizer
@@ -70,7 +73,8 @@ class TrainingStep:
         gradients = tape.gradient(loss, sources, unconnected_gradients='zero')
         if self.update:
             self._apply(gradients)
-        else:  # keeps the gradients from being pruned, and frees each at once, as an update does
+        elif not self.outputs_gradients:
+            # Keeps the gradients from being pruned, and frees each at once, as an update does.
             loss += 0.0 * tf.add_n([tf.reshape(g, [-1])[0] for g in gradients])
         result = (loss, count_correct(labels, predictions))
         return result + (gradients,) if self.outputs_gradients else result

@@ -11,6 +11,7 @@ import pytest
 
 import plot
 from command_line import UserError
+from runs import EPOCH_COLUMNS, SelectionRow, read_run, selection_per_epoch
 
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
@@ -59,9 +60,9 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
         'host': 'pi4b', 'finished': True}
     summary.update(changes)
     write_csv(folder / 'epochs.csv',
-              [list(plot.EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy))
+              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy))
     if elastic:
-        rows = [list(plot.SelectionRow._fields)]
+        rows = [list(SelectionRow._fields)]
         for epoch, mask in MASKS.items():
             rows += [[epoch, tensor, 'block_{}/kernel'.format(tensor), '3x3x8x8', mask[tensor],
                       '' if tensor == 0 else 0.1 * tensor, share[tensor] if share else '']
@@ -88,14 +89,14 @@ def folder_content(folder):
 
 
 def test_read_run_returns_the_records(tmp_path):
-    run = plot.read_run(make_run(tmp_path, 'elastic'))
+    run = read_run(make_run(tmp_path, 'elastic'))
     assert run.summary['scheme'] == 'elastic_training' and run.summary['run_name'] == 'elastic'
     assert run.epochs['epoch'] == [1, 2, 3, 4]
     assert run.epochs['train_seconds'] == [50, 100, 150, 200]
     assert len(run.selections) == 2 * TENSORS
-    assert run.selections[0] == plot.SelectionRow(
+    assert run.selections[0] == SelectionRow(
         1, 0, 'block_0/kernel', '3x3x8x8', False, None, 0.05)
-    assert plot.read_run(make_run(tmp_path, 'full', 'full_training')).selections == []
+    assert read_run(make_run(tmp_path, 'full', 'full_training')).selections == []
 
 
 def test_curves_are_the_recorded_numbers(tmp_path):
@@ -109,7 +110,7 @@ def test_curves_are_the_recorded_numbers(tmp_path):
     rows = read_csv(paths[2])
     assert [row['scheme'] for row in rows[::EPOCHS]] == [
         'full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
-    elastic = plot.read_run(runs[0]).epochs
+    elastic = read_run(runs[0]).epochs
     for column in plot.CURVE_COLUMNS:
         assert [float(row[column + '_mean']) for row in rows[-EPOCHS:]] == elastic[column]
     assert {(row['n'], row['test_accuracy_std']) for row in rows} == {('1', '')}
@@ -143,7 +144,7 @@ def test_labels_tell_configurations_apart():
 
 def test_a_selection_holds_until_the_next_one(tmp_path):
     folder = make_run(tmp_path, 'elastic')
-    mask, share = plot.selection_per_epoch(plot.read_run(folder))
+    mask, share = selection_per_epoch(read_run(folder))
     assert mask.tolist() == [[bool(x) for x in MASKS[first]] for first in (1, 1, 3, 3)]
     assert share.tolist() == [SHARE] * EPOCHS
     output = tmp_path / 'map'
@@ -245,7 +246,7 @@ def test_a_hole_names_the_run_and_leaves_old_figures(tmp_path, says):
 def test_a_missing_run_is_named_with_the_nearest(tmp_path):
     make_run(tmp_path, 'elastic_seed0')
     with pytest.raises(UserError, match="run 'elastic_sed0': no folder .*'elastic_seed0'"):
-        plot.read_run(tmp_path / 'elastic_sed0')
+        read_run(tmp_path / 'elastic_sed0')
 
 
 def test_a_run_without_selections_has_no_map(tmp_path):

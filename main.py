@@ -1,0 +1,241 @@
+"""Trains one network with one scheme, fully or elastically.
+
+    python main.py --train_type elastic_training --rho 0.5
+    tensorboard --logdir logs
+
+Everything is checked before anything heavy starts; records go to logs/<run_name>/ (see runs.py).
+"""
+
+import argparse
+import os
+import platform
+import sys
+
+import command_line
+from command_line import UserError, number
+from importance import METRICS
+from runs import TRAIN_TYPES, Recorder, is_finished, open_run
+
+ALIASES = {'prunetrain': 'prune_training'}
+ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
+             'elastic_training_grad_magnitude': 'grad_magnitude'}
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__.split('\n')[0],
+        epilog='Flags take real booleans: bare, 1/0 or true/false.')
+    command_line.add_model_flags(parser)
+    parser.add_argument('--train_type', default='elastic_training', metavar='TYPE',
+                        help='{} (default: %(default)s)'.format(', '.join(TRAIN_TYPES[:-1])))
+    parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
+                        help='checked against the data set, which decides by default')
+    parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
+                        help='at the start; decays to 0 on a cosine (default: %(default)s)')
+    parser.add_argument('--num_epochs', type=number(int, low=1), default=12, metavar='N',
+                        help='(default: %(default)s)')
+    parser.add_argument('--rho', type=number(float, above=0, high=1), default=0.533, metavar='X',
+                        help='elastic: step time as a share of full training, 0.5 = twice as fast '
+                             '(default: %(default)s)')
+    parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
+                        help='elastic: select anew every so many epochs; 0: once '
+                             '(default: %(default)s)')
+    parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
+                        help='elastic: {} (default: gradient_update)'.format(', '.join(METRICS)))
+    parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
+                        help='elastic: batches each importance is averaged over '
+                             '(default: %(default)s)')
+    parser.add_argument('--weights', default='imagenet', metavar='imagenet|none|PATH',
+                        help='start from ImageNet, from random weights, or from a .npz of this '
+                             'project or a .h5 of keras.applications (default: %(default)s)')
+    parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
+                        help='moving statistics of batch normalization: frozen (default), or train '
+                             '(default with --weights none)')
+    parser.add_argument('--data_dir', metavar='DIR', help='where TensorFlow Datasets keeps its data')
+    parser.add_argument('--seed', type=number(int, low=0), default=0, metavar='N',
+                        help='of data order, augmentation, dropout, new weights '
+                             '(default: %(default)s)')
+    command_line.add_flag(parser, '--deterministic',
+                          'bit-identical runs of one seed, slower (not with TensorFlow 2.7)')
+    parser.add_argument('--run_name', default='auto', metavar='NAME',
+                        help='folder under --logs_dir (default: made from model, data and scheme)')
+    command_line.add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
+    command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
+    return parser.parse_args(argv)
+
+
+def check_arguments(args):
+    """The arguments with aliases and names resolved; UserError for any that cannot work."""
+    from datasets import check_dataset_name
+    from models import canonical_name, check_weights
+    args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
+                                          TRAIN_TYPES, 'train type')
+    if args.train_type == 'prune_training':
+        raise UserError('prune_training is not part of this version; allowed: {}'.format(
+            ', '.join(TRAIN_TYPES[:-1])))
+    metric = ABLATIONS.get(args.train_type)
+    if args.importance and metric and args.importance != metric:
+        raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
+            args.train_type, metric, args.importance))
+    args.importance = metric or args.importance or 'gradient_update'
+    args.model_name = canonical_name(args.model_name)
+    check_dataset_name(args.dataset_name)
+    check_weights(args.weights)
+    args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
+    args.run_name = run_name(args)
+    return args
+
+
+def is_elastic(args):
+    return args.train_type.startswith('elastic')
+
+
+def run_name(args):
+    """The name of the run's folder; UserError where it would leave logs/."""
+    if args.run_name == 'auto':
+        plain = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0]
+        data = args.dataset_name.replace('folder:', '').strip('/').replace('/', '-')
+        name = '{}_{}_{}'.format(plain, data, args.train_type)
+        return name + ('_rho{:g}'.format(args.rho) if is_elastic(args) else '') + (
+            '_seed{}'.format(args.seed) if args.seed else '')
+    name = args.run_name
+    if not name.strip() or os.path.isabs(name) or '..' in name.replace('\\', '/').split('/') or (
+            os.path.normpath(name) == '.'):
+        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(
+            name, args.logs_dir))
+    return os.path.normpath(name)
+
+
+def run_settings(args):
+    """dict of what decides the outcome of a run: a folder is reused only by the same."""
+    settings = {k: v for k, v in vars(args).items() if k not in ('logs_dir', 'run_name', 'save_txt')}
+    if not is_elastic(args):
+        for flag in ('rho', 'interval', 'importance', 'probe_batches'):
+            settings[flag] = None
+    return settings
+
+
+def start(args):
+    """TensorFlow, its threads, seeds and determinism."""
+    command_line.start_tensorflow(args.inter_op_threads)
+    import tensorflow as tf
+    from tensorflow import keras
+    if args.deterministic:
+        if not hasattr(tf.config.experimental, 'enable_op_determinism'):
+            raise UserError('--deterministic needs TensorFlow 2.9 or later; this is {}'.format(
+                tf.__version__))
+        tf.config.experimental.enable_op_determinism()
+    if hasattr(keras.utils, 'set_random_seed'):
+        keras.utils.set_random_seed(args.seed)
+    else:
+        tf.random.set_seed(args.seed)
+
+
+def load_data(args):
+    """The Dataset; UserError where --num_classes contradicts it."""
+    from datasets import load_dataset
+    dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
+                           args.seed)
+    if args.num_classes not in (None, dataset.num_classes):
+        raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
+                        .format(args.num_classes, args.dataset_name, dataset.num_classes))
+    return dataset
+
+
+def timing_table(args, model, dataset):
+    """TensorTimings of this run, measured if need be; UserError where rho is out of reach."""
+    import profiler
+    from train import smallest_rho
+    key = profiler.table_key(args.model_name, args.alpha, args.input_size, args.batch_size,
+                             dataset.num_classes, args.optimizer, args.weight_decay,
+                             args.bn_statistics, dataset.augmentation)
+    folder = profiler.table_folder(args.logs_dir, args.model_name, args.input_size,
+                                   dataset.num_classes, args.batch_size)
+    table = profiler.table_for(model, args.input_size, dataset.num_classes, args.batch_size,
+                               args.optimizer, args.weight_decay, key, folder)
+    least = smallest_rho(table)
+    if args.rho < least:
+        raise UserError('--rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full '
+                        'step; the smallest rho that trains a tensor is {:.3f}'.format(
+                            args.rho, table.t_fp / table.t_step, least + 5e-4))
+    return table
+
+
+def make_scheme_for(args, model, dataset, table):
+    """(optimizer) -> train.Scheme."""
+    import train
+
+    def make(optimizer):
+        if is_elastic(args):
+            return train.elastic_scheme(args.train_type, model, optimizer, dataset.probe, table,
+                                        loop_settings(args), args.importance)
+        return train.fixed_scheme(args.train_type, train.fixed_mask(args.train_type, model))
+    return make
+
+
+def loop_settings(args):
+    from train import Settings
+    return Settings(**{field: getattr(args, field) for field in Settings._fields})
+
+
+def summarise(args, result):
+    """The content of summary.json."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from profiler import host_description
+    summary = run_settings(args)
+    summary.update(result, run_name=args.run_name, scheme=args.train_type,
+                   host=host_description(), stack='TensorFlow {}, Keras {}, Python {}'.format(
+                       tf.__version__, keras.__version__, platform.python_version()))
+    return summary
+
+
+def save(args, folder, model):
+    """checkpoint/: portable weights, and the model in this stack's own format."""
+    import keras_stack
+    from models import save_weights
+    checkpoint = os.path.join(folder, 'checkpoint')
+    os.makedirs(checkpoint, exist_ok=True)
+    save_weights(model, os.path.join(checkpoint, 'weights.npz'))
+    model.save(os.path.join(checkpoint, keras_stack.MODEL_FILE))
+    print('saved {}'.format(os.path.join(checkpoint, 'weights.npz')))
+
+
+def main(argv=None):
+    args = check_arguments(parse_arguments(argv))
+    folder, settings = os.path.join(args.logs_dir, args.run_name), run_settings(args)
+    if is_finished(folder, settings):
+        print('already finished with the same settings: {}'.format(folder))
+        return 0
+    start(args)
+    import train
+    from models import build_model
+    dataset = load_data(args)
+    model = build_model(args.model_name, (args.input_size, args.input_size, 3),
+                        dataset.num_classes, args.weights, args.alpha, args.bn_statistics)
+    table = timing_table(args, model, dataset) if is_elastic(args) else None
+    open_run(folder, settings)
+    print('{}: {} on {}, {} images, {} tensors'.format(
+        args.run_name, args.model_name, args.dataset_name, dataset.train_size,
+        len(model.trainable_variables)))
+    recorder = Recorder(folder)
+    try:
+        result = train.train(model, dataset, make_scheme_for(args, model, dataset, table),
+                             loop_settings(args), recorder, table)
+    except train.Diverged as error:
+        print('stopped: {}'.format(error), file=sys.stderr)
+        return 1
+    if args.save_txt:
+        recorder.text()
+    if args.save_model:
+        save(args, folder, model)
+    recorder.finish(summarise(args, result))
+    print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
+          .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
+                  result['train_seconds'], result['selection_seconds']))
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

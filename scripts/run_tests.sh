@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Lint and tests; makes or updates the virtual environment first. See --help.
+set -euo pipefail
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
+
+usage() {
+    cat <<END
+usage: run_tests.sh [--stack today|paper] [pytest arguments]
+
+Makes or updates the virtual environment, lints (today's stack only), then runs pytest.
+  --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
+  --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
+Everything else goes to pytest; paths are relative to the repository:
+  scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
+END
+}
+
+python_files() {  # tracked and new ones; all outside hidden folders where git cannot tell
+    git ls-files -co --exclude-standard -- '*.py' 2>/dev/null || find . -name '*.py' ! -path '*/.*'
+}
+
+stack=today
+arguments=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit ;;
+        --stack) stack=${2-}; shift $(($# > 1)) ;;
+        --stack=*) stack=${1#--stack=} ;;
+        *) arguments+=("$1") ;;
+    esac
+    shift
+done
+stack_versions "$stack" >/dev/null
+
+cd "$ROOT"
+ensure_venv "$stack"
+if [ "$stack" = today ]; then
+    "$PYTHON" -m ruff check
+    # By path, not by name: its first line names the folder in which the environment was made.
+    python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
+        xargs "$PYTHON" "$(dirname "$PYTHON")/vermin" -q -t=3.6- --no-tips --violations
+fi
+"$PYTHON" -m pytest ${arguments[@]+"${arguments[@]}"}

@@ -1,0 +1,185 @@
+"""Argument types, one-line errors, aligned tables, quiet start-up."""
+
+import argparse
+import os
+import subprocess
+import sys
+
+import pytest
+
+import command_line
+from command_line import UserError
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def python(code, **environment):
+    """Runs `code` in a fresh interpreter in the repository root."""
+    env = {key: value for key, value in os.environ.items() if key != 'TF_CPP_MIN_LOG_LEVEL'}
+    env.update(environment)
+    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@pytest.mark.parametrize('text', ['nan', 'NaN', '-nan', 'inf', '-inf', 'Infinity', '1e999'])
+def test_a_number_must_be_finite_even_without_bounds(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        command_line.number(float)(text)
+
+
+@pytest.mark.parametrize('text', ['nan', 'inf', '', 'abc', '1.5', '1e3', '0x10'])
+def test_a_whole_number_must_be_written_as_one(text):
+    with pytest.raises(argparse.ArgumentTypeError, match='is not a whole number at least 1'):
+        command_line.number(int, low=1)(text)
+
+
+def test_bounds_low_and_high_are_allowed_above_is_not():
+    rho = command_line.number(float, above=0, high=1)
+    assert rho('1') == 1.0 and rho('1e-9') == 1e-9
+    for text in ('0', '-0.0', '-1', '1.0000001'):
+        with pytest.raises(argparse.ArgumentTypeError, match='a number above 0, at most 1'):
+            rho(text)
+    batch = command_line.number(int, low=2, high=4)
+    assert [batch(text) for text in ('2', '3', ' 4 ')] == [2, 3, 4]
+    assert isinstance(batch('2'), int)
+    for text in ('1', '5'):
+        with pytest.raises(argparse.ArgumentTypeError, match='at least 2, at most 4'):
+            batch(text)
+
+
+def test_a_whole_number_too_large_for_a_float_is_refused_and_not_a_crash():
+    with pytest.raises(argparse.ArgumentTypeError):
+        command_line.number(int, low=1, high=100)('9' * 400)
+
+
+@pytest.mark.parametrize('text, value', [
+    ('1', True), ('true', True), ('True', True), ('TRUE', True), ('yes', True),
+    ('0', False), ('false', False), ('False', False), ('FALSE', False), ('no', False)])
+def test_a_boolean_reads_words_and_digits(text, value):
+    assert command_line.boolean(text) is value
+
+
+@pytest.mark.parametrize('text', ['', '2', 'flase', 'none', 'truefalse'])
+def test_a_boolean_refuses_what_it_does_not_know(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="'{}' is not".format(text)):
+        command_line.boolean(text)
+
+
+@pytest.mark.parametrize('given, value', [
+    ([], False), (['--save_txt'], True), (['--save_txt', '1'], True), (['--save_txt', '0'], False),
+    (['--save_txt', 'False'], False), (['--save_txt=False'], False), (['--save_txt=true'], True)])
+def test_a_flag_may_be_bare_and_false_is_not_true(given, value):
+    parser = argparse.ArgumentParser()
+    command_line.add_flag(parser, '--save_txt', 'write the text log')
+    assert parser.parse_args(given).save_txt is value
+
+
+def test_one_of_returns_the_name_and_names_the_nearest_of_a_typo():
+    allowed = ('full_training', 'elastic_training', 'bn_plus_bias_training')
+    assert command_line.one_of('elastic_training', allowed, 'train type') == 'elastic_training'
+    with pytest.raises(UserError) as error:
+        command_line.one_of('elastic_trainig', allowed, 'train type')
+    text = str(error.value)
+    assert "unknown train type 'elastic_trainig' (did you mean 'elastic_training'?)" in text
+    assert all(name in text for name in allowed)
+
+
+def test_nearest_ignores_case_and_says_nothing_where_no_name_is_near():
+    assert command_line.nearest('RESNET5', ['ResNet50', 'VGG16']) == " (did you mean 'ResNet50'?)"
+    assert command_line.nearest('zzzzqqqq', ['ResNet50', 'VGG16']) == ''
+    with pytest.raises(UserError) as error:
+        command_line.one_of('zzzzqqqq', ['ResNet50', 'VGG16'], 'model')
+    assert 'did you mean' not in str(error.value)
+
+
+def test_table_columns_are_aligned_and_carry_no_trailing_space():
+    text = command_line.table(['tensor', 'time (ms)', 'share'],
+                              [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
+    assert text.split('\n') == ['tensor            time (ms)  share',
+                                '----------------  ---------  -----',
+                                'a/kernel              12.50    3 %',
+                                'longer_name/bias        0.5  100 %']
+
+
+def test_table_takes_numbers_given_alignment_and_no_rows():
+    text = command_line.table(['n', 'scheme'], [[5, 'full'], [120, 'x']], align='><')
+    assert text.split('\n') == ['  n  scheme', '---  ------', '  5  full', '120  x']
+    assert command_line.table(['n', 'scheme'], []).split('\n') == ['n  scheme', '-  ------']
+
+
+def test_a_user_error_exits_2_with_its_message_on_stderr(capsys):
+    def main(argv):
+        raise UserError('no such file: {}\n  looked in a\n  looked in b'.format(argv[0]))
+    with pytest.raises(SystemExit) as stop:
+        command_line.run(main, ['weights.npz'])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ''
+    assert err.split('\n')[0] == 'error: no such file: weights.npz'
+    assert err.endswith('looked in b\n')
+
+
+def test_a_user_error_shows_no_traceback_in_a_real_process():
+    result = python('import command_line\n'
+                    'def main(argv):\n'
+                    '    raise command_line.UserError("--rho 7 is above 1")\n'
+                    'command_line.run(main)')
+    assert (result.returncode, result.stdout) == (2, '')
+    assert result.stderr == 'error: --rho 7 is above 1\n'
+
+
+@pytest.mark.parametrize('returned, code', [(None, None), (0, 0), (3, 3)])
+def test_run_exits_with_what_main_returns(returned, code):
+    with pytest.raises(SystemExit) as stop:
+        command_line.run(lambda argv: returned, [])
+    assert stop.value.code == code
+
+
+def test_an_interrupt_exits_130_and_another_error_keeps_its_traceback(capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    def broken(argv):
+        raise ValueError('a bug')
+    with pytest.raises(SystemExit) as stop:
+        command_line.run(interrupted)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == '\ninterrupted\n'
+    with pytest.raises(ValueError, match='a bug'):
+        command_line.run(broken)
+
+
+def test_importing_the_command_line_imports_nothing_heavy():
+    result = python('import sys, command_line\n'
+                    'print([m for m in ("tensorflow", "numpy", "keras") if m in sys.modules])')
+    assert result.stdout == '[]\n'
+
+
+def test_quiet_tensorflow_leaves_stderr_empty_and_usable():
+    result = python('import sys, command_line\n'
+                    'command_line.quiet_tensorflow()\n'
+                    'assert "tensorflow" in sys.modules\n'
+                    'import tensorflow as tf\n'
+                    'print(int(tf.constant(2) + 1))\n'
+                    'sys.stderr.write("after\\n")')
+    assert (result.returncode, result.stdout) == (0, '3\n')
+    assert result.stderr == 'after\n'
+
+
+def test_quiet_tensorflow_shows_the_notices_when_the_import_fails(tmp_path):
+    (tmp_path / 'tensorflow.py').write_text(
+        'import os\n'
+        'os.write(2, b"libcudart not found\\n")\n'
+        'raise ImportError("broken installation")\n')
+    result = python('import command_line; command_line.quiet_tensorflow()',
+                    PYTHONPATH=str(tmp_path) + os.pathsep + ROOT)
+    assert result.returncode == 1
+    assert 'libcudart not found' in result.stderr
+    assert 'ImportError: broken installation' in result.stderr
+
+
+def test_quiet_tensorflow_leaves_a_chosen_log_level_alone():
+    result = python('import os, sys, command_line\n'
+                    'command_line.quiet_tensorflow()\n'
+                    'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
+                    TF_CPP_MIN_LOG_LEVEL='1')
+    assert result.stdout == '1 False\n'

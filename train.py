@@ -1,0 +1,324 @@
+"""The training loop, one for all schemes, and the schemes: which tensors are trained when.
+
+Time is kept in three buckets. `step`: the loop over the batches, input wait included. `selection`:
+importance, solving, and the first call of every new step function, which traces and compiles it.
+`validation`: the test set, and outside every reported training time.
+"""
+
+import contextlib
+import gc
+import math
+import time
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+from tqdm import tqdm
+
+import keras_stack
+from importance import evaluate_importance, gradient_function
+from selection_solver_DP import InfeasibleBudget, select_tensors
+from training_step import TrainingStep, evaluation_function, make_optimizer
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer finite."""
+
+
+class Settings(NamedTuple):
+    """What the loop needs to know; see main.py for the flags of the same names."""
+    num_epochs: int = 12
+    optimizer: str = 'sgd'
+    learning_rate: float = 1e-4
+    weight_decay: float = 5e-4
+    interval: int = 4
+    rho: float = 0.533
+    probe_batches: int = 1
+
+
+class Choice(NamedTuple):
+    """Tensors to train from now on.
+
+    mask: (N,) bool, model.trainable_variables order. importance: (N,), predicted_ms: of the whole
+    step; None for fixed schemes. fallback: see select_tensors.
+    """
+    mask: np.ndarray
+    importance: Optional[np.ndarray] = None
+    predicted_ms: Optional[float] = None
+    fallback: bool = False
+
+
+class Scheme(NamedTuple):
+    """A way to train: what to select before an epoch.
+
+    select: (epoch, 1-based) -> Choice, or None to go on as before; called before every epoch.
+    """
+    name: str
+    select: Callable
+
+
+# ---------------------------------------------------------------- schemes
+
+def fixed_scheme(name, mask):
+    """A scheme that trains the (N,) bool mask from start to end."""
+    return Scheme(name, lambda epoch: Choice(np.asarray(mask, dtype=bool)) if epoch == 1 else None)
+
+
+def fixed_mask(name, model):
+    """(N,) bool: full_training, traditional_tl_training (the head) or bn_plus_bias_training.
+
+    BN+Bias trains every normalisation's gamma and beta, every bias, and the head.
+    """
+    variables = model.trainable_variables
+    if name == 'full_training':
+        return np.ones(len(variables), dtype=bool)
+    with_weights = [layer for layer in keras_stack.flat_layers(model)
+                    if layer.trainable_weights and not hasattr(layer, 'base')]
+    head = {id(v) for v in with_weights[-1].trainable_weights}
+    small = ('gamma', 'beta', 'bias') if name == 'bn_plus_bias_training' else ()
+    return np.array([id(v) in head or keras_stack.variable_name(v).split('/')[-1] in small
+                     for v in variables])
+
+
+def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gradient_update'):
+    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section 4).
+
+    probe: tf.data of (images, labels), endless: each evaluation takes its next batches.
+    timings: TensorTimings of this model on this machine. Raises InfeasibleBudget at the first
+    selection where rho cannot be reached: check with smallest_rho before.
+    """
+    gradients = gradient_function(model)
+    batches = iter(probe)
+
+    def select(epoch):
+        if (epoch - 1) % settings.interval if settings.interval else epoch > 1:
+            return None
+        begin = time.perf_counter()
+        importance = evaluate_importance(
+            model, optimizer, (next(batches) for _ in range(settings.probe_batches)), metric,
+            gradients)
+        seconds = time.perf_counter() - begin
+        mask, fallback = choose_tensors(timings, importance, settings.rho)
+        select.importance_seconds += seconds
+        return Choice(mask, importance, timings.step_time(mask), fallback)
+    select.importance_seconds = 0.0
+    return Scheme(name, select)
+
+
+def choose_tensors(timings, importance, rho):
+    """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
+
+    The solver works on the chain, an upper bound of the graph's cost; what it leaves of the budget
+    is then spent tensor by tensor, priced on the graph, the most importance per ms first.
+    Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
+    """
+    budget = rho * timings.t_step - timings.fixed  # ms of backward pass and updates
+    if budget <= 0:
+        raise InfeasibleBudget(budget, smallest_rho(timings) * timings.t_step - timings.fixed)
+    order = timings.order
+    chosen = select_tensors((timings.t_dw + timings.t_up)[order], timings.t_dy[order],
+                            np.asarray(importance)[order], budget)
+    mask = np.zeros(len(order), dtype=bool)
+    mask[order] = chosen.mask
+    return _spend_rest(timings, importance, mask, budget), chosen.fallback
+
+
+def _spend_rest(timings, importance, mask, budget):
+    """The mask with every tensor of positive importance added that still fits, best value first."""
+    matrix = timings.group_matrix()  # (G, N)
+    mask = mask.copy()
+    left = budget - timings.backward_time(mask) - timings.t_up[mask].sum()
+    while True:
+        unpaid = timings.group_ms * (matrix @ mask == 0)         # (G,) ms
+        cost = unpaid @ matrix + timings.t_up                    # (N,) ms to add each tensor
+        fits = ~mask & (np.asarray(importance) > 0) & (cost <= left)
+        if not fits.any():
+            return mask
+        value = np.where(fits, importance / np.maximum(cost, 1e-9), -np.inf)
+        best = int(np.argmax(value))
+        mask[best] = True
+        left -= cost[best]
+
+
+def smallest_rho(timings):
+    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3)."""
+    n = len(timings.names)
+    alone = np.array([timings.step_time(np.arange(n) == k) for k in range(n)])
+    chain = np.cumsum(timings.t_dy[timings.order][::-1])[::-1]
+    by_chain = timings.fixed + chain + (timings.t_dw + timings.t_up)[timings.order]
+    return float(max(alone.min(), by_chain.min()) / timings.t_step)
+
+
+# ---------------------------------------------------------------- the loop
+
+class Clock:
+    """Monotonic seconds in named buckets; `with clock('step')` adds to one."""
+
+    def __init__(self):
+        self.seconds = dict(step=0.0, selection=0.0, validation=0.0)
+
+    @contextlib.contextmanager
+    def __call__(self, bucket):
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[bucket] += time.perf_counter() - begin
+
+    def move(self, seconds, source, target):
+        """Books seconds that were counted in `source` under `target` instead."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    @property
+    def train_seconds(self):
+        return self.seconds['step'] + self.seconds['selection']
+
+
+def train(model, dataset, make_scheme, settings, recorder, timings=None):
+    """Trains the model and records every epoch; returns the measured part of the run's summary.
+
+    make_scheme: (optimizer) -> Scheme, called once the optimizer stands.
+    dataset: datasets.Dataset. recorder: runs.Recorder. timings: TensorTimings or None; without it
+    selections are recorded without time shares.
+    Raises Diverged when the loss stops being finite.
+    """
+    steps = dataset.train_size // int(dataset.train.element_spec[0].shape[0])
+    optimizer = make_optimizer(settings.optimizer, settings.learning_rate,
+                               settings.num_epochs * steps, model.trainable_variables)
+    scheme = make_scheme(optimizer)
+    evaluate = evaluation_function(model)
+    clock, step, rows, step_ms = Clock(), None, [], []
+    for epoch in range(1, settings.num_epochs + 1):
+        before, importance_before = dict(clock.seconds), _importance_seconds(scheme)
+        with clock('selection'):
+            choice = scheme.select(epoch)
+            if choice is not None and (step is None or (choice.mask != step.mask).any()):
+                step = None  # the old function and its graph go before the new one comes
+                gc.collect()
+                step = TrainingStep(model, optimizer, choice.mask, settings.weight_decay)
+        if choice is not None:
+            _announce(choice, timings, settings, clock.seconds['selection'] - before['selection'])
+        with clock('step'):
+            result = run_epoch(step, dataset.train, steps, 'epoch {:>{}}/{}'.format(
+                epoch, len(str(settings.num_epochs)), settings.num_epochs))
+        clock.move(result.first_call_seconds, 'step', 'selection')
+        with clock('validation'):
+            test_loss, test_accuracy = validate(evaluate, dataset.test)
+        if choice is not None:
+            _record_choice(recorder, model, timings, choice, epoch)
+        step_ms.extend(result.step_ms)
+        row = dict(
+            epoch=epoch, learning_rate=float(keras_stack.learning_rate(optimizer)),
+            train_accuracy=result.accuracy, train_loss=result.loss, test_accuracy=test_accuracy,
+            test_loss=test_loss, step_ms=float(np.median(result.step_ms)),
+            importance_seconds=_importance_seconds(scheme) - importance_before,
+            train_seconds=clock.train_seconds,
+            **{name + '_seconds': seconds - before[name]
+               for name, seconds in clock.seconds.items()})
+        recorder.epoch(row)
+        if scheme.name.startswith('elastic'):
+            recorder.elastic({'step_ms': row['step_ms']}, epoch)
+        rows.append(row)
+        _print_epoch(row, settings.num_epochs)
+    return dict(
+        epochs=settings.num_epochs, final_accuracy=rows[-1]['test_accuracy'],
+        best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
+        train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
+        selection_seconds=clock.seconds['selection'],
+        importance_seconds=_importance_seconds(scheme),
+        validation_seconds=clock.seconds['validation'], step_ms=float(np.median(step_ms)))
+
+
+class EpochResult(NamedTuple):
+    """loss, accuracy: means over the epoch; step_ms: of every step but a first call.
+
+    first_call_seconds: how much longer the first call of a new step function took than a usual one.
+    """
+    loss: float
+    accuracy: float
+    step_ms: list
+    first_call_seconds: float
+
+
+def run_epoch(step, batches, num_steps, title):
+    """One pass over `batches` (tf.data): updates, running loss and accuracy, time of every step."""
+    total_loss, correct, seen, seconds, first_call = 0.0, 0, 0, [], None
+    new, step.called = not getattr(step, 'called', False), True
+    with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
+              mininterval=0.5) as bar:
+        begin = time.perf_counter()
+        for images, labels in batches:
+            loss, hits = step(images, labels)
+            loss = float(loss)  # waits for the device
+            if not math.isfinite(loss):
+                raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
+                               .format(loss, len(seconds) + 1, title))
+            total_loss += loss
+            correct += int(hits)
+            seen += int(labels.shape[0])
+            now = time.perf_counter()
+            seconds.append(now - begin)
+            begin = now
+            bar.set_postfix(loss='{:.3f}'.format(total_loss / len(seconds)),
+                            acc='{:.1f}%'.format(100 * correct / seen),
+                            ms='{:.1f}'.format(1e3 * seconds[-1]), refresh=False)
+            bar.update()
+    if new:
+        first_call = seconds.pop(0) if len(seconds) > 1 else 0.0
+    usual = float(np.median(seconds))
+    count = len(seconds) + (first_call is not None)
+    return EpochResult(total_loss / count, correct / seen, [1e3 * s for s in seconds],
+                       max(0.0, first_call - usual) if first_call else 0.0)
+
+
+def validate(evaluate, batches):
+    """(mean loss, accuracy) over the whole test set, in inference mode."""
+    loss, correct, seen = 0.0, 0, 0
+    for images, labels in batches:
+        batch_loss, hits = evaluate(images, labels)
+        loss += float(batch_loss)
+        correct += int(hits)
+        seen += int(labels.shape[0])
+    return loss / seen, correct / seen
+
+
+def _importance_seconds(scheme):
+    return getattr(scheme.select, 'importance_seconds', 0.0)
+
+
+def _record_choice(recorder, model, timings, choice, epoch):
+    variables = model.trainable_variables
+    share = None
+    if timings is not None:
+        share = (timings.t_dw + timings.t_dy + timings.t_up) / (timings.t_bp + timings.t_update)
+    recorder.selection(epoch, [keras_stack.variable_name(v) for v in variables],
+                       [tuple(v.shape) for v in variables], choice.mask, choice.importance, share)
+    if choice.importance is not None:
+        recorder.elastic({
+            'selected_tensors': int(choice.mask.sum()),
+            'selected_importance': float(choice.importance[choice.mask].sum()),
+            'predicted_step_ms': choice.predicted_ms, 'fallback': int(choice.fallback)}, epoch)
+
+
+def _announce(choice, timings, settings, seconds):
+    if choice.importance is None:
+        print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
+        return
+    print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = {:.2f} '
+          'of full (rho {:g}), in {:.2f} s'.format(
+              choice.mask.sum(), len(choice.mask),
+              100 * choice.importance[choice.mask].sum()
+              / max(choice.importance[choice.importance > 0].sum(), 1e-12),
+              choice.predicted_ms, choice.predicted_ms / timings.t_step, settings.rho, seconds))
+    if choice.fallback:
+        print('  no tensor within reach had positive importance: training the least bad ones; a '
+              'smaller --learning_rate or more --probe_batches may help')
+
+
+def _print_epoch(row, num_epochs):
+    width = len(str(num_epochs))
+    print('epoch {:>{w}}/{}   train {:5.1f} %  loss {:6.3f}   test {:5.1f} %  loss {:6.3f}   '
+          '{:7.1f} ms/step   {:7.1f} s trained'.format(
+              row['epoch'], num_epochs, 100 * row['train_accuracy'], row['train_loss'],
+              100 * row['test_accuracy'], row['test_loss'], row['step_ms'], row['train_seconds'],
+              w=width))
