@@ -17,9 +17,9 @@ BN_MOMENTUM_TRAIN = 0.95
 class Backbone(keras.layers.Layer):
     """A network without its head, behind its family's preprocessing.
 
-    Frozen means frozen: in Keras 3 `base(x, training=False)` inside a functional model is overridden
-    when the outer model is called with training=True, and the moving statistics change. Inside the
-    call() of a layer it holds, on both stacks.
+    Frozen means frozen: in Keras 3 `base(x, training=False)` inside a functional model is
+    overridden when the outer model is called with training=True, and the moving statistics change.
+    Inside the call() of a layer it holds, on both stacks.
     """
 
     def __init__(self, base, preprocessing=None, train_statistics=False, **kwargs):
@@ -100,8 +100,8 @@ def _vit(input_shape, weights):
     try:
         from vit_keras import vit
     except ImportError as error:
-        raise UserError('vit needs the package vit-keras, which is not installed ({}); it exists for '
-                        'Python 3.8 to 3.11 on x86-64: see requirements.txt'.format(error))
+        raise UserError('vit needs the package vit-keras, which is not installed ({}); it exists '
+                        'for Python 3.8 to 3.11 on x86-64: see requirements.txt'.format(error))
     if input_shape[0] % 16 or input_shape[1] % 16:
         raise UserError('vit takes input sizes that are multiples of 16; got {}'.format(
             input_shape[0]))
@@ -121,8 +121,8 @@ def _readable(error, name, input_shape, weights):
         folder = os.path.join(os.environ.get('KERAS_HOME', os.path.join('~', '.keras')),
                               'weights' if name == 'vit' else 'models')
         return UserError(
-            "the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} by "
-            'hand, or use --weights none or --weights FILE'.format(name, wanted, folder))
+            'the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} '
+            'by hand, or use --weights none or --weights FILE'.format(name, wanted, folder))
     if 'nput size must be' in text or 'nput_shape' in text or 'dimension' in text:
         return UserError('{} cannot take images of {}x{}: {}'.format(name, *input_shape[:2], text))
     if weights not in (None, 'imagenet'):

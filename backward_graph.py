@@ -1,10 +1,11 @@
 """Which tensors need which ops of the training step, and how long those ops take.
 
-Timings are derived from the graph, not from layer names, so that any Keras model works. In the graph
-of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The backward
-pass of any set of tensors is the union of their B_k, and an op belongs to the group of tensors whose
-B_k hold it. The graph is the one TensorFlow executes, after its own optimisation: its node names are
-the event names of a profiler trace, so that fused and folded ops need no guessing.
+Timings are derived from the graph, not from layer names, so that any Keras model works. In the
+graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
+backward pass of any set of tensors is the union of their B_k, and an op belongs to the group of
+tensors whose B_k hold it. The graph is the one TensorFlow executes, after its own optimisation:
+its node names are the event names of a profiler trace, so that fused and folded ops need no
+guessing.
 """
 
 import contextlib
@@ -19,8 +20,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
 # Nodes that the executor passes through without running a kernel of their own: no event, no cost.
-FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape', 'Shape',
-                      'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient', 'Squeeze',
+FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
+                      'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient', 'Squeeze',
                       'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp', 'Size', 'Rank'))
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
@@ -75,8 +76,8 @@ class OpTimes(NamedTuple):
 def executed_graph(step, images, labels):
     """Runs `step` (a TrainingStep with outputs_gradients) for the first time and reads its graph.
 
-    TensorFlow hands out the optimised graph only while a function is first instantiated, through the
-    call that tf.summary.trace_on uses; it is the same in 2.7 and 2.21.
+    TensorFlow hands out the optimised graph only while a function is first instantiated, through
+    the call that tf.summary.trace_on uses; it is the same in 2.7 and 2.21.
     """
     concrete = step.function.get_concrete_function(images, labels)
     runtime = eager_context.context()
@@ -150,7 +151,8 @@ def _ancestors(nodes, roots, stop=frozenset()):
 
 
 def _touches(nodes, forward, backward, roots, owners):
-    """name -> set of k for every node outside both passes: tensors it reads, writes or descends from.
+    """name -> set of k for every node outside both passes: tensors it reads, writes or descends
+    from.
 
     Two rounds: what the first finds written for tensor k alone (its momentum, say) is owned by k in
     the second, so that the ops which only read it are counted for k too.

@@ -89,8 +89,8 @@ def add_model_flags(parser):
     parser.add_argument('--weight_decay', type=number(float, low=0), default=5e-4, metavar='X',
                         help='decoupled, times the learning rate (default: %(default)s)')
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
-                        help="ops that TensorFlow may run at once; 0: its own choice, one per core, "
-                             'the fastest where we measured (default: %(default)s)')
+                        help="ops that TensorFlow may run at once; 0: its own choice, one per "
+                             'core, the fastest where we measured (default: %(default)s)')
     parser.add_argument('--logs_dir', default='logs', metavar='DIR',
                         help='where runs and timing tables are written (default: %(default)s)')
 

@@ -6,7 +6,8 @@ METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude')
 
 
 def gradient_function(model):
-    """Compiled (images, labels) -> gradients of all trainable tensors, in training mode but dropout.
+    """Compiled (images, labels) -> gradients of all trainable tensors, in training mode but
+    dropout.
 
     Dropout is off in both passes of a trial: its noise in the loss drowns a first-order drop.
     Everything else is as in a training step. Build it once and hand it to evaluate_importance.
@@ -26,10 +27,10 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', gra
     """(N,) float64: the importance of every trainable tensor, averaged over the probe batches.
 
     gradient_update (the paper, equation 3): a trial update w -> w + dw of all tensors by the
-    optimizer, from the same start for each batch; then I_k = - sum_i dL/dw_i (at w + dw) * dw_i, the
-    first-order drop in loss that tensor k's own update is responsible for. dw leaves weight decay
-    out. It includes momentum as the first real step would: the momentum of a tensor that was left
-    out is as old as its last selection.
+    optimizer, from the same start for each batch; then I_k = - sum_i dL/dw_i (at w + dw) * dw_i,
+    the first-order drop in loss that tensor k's own update is responsible for. dw leaves weight
+    decay out. It includes momentum as the first real step would: the momentum of a tensor that was
+    left out is as old as its last selection.
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).

@@ -1,4 +1,4 @@
-"""Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else lives here."""
+"""Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else is here."""
 
 import contextlib
 

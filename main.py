@@ -51,7 +51,8 @@ def parse_arguments(argv=None):
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
                         help='moving statistics of batch normalization: frozen (default), or train '
                              '(default with --weights none)')
-    parser.add_argument('--data_dir', metavar='DIR', help='where TensorFlow Datasets keeps its data')
+    parser.add_argument('--data_dir', metavar='DIR',
+                        help='where TensorFlow Datasets keeps its data')
     parser.add_argument('--seed', type=number(int, low=0), default=0, metavar='N',
                         help='of data order, augmentation, dropout, new weights '
                              '(default: %(default)s)')
@@ -59,7 +60,8 @@ def parse_arguments(argv=None):
                           'bit-identical runs of one seed, slower (not with TensorFlow 2.7)')
     parser.add_argument('--run_name', default='auto', metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
-    command_line.add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
+    command_line.add_flag(parser, '--save_model',
+                          'keep the trained weights and model in checkpoint/')
     command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
     return parser.parse_args(argv)
 
@@ -108,7 +110,8 @@ def run_name(args):
 
 def run_settings(args):
     """dict of what decides the outcome of a run: a folder is reused only by the same."""
-    settings = {k: v for k, v in vars(args).items() if k not in ('logs_dir', 'run_name', 'save_txt')}
+    settings = {flag: value for flag, value in vars(args).items()
+                if flag not in ('logs_dir', 'run_name', 'save_txt')}
     if not is_elastic(args):
         for flag in ('rho', 'interval', 'importance', 'probe_batches'):
             settings[flag] = None

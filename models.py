@@ -55,8 +55,8 @@ def canonical_name(name):
     for application in applications:
         if application.lower() == name.lower():
             return application.lower() if application.lower() in PAPER_MODELS else application
-    raise UserError("unknown model '{}'{}; allowed: {}, any keras.applications class, or the path of "
-                    'a saved Keras model ({} or a folder)'.format(
+    raise UserError("unknown model '{}'{}; allowed: {}, any keras.applications class, or the path "
+                    'of a saved Keras model ({} or a folder)'.format(
                         name, nearest(name, list(PAPER_MODELS) + applications),
                         ', '.join(PAPER_MODELS), ', '.join(MODEL_FILES)))
 
@@ -65,8 +65,8 @@ def check_weights(weights):
     """`weights` itself if it is imagenet, none or an existing file; UserError otherwise."""
     if weights in ('imagenet', 'none') or os.path.isfile(weights):
         return weights
-    raise UserError("no weights file at '{}'; allowed: imagenet, none, or the path of a .npz or .h5 "
-                    'file'.format(weights))
+    raise UserError("no weights file at '{}'; allowed: imagenet, none, or the path of a .npz or "
+                    '.h5 file'.format(weights))
 
 
 def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, bn_statistics=None):

@@ -61,7 +61,7 @@ class TensorTimings(NamedTuple):
 
     @property
     def fixed(self):
-        """ms: what every step pays whatever it trains: forward pass, fixed part of the optimizer."""
+        """ms: what every step pays, whatever it trains: forward pass, optimizer's fixed part."""
         return self.t_fp + max(0.0, self.t_update - float(self.t_up.sum()))
 
     def backward_time(self, mask):
@@ -70,14 +70,15 @@ class TensorTimings(NamedTuple):
         return float(self.group_ms[needed > 0].sum())
 
     def chain_time(self, mask):
-        """ms by t_dw and t_dy: equal to backward_time for all tensors, an upper bound for others."""
+        """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
         chosen = np.asarray(mask, dtype=bool)[self.order]
         deepest = int(np.argmax(chosen)) if chosen.any() else len(chosen)
         return float(self.t_dw[self.order][chosen].sum() + self.t_dy[self.order][deepest:].sum())
 
     def step_time(self, mask):
         """ms of a whole training step for the (N,) bool mask."""
-        return self.fixed + self.backward_time(mask) + float(self.t_up[np.asarray(mask, bool)].sum())
+        mask = np.asarray(mask, dtype=bool)
+        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
 
     def group_matrix(self):
         """(G, N) float64: 1 where the group's ops are needed by the tensor."""
@@ -183,7 +184,8 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
         totals = measure_totals(step, times.groups, images, labels, seconds)
     return build_table([variable_name(v) for v in variables],
-                       [tuple(int(n) for n in v.shape) for v in variables], times, totals, key or {})
+                       [tuple(int(n) for n in v.shape) for v in variables], times, totals,
+                       key or {})
 
 
 class Totals(NamedTuple):
@@ -268,8 +270,8 @@ def build_table(names, shapes, times, totals, key):
 def own_and_shared_scale(groups, totals, num_tensors):
     """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
 
-    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share of
-    the deepest tensor; one scale for both where that has no sensible solution.
+    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
+    of the deepest tensor; one scale for both where that has no sensible solution.
     """
     bit = 1 << totals.deepest
     total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
@@ -329,7 +331,7 @@ def table_folder(logs_dir, model_name, input_size, num_classes, batch_size):
 
 
 def stored_table(folder, key):
-    """The TensorTimings in `folder` if its key is exactly `key`; None, and why in a line, if not."""
+    """The TensorTimings in `folder` if its key is exactly `key`; else None, and prints why."""
     path = os.path.join(folder, TABLE_FILE)
     if not os.path.exists(path):
         print('no timing table at {}: profiling'.format(path))
@@ -425,9 +427,9 @@ def main(argv=None):
     print(describe(table))
     if args.plot:
         import plot
-        print('\n'.join(plot.timing_bars(dict(
-            names=table.names, t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), t_fp=table.t_fp,
-            t_bp=table.t_bp, t_update=table.t_update, model=name), os.path.join(folder, 'timings'))))
+        content = table._asdict()
+        content.update(t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), model=name)
+        print('\n'.join(plot.timing_bars(content, os.path.join(folder, 'timings'))))
     return 0
 
 

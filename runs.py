@@ -183,13 +183,13 @@ def is_finished(folder, settings):
                for key in sorted(set(before) | set(settings))
                if before.get(key) != settings.get(key)]
     if changed:
-        raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove {}'
-                    .format(', '.join(changed), folder))
+        raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
+                    '{}'.format(', '.join(changed), folder))
     return os.path.exists(os.path.join(folder, 'summary.json'))
 
 
 def open_run(folder, settings):
-    """Makes the folder ready; an interrupted run of the same settings starts over, records cleared."""
+    """Makes the folder ready; the records of an interrupted run are cleared: it starts over."""
     for stale in ['epochs.csv', 'selections.csv', 'epochs.txt'] + [
             os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
         if os.path.exists(os.path.join(folder, stale)):

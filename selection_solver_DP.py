@@ -1,11 +1,13 @@
-"""Tensor selection: which tensors buy the most importance within a time budget (paper, section 4.3).
+"""Tensor selection: which tensors buy the most importance within a time budget (paper, section
+4.3).
 
 Training tensor k costs t_dw[k], the time of its own gradient, and needs the error gradient carried
 back to it: t_dy of every tensor from the output down to the deepest selected one. That second cost
 depends on the deepest selected tensor alone, so the problem is a family of prefix 0/1 knapsacks on
 t_dw, and one sweep from the output to the input solves all of them exactly in O(N * resolution).
 
-Arrays have shape (N,) and run from the input to the output: index 0 is the tensor nearest the input.
+Arrays have shape (N,) and run from the input to the output: index 0 is the tensor nearest the
+input.
 """
 
 import warnings
@@ -44,9 +46,9 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
 
     The budget is cut into `resolution` bins and every cost is rounded UP to whole bins, so that the
     result never exceeds the budget; it is the exact optimum for the rounded costs, and at least as
-    good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance <= 0
-    is never selected, except by the fallback: where no feasible tensor has positive importance, an
-    empty mask would silently train nothing, so importances are shifted until the worst feasible
+    good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance <=
+    0 is never selected, except by the fallback: where no feasible tensor has positive importance,
+    an empty mask would silently train nothing, so importances are shifted until the worst feasible
     tensor is just above zero, which fills the budget with the least bad ones. A warning says so.
 
     t_dw: (N,) ms per step, own gradient of each tensor.
@@ -55,7 +57,8 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
     budget: ms of backward time, > 0.
     resolution: number of bins, >= 1.
     Returns a Selection. Raises InfeasibleBudget when no single tensor fits, ValueError for wrong
-    shapes, negative or non-finite times, NaN importance, a budget or resolution that is not positive.
+    shapes, negative or non-finite times, NaN importance, a budget or resolution that is not
+    positive.
     """
     t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution)
     to_reach = np.cumsum(t_dy[::-1])[::-1] + t_dw  # (N,) ms, tensor k alone

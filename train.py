@@ -80,7 +80,8 @@ def fixed_mask(name, model):
 
 
 def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gradient_update'):
-    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section 4).
+    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
+    4).
 
     probe: tf.data of (images, labels), endless: each evaluation takes its next batches.
     timings: TensorTimings of this model on this machine. Raises InfeasibleBudget at the first
@@ -304,8 +305,8 @@ def _announce(choice, timings, settings, seconds):
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
         return
-    print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = {:.2f} '
-          'of full (rho {:g}), in {:.2f} s'.format(
+    print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
+          '{:.2f} of full (rho {:g}), in {:.2f} s'.format(
               choice.mask.sum(), len(choice.mask),
               100 * choice.importance[choice.mask].sum()
               / max(choice.importance[choice.importance > 0].sum(), 1e-12),

@@ -12,7 +12,8 @@ from backbone import ends_in_logits
 
 
 def make_optimizer(name, learning_rate, total_steps, variables):
-    """SGD with momentum 0.9, or Adam, on a cosine decay over all steps; slots made for all variables.
+    """SGD with momentum 0.9, or Adam, on a cosine decay over all steps; slots made for all
+    variables.
 
     Weight decay is not the optimizer's: see TrainingStep.
     """
@@ -40,10 +41,10 @@ class TrainingStep:
     mask: (N,) bool, in model.trainable_variables order.
     weight_decay: decoupled (SGDW, AdamW): w -= learning_rate * weight_decay * w, before the update,
         which is the paper's optimizer; scaled by the decayed learning rate, so that both follow the
-        cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's TensorFlow.
-    outputs_gradients: also return the gradients, for the profiler to find them in the graph. Not for
-        timing: holding all of them until the end makes the late layers' large ones slower.
-    update: False leaves out decay and update: the forward and backward pass alone.
+        cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's
+    TensorFlow. outputs_gradients: also return the gradients, for the profiler to find them in the
+        graph. Not for timing: holding all of them until the end makes the late layers' large ones
+    slower. update: False leaves out decay and update: the forward and backward pass alone.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,

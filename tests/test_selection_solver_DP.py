@@ -23,7 +23,7 @@ def chain_time(masks, t_dw, t_dy):
 
 
 def chain_bins(masks, t_dw, t_dy, budget, resolution):
-    """(M,) bins with the solver's rounding: the deepest tensor together with its path, others alone."""
+    """(M,) bins with the solver's rounding: the deepest tensor with its path, others alone."""
     deepest = masks.argmax(axis=1)
     item = np.ceil(t_dw * resolution / budget)
     reach = np.ceil((np.cumsum(t_dy[::-1])[::-1] + t_dw) * resolution / budget)
@@ -120,7 +120,8 @@ def test_nothing_fits_names_the_smallest_budget():
     (dict(t_dw=[], t_dy=[], importance=[]), 'shapes'),
     (dict(t_dw=[-1.0, 1.0]), 'negative'), (dict(t_dy=[1.0, np.nan]), 'finite'),
     (dict(importance=[np.nan, 1.0]), 'finite'), (dict(budget=0), 'budget'),
-    (dict(budget=np.nan), 'budget'), (dict(budget=-1), 'budget'), (dict(resolution=0), 'resolution'),
+    (dict(budget=np.nan), 'budget'), (dict(budget=-1), 'budget'),
+    (dict(resolution=0), 'resolution'),
 ])
 @pytest.mark.parametrize('solver', [select_tensors, select_tensors_paper])
 def test_bad_input_is_rejected(solver, change, message):
