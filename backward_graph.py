@@ -21,8 +21,9 @@ from tensorflow.python.eager import context as eager_context
 
 # Nodes that the executor passes through without running a kernel of their own: no event, no cost.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
-                      'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient', 'Squeeze',
-                      'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp', 'Size', 'Rank'))
+                      'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient',
+                      'Squeeze', 'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp',
+                      'Size', 'Rank'))
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
 

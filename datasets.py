@@ -34,7 +34,7 @@ CONNECT_SECONDS = 5
 SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
 FOLDER_TEST_SHARE = 0.2
 DIGIT_TEST_SHARE = 0.25
-RENDERINGS = {'train': 4, 'test': 5}  # of each original digit: 5,388 and 2,250 images
+RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
 DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
     'digits': (0, 0.04, 4, (255, 255), (0, 0)),
     'digits_shifted': (1, 0.1, 20, (0, 110), (150, 255))}

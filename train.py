@@ -9,7 +9,7 @@ import contextlib
 import gc
 import math
 import time
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -39,12 +39,14 @@ class Choice(NamedTuple):
     """Tensors to train from now on.
 
     mask: (N,) bool, model.trainable_variables order. importance: (N,), predicted_ms: of the whole
-    step; None for fixed schemes. fallback: see select_tensors.
+    step; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial of each
+    probe batch.
     """
     mask: np.ndarray
     importance: Optional[np.ndarray] = None
     predicted_ms: Optional[float] = None
     fallback: bool = False
+    trials: Sequence = ()
 
 
 class Scheme(NamedTuple):
@@ -93,14 +95,14 @@ def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gra
     def select(epoch):
         if (epoch - 1) % settings.interval if settings.interval else epoch > 1:
             return None
-        begin = time.perf_counter()
+        begin, trials = time.perf_counter(), []
         importance = evaluate_importance(
             model, optimizer, (next(batches) for _ in range(settings.probe_batches)), metric,
-            gradients)
+            gradients, trials)
         seconds = time.perf_counter() - begin
         mask, fallback = choose_tensors(timings, importance, settings.rho)
         select.importance_seconds += seconds
-        return Choice(mask, importance, timings.step_time(mask), fallback)
+        return Choice(mask, importance, timings.step_time(mask), fallback, trials)
     select.importance_seconds = 0.0
     return Scheme(name, select)
 
@@ -299,6 +301,10 @@ def _record_choice(recorder, model, timings, choice, epoch):
             'selected_tensors': int(choice.mask.sum()),
             'selected_importance': float(choice.importance[choice.mask].sum()),
             'predicted_step_ms': choice.predicted_ms, 'fallback': int(choice.fallback)}, epoch)
+    if choice.trials:
+        recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
+                                                           for t in choice.trials]))
+                          for field in choice.trials[0]._fields}, epoch)
 
 
 def _announce(choice, timings, settings, seconds):
@@ -311,6 +317,9 @@ def _announce(choice, timings, settings, seconds):
               100 * choice.importance[choice.mask].sum()
               / max(choice.importance[choice.importance > 0].sum(), 1e-12),
               choice.predicted_ms, choice.predicted_ms / timings.t_step, settings.rho, seconds))
+    if any(trial.scale < 1 for trial in choice.trials):
+        print('  a full trial update overshoots: importance taken at {:g} of it'.format(
+            min(trial.scale for trial in choice.trials)))
     if choice.fallback:
         print('  no tensor within reach had positive importance: training the least bad ones; a '
               'smaller --learning_rate or more --probe_batches may help')

@@ -45,8 +45,8 @@ ensure_venv() {
     local stack=$1 versions name venv base size making stamp wanted running
     versions=$(stack_versions "$stack") || exit
     case $stack in
-        today) name=.venv; size='3 GB, 2 to 10 minutes' ;;
-        paper) name=.venv-paper; size='2 GB, 2 to 10 minutes' ;;
+        today) name=.venv; size='3 GB, 1 to 10 minutes' ;;
+        paper) name=.venv-paper; size='2 GB, 1 to 10 minutes' ;;
     esac
     venv=$ROOT/$name
     making=$venv/making        # holds the process id; there from the first moment to the last

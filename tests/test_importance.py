@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import backbone
+import keras_stack
+from importance import METRICS, evaluate_importance, gradient_function
+from training_step import TrainingStep, make_optimizer
+
+
+def small_model(bn_statistics='train'):
+    """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is."""
+    keras.utils.set_random_seed(0) if keras_stack.KERAS_3 else tf.random.set_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    base = keras.Model(inputs, keras.layers.DepthwiseConv2D(3)(x))
+    return backbone.classifier(base, None, (8, 8, 3), 3, bn_statistics)
+
+
+def batches(count, seed=0):
+    rng = np.random.RandomState(seed)
+    return [(tf.constant(rng.rand(4, 8, 8, 3), tf.float32), tf.constant([0, 1, 2, 0]))
+            for _ in range(count)]
+
+
+def trained(model, steps=3, optimizer='sgd'):
+    """The optimizer after some real steps, so that slots and iteration count are not zero."""
+    optimizer = make_optimizer(optimizer, 0.05, 100, model.trainable_variables)
+    step = TrainingStep(model, optimizer, np.ones(len(model.trainable_variables)), 5e-4)
+    for images, labels in batches(steps, seed=1):
+        step(images, labels)
+    return optimizer, step
+
+
+def state(model, optimizer):
+    return [keras_stack.raw(v).numpy() for v in
+            list(model.variables) + keras_stack.optimizer_variables(optimizer)]
+
+
+@pytest.mark.parametrize('metric', METRICS)
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_evaluation_leaves_no_trace(metric, name):
+    model = small_model()
+    optimizer, _ = trained(model, optimizer=name)
+    before = state(model, optimizer)
+    importance = evaluate_importance(model, optimizer, batches(2), metric)
+    assert importance.shape == (len(model.trainable_variables),) and np.abs(importance).sum() > 0
+    for old, new in zip(before, state(model, optimizer)):
+        assert old.dtype == new.dtype and old.tobytes() == new.tobytes()
+
+
+def test_evaluation_restores_even_after_a_failure():
+    model = small_model()
+    optimizer, _ = trained(model)
+    before = state(model, optimizer)
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        evaluate_importance(model, optimizer, batches(1) + [(tf.zeros((4, 8, 8, 3)), None)])
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+
+
+def test_gradient_update_is_the_first_order_drop_of_the_trial():
+    """By hand, without the evaluator: one tape at w, plain SGD, one tape at w + dw."""
+    model = small_model('frozen')
+    variables = model.trainable_variables
+    optimizer = make_optimizer('sgd', 0.05, 100, variables)
+    images, labels = batches(1)[0]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=False))
+        return [g.numpy() for g in tape.gradient(value, [keras_stack.raw(v) for v in variables])]
+
+    importance = evaluate_importance(model, optimizer, [(images, labels)])
+    first = gradients()
+    start = [keras_stack.raw(v).numpy() for v in variables]
+    for variable, value, gradient in zip(variables, start, first):
+        variable.assign(value - 0.05 * gradient)  # first step: momentum is empty
+    expected = [0.05 * (g1 * g2).sum() for g1, g2 in zip(first, gradients())]
+    np.testing.assert_allclose(importance, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_stale_momentum_enters_the_trial():
+    model = small_model('frozen')
+    variables = model.trainable_variables
+    fresh = make_optimizer('sgd', 0.05, 100, variables)
+    without = evaluate_importance(model, fresh, batches(1))
+    optimizer, _ = trained(model)
+    with_momentum = evaluate_importance(model, optimizer, batches(1))
+    assert not np.allclose(without, with_momentum)
+
+
+def test_dropout_is_off_in_both_passes():
+    model = small_model()
+    optimizer, _ = trained(model)
+    gradients = gradient_function(model)
+    values = [evaluate_importance(model, optimizer, batches(1), gradients=gradients)
+              for _ in range(3)]
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[0], values[2])
+    assert [layer.rate for layer in keras_stack.flat_layers(model)
+            if isinstance(layer, keras.layers.Dropout)] == [0.2]
+
+
+def test_importance_is_averaged_over_the_probe_batches_from_one_start():
+    model = small_model()
+    optimizer, _ = trained(model)
+    both = batches(2)
+    single = [evaluate_importance(model, optimizer, [batch]) for batch in both]
+    np.testing.assert_allclose(evaluate_importance(model, optimizer, both),
+                               np.mean(single, axis=0), rtol=1e-6)
+    assert not np.allclose(single[0], single[1])
+
+
+def test_magnitudes():
+    model = small_model()
+    optimizer, _ = trained(model)
+    weights = evaluate_importance(model, optimizer, [], 'weight_magnitude')
+    assert weights[0] == pytest.approx(
+        np.abs(keras_stack.raw(model.trainable_variables[0]).numpy()).sum(), rel=1e-5)
+    assert (evaluate_importance(model, optimizer, batches(1), 'grad_magnitude') >= 0).all()
+
+
+def test_unknown_metric_and_no_batch_are_refused():
+    model = small_model()
+    optimizer, _ = trained(model)
+    with pytest.raises(ValueError, match='unknown importance'):
+        evaluate_importance(model, optimizer, batches(1), 'guess')
+    with pytest.raises(ValueError, match='at least one'):
+        evaluate_importance(model, optimizer, [])

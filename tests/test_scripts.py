@@ -1,0 +1,162 @@
+"""The shell scripts and the benchmarks: arguments, virtual environments, output."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPTS = os.path.join(ROOT, 'scripts')
+STACK = 'today' if sys.version_info >= (3, 10) else 'paper'
+VENV = {'today': '.venv', 'paper': '.venv-paper'}[STACK]
+PYTHON = 'python{}.{}'.format(*sys.version_info)
+TOOLS = 'bash cat cksum dirname ls mkdir readlink rm tail env'.split()
+
+
+def run(*command, **options):
+    """(status, stdout, stderr)."""
+    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=120, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def write_script(path, *lines):
+    path.write_text('\n'.join(('#!/bin/sh',) + lines) + '\n')
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """(folder, environment): a repository of scripts alone, with no Python on the PATH."""
+    repository, tools = tmp_path / 'repository', tmp_path / 'bin'
+    shutil.copytree(SCRIPTS, str(repository / 'scripts'))
+    (repository / 'requirements.txt').write_text('# nothing\n')
+    tools.mkdir()
+    for tool in TOOLS:
+        (tools / tool).symlink_to(shutil.which(tool))
+    return repository, {'PATH': str(tools), 'HOME': str(tmp_path), 'PIP_NO_INDEX': '1',
+                        'PIP_CONFIG_FILE': os.devnull, 'LANG': 'C.UTF-8'}
+
+
+@pytest.fixture
+def equipped(bare):
+    """The same with this interpreter on its PATH, behind a shim that fails, as pyenv's may."""
+    repository, environment = bare
+    tools, shims = repository.parent / 'bin', repository.parent / 'shims'
+    shims.mkdir()
+    write_script(tools / PYTHON, 'exec "{}" "$@"'.format(sys.executable))
+    write_script(shims / PYTHON, 'echo "{}: command not found" >&2'.format(PYTHON), 'exit 127')
+    return repository, dict(environment, PATH='{}:{}'.format(shims, tools))
+
+
+def ensure_venv(repository, environment):
+    command = 'set -euo pipefail; source scripts/_venv.sh; ensure_venv {}; echo "$PYTHON"'
+    return run('bash', '-c', command.format(STACK), cwd=str(repository), env=environment)
+
+
+@pytest.mark.parametrize('script', sorted(
+    os.path.join(SCRIPTS, name) for name in os.listdir(SCRIPTS) if name.endswith('.sh')
+) + [os.path.join(ROOT, '.ci', 'run')], ids=os.path.basename)
+def test_script_parses(script):
+    assert run('bash', '-n', script) == (0, '', '')
+    assert os.path.basename(script).startswith('_') or os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize('arguments, status, text', [
+    (['--help'], 0, 'usage: run_tests.sh'),
+    (['--stack', 'papr'], 2, "unknown stack 'papr'; allowed: today, paper"),
+    (['--stack=papr'], 2, "unknown stack 'papr'"),
+    (['tests/test_plot.py', '--stack'], 2, "unknown stack ''"),
+])
+def test_help_and_unknown_stack_make_nothing(bare, arguments, status, text):
+    repository, environment = bare
+    link = repository.parent / 'tests'
+    link.symlink_to(repository / 'scripts' / 'run_tests.sh')
+    before = sorted(os.listdir(str(repository)))
+    result = run('bash', link, *arguments, cwd='/', env=environment)
+    assert result[0] == status
+    assert text in result[1] + result[2]
+    assert sorted(os.listdir(str(repository))) == before
+
+
+def test_missing_python_is_named(bare):
+    repository, environment = bare
+    write_script(repository.parent / 'bin' / PYTHON, 'exit 127')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 2
+    assert 'no Python found for the {} stack'.format(STACK) in errors
+    assert {'today': '3.11, 3.12, 3.13, 3.10', 'paper': '3.8'}[STACK] in errors
+    assert not (repository / VENV).exists()
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='neither stack is made with Python 3.9')
+def test_environment_is_made_once_and_follows_requirements(equipped):
+    repository, environment = equipped
+    venv = repository / VENV
+
+    status, output, errors = ensure_venv(repository, environment)
+    assert status == 0, errors
+    assert output.strip() == str(venv / 'bin' / 'python')
+    assert errors.startswith('Making {} with Python 3.'.format(VENV))
+    assert not (venv / 'making').exists()
+    assert run(output.strip(), '-c', 'import sys; assert sys.prefix != sys.base_prefix')[0] == 0
+    assert ensure_venv(repository, environment) == (0, output, '')  # nothing to do, nothing said
+
+    (repository / 'requirements.txt').write_text('no-such-package-here\n')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 1
+    assert 'Bringing {} up to date'.format(VENV) in errors
+    assert 'No matching distribution found for no-such-package-here' in errors
+    assert ensure_venv(repository, environment)[0] == 1  # a failed update is not taken for done
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='neither stack is made with Python 3.9')
+def test_unfinished_environment_is_made_again_but_nobody_elses_is_removed(equipped):
+    repository, environment = equipped
+    venv = repository / VENV
+    venv.mkdir()
+    (venv / 'mine').write_text('')
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (2, True)
+    assert 'not a virtual environment' in errors
+
+    (venv / 'making').write_text(str(os.getpid()))
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (1, True)
+    assert 'is being made by process {}'.format(os.getpid()) in errors
+
+    gone = subprocess.Popen(['true'])
+    gone.wait()
+    (venv / 'making').write_text(str(gone.pid))
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (0, False), errors
+    assert 'was left unfinished: making it again' in errors
+
+
+def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path):
+    path = tmp_path / 'new' / 'selector.json'
+    status, output, errors = run(
+        sys.executable, os.path.join(ROOT, 'benchmarks', 'selector.py'), '--tensors', 7, 9,
+        '--repeats', 2, '--json', path, cwd=str(tmp_path),
+        env=dict(os.environ, PYTHONIOENCODING='utf-8'))
+    assert status == 0, errors
+    rows = json.loads(path.read_text())['rows']
+    assert [(row['tensors'], row['bins_exact']) for row in rows] == (
+        [(7, 10_000), (7, 1000)] * 3 + [(9, 10_000), (9, 1000)] * 3)
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    assert all(row['exact_time_share'] <= 1 for row in rows)
+    lines = output.splitlines()
+    assert len({len(line) for line in lines[:2 + len(rows)]}) == 1, 'the columns are not aligned'
+    assert lines[0].split('  ')[0].strip() == 'N'
+    assert 'Target not measured' in output
+
+
+def test_selector_benchmark_refuses_an_unusable_path_before_measuring(tmp_path):
+    status, output, errors = run(
+        sys.executable, os.path.join(ROOT, 'benchmarks', 'selector.py'), '--json', tmp_path)
+    assert (status, output) == (2, '')
+    assert errors == "error: --json '{}' is not a file that can be written\n".format(tmp_path)

@@ -1,0 +1,258 @@
+import csv
+import gc
+import json
+import weakref
+
+import numpy as np
+import pytest
+
+import keras_stack
+import train
+from backbone import Backbone
+from datasets import load_dataset
+from models import build_model
+from profiler import TensorTimings, chain_timings, profile_model
+from runs import EPOCH_COLUMNS, Recorder, read_run
+from selection_solver_DP import InfeasibleBudget
+from training_step import make_optimizer
+
+SIZE, BATCH, STEPS = 32, 16, 6
+
+
+@pytest.fixture(scope='module')
+def dataset():
+    """Real digits, cut to a few steps an epoch."""
+    full = load_dataset('digits_shifted', SIZE, BATCH)
+    return full._replace(train=full.train.take(STEPS), train_size=STEPS * BATCH,
+                         test=full.test.take(2), test_size=2 * BATCH)
+
+
+def new_model(bn_statistics='train'):
+    return build_model('mobilenetv2', (SIZE, SIZE, 3), 10, 'none', alpha=0.35,
+                       bn_statistics=bn_statistics)
+
+
+@pytest.fixture(scope='module')
+def timings():
+    return profile_model(new_model(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+
+
+def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
+    """One real run through the real loop; returns (result, model)."""
+    model = model or new_model()
+
+    def make(optimizer):
+        if timings is None:
+            return train.fixed_scheme(name, train.fixed_mask(name, model))
+        scheme = train.elastic_scheme(name, model, optimizer, dataset.probe, timings, settings)
+        return scheme._replace(select=spy(scheme.select)) if spy else scheme
+    recorder = Recorder(str(folder))
+    result = train.train(model, dataset, make, settings, recorder, timings)
+    recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
+                         dataset_name='d', seed=0, stack='s', host='h'))
+    return result, model
+
+
+def synthetic_timings(rng, n=20):
+    """A table of random op groups, as branching as can be."""
+    groups = {1 << k: rng.rand() for k in range(n)}
+    for _ in range(3 * n):
+        mask = sum(1 << int(k) for k in set(rng.randint(0, n, rng.randint(2, 6))))
+        groups[mask] = groups.get(mask, 0) + rng.rand()
+    t_dw, t_dy, order = chain_timings(groups, n)
+    listed = sorted(groups.items())
+    t_up = rng.rand(n) * 0.1
+    return TensorTimings(
+        ['t%d' % k for k in range(n)], [(1,)] * n, t_dw, t_dy, t_up, 5.0, sum(groups.values()),
+        t_up.sum() + 0.5, order, [[k for k in range(n) if mask >> k & 1] for mask, _ in listed],
+        np.array([ms for _, ms in listed]), np.zeros(n, bool), 1.0, [], {})
+
+
+# ---------------------------------------------------------------- choosing tensors
+
+@pytest.mark.filterwarnings('ignore:no feasible tensor')
+def test_choice_never_exceeds_rho_and_leaves_nothing_that_fits():
+    rng = np.random.RandomState(0)
+    for _ in range(60):
+        table = synthetic_timings(rng)
+        importance = rng.randn(20)
+        rho = rng.uniform(train.smallest_rho(table), 1)
+        mask, _ = train.choose_tensors(table, importance, rho)
+        assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
+        for k in np.flatnonzero(~mask & (importance > 0)):
+            with_k = mask | (np.arange(20) == k)
+            assert table.step_time(with_k) > rho * table.t_step - 1e-9
+
+
+def test_rho_1_trains_every_tensor_of_positive_importance():
+    rng = np.random.RandomState(1)
+    table = synthetic_timings(rng)
+    mask, fallback = train.choose_tensors(table, rng.rand(20) + 0.1, 1.0)
+    assert mask.all() and not fallback
+
+
+def test_smallest_rho_is_reachable_and_nothing_below_is_promised():
+    rng = np.random.RandomState(2)
+    for _ in range(20):
+        table = synthetic_timings(rng)
+        least = train.smallest_rho(table)
+        mask, _ = train.choose_tensors(table, rng.rand(20), least + 1e-6)
+        assert mask.any()
+        with pytest.raises(InfeasibleBudget):
+            train.choose_tensors(table, rng.rand(20), table.fixed / table.t_step * 0.99)
+
+
+# ---------------------------------------------------------------- schemes
+
+def test_fixed_masks_cover_head_and_normalisation():
+    model = new_model()
+    names = [keras_stack.variable_name(v) for v in model.trainable_variables]
+    assert train.fixed_mask('full_training', model).all()
+    head = train.fixed_mask('traditional_tl_training', model)
+    assert [names[i] for i in np.flatnonzero(head)] == ['head/kernel', 'head/bias']
+    small = train.fixed_mask('bn_plus_bias_training', model)
+    assert {n.split('/')[-1] for n, m in zip(names, small) if m and 'head' not in n} == {
+        'gamma', 'beta'}
+    assert all(m or n.split('/')[-1] == 'kernel' for n, m in zip(names, small))
+
+
+def test_head_only_changes_the_head_alone(tmp_path, dataset):
+    model = new_model('frozen')
+    before = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
+    run(tmp_path / 'r', dataset, 'traditional_tl_training', train.Settings(num_epochs=1),
+        model=model)
+    same = [np.array_equal(old, keras_stack.raw(v).numpy())
+            for old, v in zip(before, model.trainable_variables)]
+    assert same[:-2] == [True] * (len(same) - 2) and not any(same[-2:])
+
+
+@pytest.mark.parametrize('mode', ['frozen', 'train'])
+def test_frozen_statistics_stay_bit_identical_over_an_epoch(tmp_path, dataset, mode):
+    model = new_model(mode)
+    before = [keras_stack.raw(v).numpy() for v in model.non_trainable_weights]
+    run(tmp_path / 'r', dataset, 'full_training', train.Settings(num_epochs=1), model=model)
+    same = [old.tobytes() == keras_stack.raw(v).numpy().tobytes()
+            for old, v in zip(before, model.non_trainable_weights)]
+    assert all(same) if mode == 'frozen' else not any(same)
+    assert isinstance(model.get_layer('backbone'), Backbone)
+
+
+# ---------------------------------------------------------------- the loop
+
+@pytest.fixture(scope='module')
+def elastic(tmp_path_factory, dataset, timings):
+    folder = tmp_path_factory.mktemp('logs') / 'elastic'
+    settings = train.Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02,
+                              probe_batches=2)
+    return folder, run(folder, dataset, 'elastic_training', settings, timings)[0], settings
+
+
+def test_records_agree_with_the_summary(elastic):
+    folder, result, _ = elastic
+    record = read_run(str(folder))
+    with open(str(folder / 'summary.json')) as source:
+        summary = json.load(source)
+    assert summary['finished'] and summary['epochs'] == 3
+    total = {name: sum(record.epochs[name + '_seconds'])
+             for name in ('step', 'selection', 'importance', 'validation')}
+    for name, seconds in total.items():
+        assert seconds == pytest.approx(summary[name + '_seconds'])
+    assert summary['train_seconds'] == pytest.approx(
+        summary['step_seconds'] + summary['selection_seconds'])
+    assert record.epochs['train_seconds'][-1] == pytest.approx(summary['train_seconds'])
+    assert 0 < total['importance'] < total['selection'] and total['validation'] > 0
+    assert summary['final_accuracy'] == record.epochs['test_accuracy'][-1]
+    assert summary['best_accuracy'] == max(record.epochs['test_accuracy'])
+    assert set(EPOCH_COLUMNS) == set(record.epochs)
+
+
+def test_learning_rate_follows_a_cosine_to_zero(elastic):
+    rates = read_run(str(elastic[0])).epochs['learning_rate']
+    expected = [0.02 * 0.5 * (1 + np.cos(np.pi * epoch / 3)) for epoch in (1, 2, 3)]
+    np.testing.assert_allclose(rates, expected, atol=1e-6)
+
+
+def test_selections_are_remade_on_other_probe_batches_within_the_budget(elastic, timings):
+    record = read_run(str(elastic[0]))
+    by_epoch = {}
+    for row in record.selections:
+        by_epoch.setdefault(row.epoch, []).append(row)
+    assert sorted(by_epoch) == [1, 2, 3]
+    masks = [np.array([row.selected for row in rows]) for _, rows in sorted(by_epoch.items())]
+    for mask in masks:
+        assert mask.any() and timings.step_time(mask) <= 0.6 * timings.t_step * (1 + 1e-9)
+    importances = [[row.importance for row in rows] for _, rows in sorted(by_epoch.items())]
+    assert importances[0] != importances[1] != importances[2]
+    shares = [row.time_share for row in by_epoch[1]]
+    assert sum(shares) == pytest.approx(1, abs=0.02) and min(shares) >= 0
+
+
+def test_tensorboard_holds_the_promised_tags(elastic):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(str(elastic[0]))
+    events.Reload()
+    tags = set(events.Tags()['tensors'])
+    assert {'train/accuracy', 'train/classification_loss', 'train/learning_rate', 'test/accuracy',
+            'test/classification_loss', 'elastic/predicted_step_ms', 'elastic/step_ms',
+            'elastic/selected_tensors', 'elastic/mask'} <= tags
+
+
+def test_interval_0_selects_once(tmp_path, dataset, timings):
+    settings = train.Settings(num_epochs=2, interval=0, rho=0.6)
+    run(tmp_path / 'r', dataset, 'elastic_training', settings, timings)
+    assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
+
+
+def test_old_step_functions_are_released(tmp_path, dataset, timings):
+    """Masks are forced to differ, so that every epoch builds a new function."""
+    graphs = []
+    original = train.run_epoch
+
+    def watching(step, *arguments):
+        result = original(step, *arguments)
+        graphs.append(weakref.ref(step.function))
+        return result
+
+    def alternate(select):
+        def other(epoch):
+            choice = select(epoch)
+            mask = choice.mask.copy()
+            mask[:-4] = False
+            mask[-1 - epoch % 3] ^= True
+            mask[-4] = True
+            return choice._replace(mask=mask)
+        other.importance_seconds = 0.0
+        return other
+
+    train.run_epoch = watching
+    try:
+        run(tmp_path / 'r', dataset, 'elastic_training',
+            train.Settings(num_epochs=4, interval=1, rho=0.6), timings, spy=alternate)
+    finally:
+        train.run_epoch = original
+    gc.collect()
+    assert len(graphs) == 4 and [graph() for graph in graphs] == [None] * 4
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
+    with pytest.raises(train.Diverged, match='smaller --learning_rate'):
+        run(tmp_path / 'r', dataset, 'full_training',
+            train.Settings(num_epochs=4, learning_rate=1e18))
+    assert not (tmp_path / 'r' / 'summary.json').exists()
+
+
+def test_first_call_is_booked_as_selection(tmp_path, dataset):
+    """The first call traces and compiles: it must not count as a training step."""
+    result, _ = run(tmp_path / 'r', dataset, 'traditional_tl_training',
+                    train.Settings(num_epochs=2))
+    with open(str(tmp_path / 'r' / 'epochs.csv')) as source:
+        rows = list(csv.DictReader(source))
+    assert float(rows[0]['selection_seconds']) > 10 * float(rows[1]['selection_seconds'])
+    assert float(rows[0]['selection_seconds']) > 5 * float(rows[0]['step_ms']) / 1e3
+
+
+def test_evaluation_of_the_optimizer_matches_the_settings():
+    model = new_model()
+    optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+    assert float(keras_stack.learning_rate(optimizer)) == pytest.approx(0.1)
+    assert len(keras_stack.optimizer_variables(optimizer)) >= len(model.trainable_variables)

@@ -1,0 +1,286 @@
+"""One optimisation step: what is computed, what is updated, and what stays bit-identical."""
+
+import collections
+import re
+
+import command_line
+
+command_line.quiet_tensorflow()
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from tensorflow import keras  # noqa: E402
+
+import keras_stack  # noqa: E402
+from backward_graph import executed_graph  # noqa: E402
+from training_step import TrainingStep, evaluation_function  # noqa: E402
+from training_step import forward_function, make_optimizer  # noqa: E402
+
+# Order of model.trainable_variables of conv_stack.
+KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
+N = 6
+
+
+def conv_stack():
+    """Four convolutions without bias and a head; all six arrays of different shapes."""
+    inputs = x = keras.Input((12, 12, 3))
+    for i, filters in enumerate((4, 5, 6, 7), 1):
+        x = keras.layers.Conv2D(filters, 3, padding='same', activation='relu', use_bias=False,
+                                name='conv{}'.format(i))(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+
+
+def batch(size=4, seed=0):
+    rng = np.random.RandomState(seed)
+    return (tf.constant(rng.uniform(-1, 1, (size, 12, 12, 3)), tf.float32),
+            tf.constant(rng.randint(0, 3, size), tf.int32))
+
+
+def mask_of(*chosen):
+    mask = np.zeros(N, dtype=bool)
+    mask[list(chosen)] = True
+    return mask
+
+
+def values(variables):
+    return [keras_stack.raw(v).numpy().copy() for v in variables]
+
+
+def changed(before, variables):
+    return [not np.array_equal(a, b) for a, b in zip(before, values(variables))]
+
+
+def layers_with_backprop(operations):
+    """op type -> sorted names of the layers whose backward pass holds an op of that type."""
+    found = collections.defaultdict(list)
+    for name, op in operations:
+        layer = re.search(r'gradient_tape/.*/(conv\d|head)(_\d+)?/', name)
+        if layer and op in ('Conv2DBackpropFilter', 'Conv2DBackpropInput', 'ReluGrad', 'MatMul',
+                            'BiasAddGrad'):
+            found[op].append(layer.group(1))
+    return {op: sorted(layers) for op, layers in found.items()}
+
+
+@pytest.mark.parametrize('mask, expected', [
+    (mask_of(HEAD_BIAS), {'BiasAddGrad': ['head']}),
+    (mask_of(HEAD_KERNEL), {'MatMul': ['head']}),
+    (mask_of(KERNEL_4), {'MatMul': ['head'], 'ReluGrad': ['conv4'],
+                         'Conv2DBackpropFilter': ['conv4']}),
+    (mask_of(KERNEL_2, KERNEL_4, HEAD_KERNEL), {
+        'MatMul': ['head', 'head'], 'ReluGrad': ['conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropFilter': ['conv2', 'conv4'], 'Conv2DBackpropInput': ['conv3', 'conv4']}),
+    (mask_of(*range(N)), {
+        'MatMul': ['head', 'head'], 'BiasAddGrad': ['head'],
+        'ReluGrad': ['conv1', 'conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropFilter': ['conv1', 'conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropInput': ['conv2', 'conv3', 'conv4']})],
+    ids=['head bias', 'head kernel', 'last convolution', 'three tensors', 'all'])
+def test_exactly_the_ops_that_the_selected_gradients_need_are_executed(mask, expected):
+    model = conv_stack()
+    step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), mask,
+                        outputs_gradients=True)
+    graph = executed_graph(step, *batch())
+    assert layers_with_backprop(
+        (name, node.op) for name, node in graph.nodes.items()) == expected
+
+
+def test_layers_nearer_the_input_than_the_deepest_selected_tensor_are_not_even_traced():
+    model = conv_stack()
+    step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
+                        mask_of(KERNEL_3, HEAD_BIAS), weight_decay=1e-3)
+    operations = step.function.get_concrete_function(*batch()).graph.get_operations()
+    traced = layers_with_backprop((op.name, op.type) for op in operations)
+    assert {layer for layers in traced.values() for layer in layers} == {'conv3', 'conv4', 'head'}
+    assert traced['Conv2DBackpropFilter'] == ['conv3', 'conv4']
+
+
+@pytest.mark.parametrize('optimizer, slots', [('sgd', 1), ('adam', 2)])
+def test_unselected_tensors_and_their_slots_stay_bit_identical(optimizer, slots):
+    model = conv_stack()
+    variables = model.trainable_variables
+    trained_by = make_optimizer(optimizer, 0.01, 100, variables)
+    TrainingStep(model, trained_by, mask_of(*range(N)), 1e-3)(*batch())  # fills every slot
+    mask = mask_of(KERNEL_2, HEAD_BIAS)
+    state = keras_stack.optimizer_variables(trained_by)
+    before, state_before = values(variables), values(state)
+    step = TrainingStep(model, trained_by, mask, 1e-3)
+    for seed in range(3):
+        step(*batch(seed=seed))
+    assert changed(before, variables) == list(mask)
+    arrays = [(tuple(v.shape), moved) for v, moved in zip(state, changed(state_before, state))
+              if len(v.shape)]
+    assert len(arrays) == slots * N
+    for variable, chosen in zip(variables, mask):
+        own = [moved for shape, moved in arrays if shape == tuple(variable.shape)]
+        assert own == [chosen] * slots
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+def test_switching_the_mask_creates_no_new_slots(optimizer):
+    model = conv_stack()
+    trained_by = make_optimizer(optimizer, 0.01, 100, model.trainable_variables)
+    count = len(keras_stack.optimizer_variables(trained_by))
+    for chosen in ((HEAD_BIAS,), (KERNEL_1, KERNEL_4), range(N)):
+        TrainingStep(model, trained_by, mask_of(*chosen), 1e-3)(*batch())
+    assert len(keras_stack.optimizer_variables(trained_by)) == count
+    assert int(keras_stack.raw(trained_by.iterations)) == 3
+
+
+@pytest.mark.parametrize('optimizer, rate', [('sgd', 0.05), ('adam', 0.01)])
+def test_a_subset_alone_lowers_the_loss(optimizer, rate):
+    model = conv_stack()
+    step = TrainingStep(model, make_optimizer(optimizer, rate, 200, model.trainable_variables),
+                        mask_of(KERNEL_4, HEAD_KERNEL, HEAD_BIAS))
+    losses = [float(step(*batch())[0]) for _ in range(60)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_an_empty_mask_is_refused():
+    model = conv_stack()
+    with pytest.raises(ValueError, match='at least one selected tensor'):
+        TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), mask_of())
+
+
+def test_a_step_without_update_changes_nothing_and_returns_the_loss():
+    model = conv_stack()
+    trained_by = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+    state = keras_stack.optimizer_variables(trained_by)
+    before, state_before = values(model.variables), values(state)
+    loss, correct = TrainingStep(model, trained_by, mask_of(*range(N)), 0.1, update=False)(*batch())
+    assert not any(changed(before, model.variables)) and not any(changed(state_before, state))
+    assert float(loss) == pytest.approx(float(forward_function(model)(*batch())), rel=1e-5)
+    assert 0 <= int(correct) <= 4
+
+
+def test_the_gradients_returned_are_those_of_the_loss():
+    model = conv_stack()
+    images, labels = batch()
+    step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
+                        mask_of(KERNEL_1, HEAD_KERNEL), outputs_gradients=True, update=False)
+    _, _, gradients = step(images, labels)
+    forward = forward_function(model)
+    for variable, gradient in zip(step.variables, gradients):
+        kernel = keras_stack.raw(variable).numpy()
+        direction = gradient.numpy() / np.linalg.norm(gradient)
+        ends = []
+        for sign in (1, -1):
+            variable.assign(kernel + sign * 1e-2 * direction)
+            ends.append(float(forward(images, labels)))
+        variable.assign(kernel)
+        slope = (ends[0] - ends[1]) / 2e-2
+        assert slope == pytest.approx(float(np.linalg.norm(gradient)), rel=0.05)
+
+
+# --- weight decay
+
+
+def linear(seed=1):
+    """Softmax regression with weights large enough for the decay to matter."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    rng = np.random.RandomState(seed)
+    for variable in model.trainable_variables:
+        variable.assign(rng.uniform(-1, 1, tuple(variable.shape)).astype(np.float32))
+    return model
+
+
+def points(size=6, seed=2):
+    rng = np.random.RandomState(seed)
+    return rng.normal(size=(size, 4)).astype(np.float32), rng.randint(0, 3, size).astype(np.int32)
+
+
+def sgdw_by_hand(weights, bias, x, labels, rate, decay, total_steps, steps):
+    """[kernel, bias] after SGD with momentum 0.9 and decoupled decay, in float64."""
+    parameters = [weights.astype(np.float64), bias.astype(np.float64)]
+    momenta = [np.zeros_like(p) for p in parameters]
+    for t in range(steps):
+        logits = x @ parameters[0] + parameters[1]
+        error = np.exp(logits - logits.max(axis=1, keepdims=True))
+        error /= error.sum(axis=1, keepdims=True)
+        error[np.arange(len(x)), labels] -= 1
+        gradients = [x.T @ error / len(x), error.mean(axis=0)]
+        now = rate * 0.5 * (1 + np.cos(np.pi * min(t, total_steps) / total_steps))
+        for i in range(2):
+            momenta[i] = 0.9 * momenta[i] - now * gradients[i]
+            parameters[i] = parameters[i] * (1 - now * decay) + momenta[i]
+    return parameters
+
+
+@pytest.mark.parametrize('decay', [0.0, 0.05])
+def test_sgd_with_decoupled_decay_equals_the_formula(decay):
+    model, (x, labels) = linear(), points()
+    start = values(model.trainable_variables)
+    step = TrainingStep(model, make_optimizer('sgd', 0.2, 8, model.trainable_variables), [True] * 2,
+                        decay)
+    for t in range(1, 6):
+        step(tf.constant(x), tf.constant(labels))
+        by_hand = sgdw_by_hand(start[0], start[1], x, labels, 0.2, decay, 8, t)
+        for mine, expected in zip(values(model.trainable_variables), by_hand):
+            np.testing.assert_allclose(mine, expected, atol=1e-6)
+    without = sgdw_by_hand(start[0], start[1], x, labels, 0.2, 0.05 - decay, 8, 5)
+    assert np.abs(values(model.trainable_variables)[0] - without[0]).max() > 1e-3
+
+
+def test_decay_and_update_stop_when_the_cosine_has_reached_zero():
+    model, (x, labels) = linear(), points()
+    trained_by = make_optimizer('sgd', 0.2, 1, model.trainable_variables)
+    step = TrainingStep(model, trained_by, [True] * 2, weight_decay=0.05)
+    step(tf.constant(x), tf.constant(labels))
+    assert float(keras_stack.learning_rate(trained_by)) == pytest.approx(0, abs=1e-7)
+    before, state = values(model.trainable_variables), keras_stack.optimizer_variables(trained_by)
+    momenta = [value for value in values(state) if value.ndim]
+    step(tf.constant(x), tf.constant(labels))
+    for was, now, momentum in zip(before, values(model.trainable_variables), momenta):
+        np.testing.assert_allclose(now, was + 0.9 * momentum, atol=1e-6)
+
+
+@pytest.mark.skipif(keras_stack.KERAS_3, reason='TensorFlow Addons does not import with Keras 3')
+def test_sgd_with_decoupled_decay_equals_tensorflow_addons():
+    addons = pytest.importorskip('tensorflow_addons')
+    rate, decay, steps, (x, labels) = 0.1, 0.02, 50, points()
+    ours, theirs = linear(), linear()
+    step = TrainingStep(ours, make_optimizer('sgd', rate, steps, ours.trainable_variables),
+                        [True] * 2, decay)
+    schedule = keras.optimizers.schedules.CosineDecay
+    optimizer = addons.optimizers.SGDW(weight_decay=schedule(rate * decay, steps),
+                                       learning_rate=schedule(rate, steps), momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for _ in range(steps):
+        step(tf.constant(x), tf.constant(labels))
+        with tf.GradientTape() as tape:
+            value = loss(labels, theirs(x, training=True))
+        gradients = tape.gradient(value, theirs.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, theirs.trainable_variables))
+        for mine, expected in zip(ours.trainable_variables, theirs.trainable_variables):
+            np.testing.assert_allclose(mine.numpy(), expected.numpy(), atol=1e-6)
+    assert np.abs(ours.get_weights()[0] - linear().get_weights()[0]).max() > 0.1
+
+
+# --- evaluation
+
+
+@pytest.mark.parametrize('activation', [None, 'softmax'])
+def test_evaluation_sums_are_right_when_the_last_batch_is_partial(activation):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5),
+                              keras.layers.Dense(3, activation=activation)])
+    x, labels = points(size=11)
+    evaluate = evaluation_function(model)
+    sums = np.zeros(2)
+    for start in range(0, 11, 4):  # batches of 4, 4 and 3
+        loss, correct = evaluate(tf.constant(x[start:start + 4]),
+                                 tf.constant(labels[start:start + 4]))
+        sums += [float(loss), int(correct)]
+    kernel, bias = model.get_weights()
+    logits = x @ kernel + bias
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert sums[0] == pytest.approx(-log_probabilities[np.arange(11), labels].sum(), rel=1e-4)
+    assert sums[1] == (logits.argmax(axis=1) == labels).sum()
+
+
+def test_a_training_step_counts_correct_answers_of_its_own_batch():
+    model, (x, labels) = linear(), points(size=9)
+    right = int((model(x).numpy().argmax(axis=1) == labels).sum())
+    trained_by = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+    step = TrainingStep(model, trained_by, [True] * 2)
+    assert int(step(tf.constant(x), tf.constant(labels))[1]) == right
