@@ -10,20 +10,16 @@ import subprocess
 import sys
 import warnings
 
-import command_line
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
 
-command_line.quiet_tensorflow()
-
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from tensorflow import keras  # noqa: E402
-
-import backbone  # noqa: E402
-import keras_stack  # noqa: E402
-import models  # noqa: E402
-from command_line import UserError  # noqa: E402
-from training_step import TrainingStep, evaluation_function, make_optimizer  # noqa: E402
+import backbone
+import keras_stack
+import models
+from command_line import UserError
+from training_step import TrainingStep, evaluation_function, make_optimizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, 'tests', 'data')
@@ -216,10 +212,10 @@ def test_a_failed_download_names_the_file_and_the_folder_that_keras_looks_in(tmp
             '    print(os.listdir(os.path.expanduser(folder)))')
     result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, stderr=subprocess.PIPE,
                             stdout=subprocess.PIPE, universal_newlines=True)
-    message = result.stdout.split('\n')[-3:][0]
+    assert result.returncode == 0, result.stderr[-500:]
+    message = result.stdout.split('\n')[-3]
     assert 'wanted mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5;' in message
     assert '--weights none' in message
-    assert result.returncode == 0, result.stderr[-500:]
 
 
 # --- vit

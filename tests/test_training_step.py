@@ -3,19 +3,14 @@
 import collections
 import re
 
-import command_line
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
 
-command_line.quiet_tensorflow()
-
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from tensorflow import keras  # noqa: E402
-
-import keras_stack  # noqa: E402
-from backward_graph import executed_graph  # noqa: E402
-from training_step import TrainingStep, evaluation_function  # noqa: E402
-from training_step import forward_function, make_optimizer  # noqa: E402
+import keras_stack
+from backward_graph import executed_graph
+from training_step import TrainingStep, evaluation_function, forward_function, make_optimizer
 
 # Order of model.trainable_variables of conv_stack.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)

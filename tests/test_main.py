@@ -1,0 +1,262 @@
+"""The command lines end to end: bad input answers at once and touches nothing; good input runs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keras_stack
+import main
+import profiler
+from command_line import UserError
+from runs import read_run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--batch_size',
+         '256', '--dataset_name', 'digits_shifted', '--weights', 'none', '--num_epochs', '2',
+         '--learning_rate', '0.02']
+
+
+def script(*arguments, **environment):
+    """A real process: what a user sees."""
+    result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, universal_newlines=True,
+                            env=dict(os.environ, **environment))
+    return result.returncode, result.stdout, result.stderr
+
+
+def flags(tmp_path, *more):
+    return SMALL + ['--logs_dir', str(tmp_path)] + list(more)
+
+
+# ---------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--model_name', 'resnet5'], "unknown model 'resnet5' (did you mean"),
+    (['--dataset_name', 'caltech_birds'], "did you mean 'caltech_birds2011'?"),
+    (['--train_type', 'elastic'], 'did you mean'),
+    (['--train_type', 'full_trainin'], "did you mean 'full_training'?"),
+    (['--train_type', 'prunetrain'], 'prune_training is not part of this version'),
+    (['--rho', '0'], '--rho'), (['--rho', '1.01'], '--rho'), (['--rho', 'nan'], '--rho'),
+    (['--rho', '-0.5'], '--rho'), (['--batch_size', '0'], '--batch_size'),
+    (['--learning_rate', '-1'], '--learning_rate'), (['--learning_rate', 'inf'], 'learning_rate'),
+    (['--num_epochs', '0'], '--num_epochs'), (['--interval', '-1'], '--interval'),
+    (['--interval', '1.5'], '--interval'), (['--probe_batches', '0'], '--probe_batches'),
+    (['--weight_decay', 'nan'], '--weight_decay'), (['--num_classes', '1'], '--num_classes'),
+    (['--save_model', 'maybe'], 'is not 1, 0, true or false'),
+    (['--optimizer', 'sdg'], "choose from"),
+    (['--weights', '/nowhere/w.npz'], "no weights file at '/nowhere/w.npz'"),
+    (['--run_name', '../outside'], 'leaves'), (['--run_name', '/tmp/outside'], 'leaves'),
+    (['--run_name', 'a/../../b'], 'leaves'), (['--run_name', '.'], 'leaves'),
+    (['--train_type', 'elastic_training_weight_magnitude', '--importance', 'gradient_update'],
+     'contradicts'),
+    (['--dataset_name', 'folder:/nowhere/at/all'], '/nowhere/at/all'),
+])
+def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
+                                                                 words):
+    """Checked in this process for speed; main() may only raise what run() turns into exit 2."""
+    try:
+        main.check_arguments(main.parse_arguments(flags(tmp_path) + arguments))
+    except UserError as error:
+        message = str(error)
+        assert '\n' not in message
+    except SystemExit as stop:  # argparse
+        assert stop.code == 2
+        message = capsys.readouterr().err
+    else:
+        pytest.fail('accepted')
+    assert words in message and os.listdir(str(tmp_path)) == []
+
+
+def test_a_mistake_answers_without_tensorflow(tmp_path):
+    """TensorFlow takes seconds to import; a poisoned one proves that it is not touched."""
+    (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
+    for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
+                      ['main.py', '--model_name', 'resnet5'], ['main.py', '--rho', '7'],
+                      ['main.py', '--dataset_name', 'dogs'],
+                      ['profiler.py', '--model_name', 'resnet5']):
+        code, out, err = script(*arguments, PYTHONPATH=str(tmp_path))
+        assert code == (0 if '--help' in arguments else 2), err
+        assert 'tensorflow was imported' not in out + err and 'Traceback' not in err
+        if code and 'usage:' not in err:
+            assert err.startswith('error: ') and err.count('\n') == 1
+
+
+def test_num_classes_that_contradict_the_data(tmp_path):
+    with pytest.raises(UserError, match='--num_classes 37 contradicts digits_shifted.*10 classes'):
+        main.main(flags(tmp_path, '--num_classes', '37'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_input_size_the_model_cannot_take(tmp_path):
+    with pytest.raises(UserError, match='16x16'):
+        main.main(flags(tmp_path, '--input_size', '16'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_folder_with_an_empty_class_or_a_broken_image(tmp_path):
+    for name in ('cat', 'dog'):
+        (tmp_path / 'data' / name).mkdir(parents=True)
+    arguments = flags(tmp_path / 'logs', '--dataset_name', 'folder:{}'.format(tmp_path / 'data'))
+    with pytest.raises(UserError, match='cat'):
+        main.main(arguments)
+    for name in ('cat', 'dog'):
+        for i in range(6):
+            (tmp_path / 'data' / name / '{}.jpg'.format(i)).write_bytes(b'not an image')
+    with pytest.raises(UserError, match=r'\.jpg'):
+        main.main(arguments + ['--batch_size', '4'])
+    assert not (tmp_path / 'logs').exists()
+
+
+def test_weights_truncated_or_of_another_architecture(tmp_path):
+    from models import build_model, save_weights
+    path = str(tmp_path / 'vgg.npz')
+    save_weights(build_model('MobileNet', (32, 32, 3), 10, 'none', alpha=0.25), path)
+    with pytest.raises(UserError, match='another architecture'):
+        main.main(flags(tmp_path / 'logs', '--weights', path))
+    with open(path, 'r+b') as stored:
+        stored.truncate(os.path.getsize(path) // 2)
+    with pytest.raises(UserError, match='cannot be read'):
+        main.main(flags(tmp_path / 'logs', '--weights', path))
+    assert not (tmp_path / 'logs').exists()
+
+
+# ---------------------------------------------------------------- runs
+
+@pytest.fixture(scope='module')
+def logs(tmp_path_factory):
+    """One elastic run through main(), which profiles first."""
+    folder = tmp_path_factory.mktemp('logs')
+    arguments = flags(folder, '--rho', '0.6', '--interval', '1', '--run_name', 'one',
+                      '--save_model', '--save_txt', '1')
+    assert main.main(arguments) == 0
+    return folder, arguments
+
+
+def test_run_folder_is_complete(logs):
+    folder, _ = logs
+    run = read_run(str(folder / 'one'))
+    assert run.summary['rho'] == 0.6 and run.summary['importance'] == 'gradient_update'
+    for key in ('run_name', 'scheme', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack',
+                'final_accuracy', 'best_accuracy', 'train_seconds', 'step_seconds', 'host',
+                'selection_seconds', 'importance_seconds', 'step_ms'):
+        assert key in run.summary
+    files = set(os.listdir(str(folder / 'one')))
+    assert {'summary.json', 'settings.json', 'epochs.csv', 'selections.csv', 'epochs.txt',
+            'checkpoint'} <= files and any(name.startswith('events.out') for name in files)
+    assert set(os.listdir(str(folder / 'one' / 'checkpoint'))) == {
+        'weights.npz', keras_stack.MODEL_FILE}
+
+
+def test_finished_run_says_so_and_is_not_touched(logs, capsys):
+    folder, arguments = logs
+    before = {p.name: (p.stat().st_mtime_ns, p.stat().st_size)
+              for p in (folder / 'one').iterdir()}
+    assert main.main(arguments) == 0
+    assert 'already finished with the same settings' in capsys.readouterr().out
+    assert before == {p.name: (p.stat().st_mtime_ns, p.stat().st_size)
+                      for p in (folder / 'one').iterdir()}
+
+
+def test_other_settings_under_the_same_name_are_refused(logs):
+    folder, arguments = logs
+    before = (folder / 'one' / 'summary.json').read_bytes()
+    with pytest.raises(UserError, match="run 'one'.*seed 0 there, 3 now"):
+        main.main(arguments + ['--seed', '3'])
+    assert (folder / 'one' / 'summary.json').read_bytes() == before
+
+
+def test_interrupted_run_starts_over(logs, capsys):
+    folder, arguments = logs
+    arguments = arguments + ['--run_name', 'two', '--train_type', 'traditional_tl_training',
+                             '--num_epochs', '1']
+    (folder / 'two').mkdir()
+    settings = main.run_settings(main.check_arguments(main.parse_arguments(arguments)))
+    (folder / 'two' / 'settings.json').write_text(json.dumps(settings))
+    (folder / 'two' / 'epochs.csv').write_text('half a line')
+    assert main.main(arguments) == 0
+    assert read_run(str(folder / 'two')).summary['epochs'] == 1
+
+
+def test_table_is_reused_only_on_an_exact_match(logs, capsys):
+    folder, arguments = logs
+    table = str(folder / 'mobilenetv2_32_10_256_profile' / 'timings.json')
+    stored = profiler.TensorTimings.load(table)
+    capsys.readouterr()
+    assert profiler.stored_table(os.path.dirname(table), stored.key).key == stored.key
+    assert 'timing table:' in capsys.readouterr().out
+    other = dict(stored.key, host='another board')
+    assert profiler.stored_table(os.path.dirname(table), other) is None
+    assert 'host:' in capsys.readouterr().out
+    assert set(stored.key) == {
+        'model', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer', 'decay',
+        'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads', 'intra_op_threads', 'host',
+        'tensorflow', 'keras'}
+
+
+def test_rho_out_of_reach_names_the_smallest(logs):
+    folder, arguments = logs
+    with pytest.raises(UserError, match='--rho 0.01 is out of reach.*smallest rho .* 0.'):
+        main.main(arguments + ['--rho', '0.01', '--run_name', 'never'])
+    assert not (folder / 'never').exists()
+
+
+def test_diverging_run_exits_1_and_stays_unfinished(logs, capsys):
+    folder, arguments = logs
+    assert main.main(arguments + ['--train_type', 'full_training', '--learning_rate', '1e18',
+                                  '--run_name', 'burst']) == 1
+    assert 'smaller --learning_rate' in capsys.readouterr().err
+    assert not (folder / 'burst' / 'summary.json').exists()
+
+
+def test_saved_model_can_be_trained_on(logs, tmp_path):
+    """By path, and by its portable weights: the same network."""
+    from models import build_model
+    checkpoint = logs[0] / 'one' / 'checkpoint'
+    by_path = build_model(str(checkpoint / keras_stack.MODEL_FILE), (32, 32, 3), 10)
+    by_weights = build_model('mobilenetv2', (32, 32, 3), 10, str(checkpoint / 'weights.npz'),
+                             alpha=0.35)
+    images = np.random.RandomState(0).uniform(0, 255, (2, 32, 32, 3)).astype('float32')
+    np.testing.assert_allclose(np.array(by_path(images)), np.array(by_weights(images)), rtol=1e-4,
+                               atol=1e-5)
+
+
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='TensorFlow 2.7 has no op determinism')
+def test_two_deterministic_runs_of_one_seed_are_identical(logs):
+    """Weights and selections, in two processes, with the table saved before."""
+    folder, _ = logs
+    for name in ('d1', 'd2'):
+        code, out, err = script('main.py', *flags(
+            folder, '--rho', '0.6', '--interval', '1', '--run_name', name, '--save_model',
+            '--deterministic', '--seed', '5'))
+        assert code == 0, out + err
+    first, second = [np.load(str(folder / name / 'checkpoint' / 'weights.npz'))
+                     for name in ('d1', 'd2')]
+    assert first.files == second.files
+    assert all(first[key].tobytes() == second[key].tobytes() for key in first.files)
+    assert (folder / 'd1' / 'selections.csv').read_bytes() == (
+        folder / 'd2' / 'selections.csv').read_bytes()
+
+
+@pytest.mark.skipif(keras_stack.KERAS_3, reason='today\'s TensorFlow has op determinism')
+def test_deterministic_is_refused_where_tensorflow_cannot(logs):
+    with pytest.raises(UserError, match='--deterministic needs TensorFlow 2.9'):
+        main.main(logs[1] + ['--deterministic', '--run_name', 'never'])
+
+
+def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
+    arguments = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
+                 '--num_classes', '7', '--logs_dir', str(tmp_path), '--plot']
+    assert profiler.main(arguments) == 0
+    out = capsys.readouterr().out
+    for words in ('head/kernel', '1280x7', 't_dw (ms)', 't_up (ms)', 'forward pass (t_fp)',
+                  'attributed: 100.0 %', 'profiled in'):
+        assert words in out
+    folder = tmp_path / 'mobilenetv2_32_7_4_profile'
+    assert {'timings.json', 'timings.csv', 'timings.png', 'plugins'} <= set(
+        os.listdir(str(folder)))
+    assert profiler.main(arguments) == 0
+    assert 'timing table: ' in capsys.readouterr().out
