@@ -118,7 +118,8 @@ def _readable(error, name, input_shape, weights):
     url = re.search(r'https?://[^\s\'"]+', text)
     if weights == 'imagenet' and url:
         wanted = os.path.basename(url.group().rstrip(':.,'))
-        folder = os.path.join(os.environ.get('KERAS_HOME', os.path.join('~', '.keras')),
+        home = os.environ.get('KERAS_HOME') if keras_stack.KERAS_3 else None
+        folder = os.path.join(home or os.path.join('~', '.keras'),
                               'weights' if name == 'vit' else 'models')
         return UserError(
             'the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} '
@@ -160,11 +161,17 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics):
     return keras.Model(inputs, outputs)
 
 
+def output_layer(model, with_weights=False):
+    """The last layer, that of nested models too; the last that has weights if asked."""
+    while isinstance(model, Backbone) or getattr(model, 'layers', None):
+        inner = [model.base] if isinstance(model, Backbone) else model.layers
+        model = [layer for layer in inner if layer.trainable_weights or not with_weights][-1]
+    return model
+
+
 def ends_in_logits(model):
     """False where the last layer already applies a softmax (a user's saved model may)."""
-    layers = [layer for layer in keras_stack.flat_layers(model)
-              if not isinstance(layer, keras.layers.InputLayer)]
-    last = layers[-1]
+    last = output_layer(model)
     activation = getattr(last, 'activation', None)
     return not (isinstance(last, keras.layers.Softmax)
                 or getattr(activation, '__name__', '') == 'softmax')

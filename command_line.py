@@ -56,7 +56,7 @@ def number(kind, low=None, high=None, above=None):
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError("'{}' is not {}".format(text, allowed))
-        if (not math.isfinite(value) or (low is not None and value < low)
+        if ((kind is float and not math.isfinite(value)) or (low is not None and value < low)
                 or (high is not None and value > high) or (above is not None and value <= above)):
             raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
         return value

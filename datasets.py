@@ -36,8 +36,8 @@ FOLDER_TEST_SHARE = 0.2
 DIGIT_TEST_SHARE = 0.25
 RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
 DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
-    'digits': (0, 0.04, 4, (255, 255), (0, 0)),
-    'digits_shifted': (1, 0.1, 20, (0, 110), (150, 255))}
+    'digits': (0, 0.1, 8, (150, 255), (0, 60)),
+    'digits_shifted': (1, 0.1, 20, (130, 255), (0, 100))}
 IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 

@@ -90,10 +90,10 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
     check_weights(weights)
     bn_statistics = bn_statistics or ('train' if weights == 'none' else 'frozen')
     if name.lower().endswith(MODEL_FILES) or os.path.isdir(name):
+        if weights == 'none' or weights.lower().endswith('.h5'):
+            raise UserError("the saved model '{}' brings its weights: leave --weights {} out, or "
+                            'give a .npz of this project'.format(name, weights))
         model = backbone.from_saved_model(name, input_shape, num_classes, bn_statistics)
-        if weights == 'none':
-            raise UserError('a saved model brings its weights: --weights none makes no sense for '
-                            "'{}'; leave it out".format(name))
     else:
         start = weights if weights == 'imagenet' or weights.lower().endswith('.h5') else None
         base, preprocessing = backbone.build_base(name, input_shape, start, alpha)
@@ -165,7 +165,8 @@ def _read_npz(path):
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError,
+            NotImplementedError, zipfile.BadZipFile) as error:
         raise UserError("weights file '{}' cannot be read, it may be cut short ({})".format(
             path, str(error).split('\n')[0]))
     if str(arrays.pop('format', '')) != WEIGHTS_FORMAT:

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 import keras_stack
+from backbone import output_layer
 from importance import evaluate_importance, gradient_function
 from selection_solver_DP import InfeasibleBudget, select_tensors
 from training_step import TrainingStep, evaluation_function, make_optimizer
@@ -73,9 +74,7 @@ def fixed_mask(name, model):
     variables = model.trainable_variables
     if name == 'full_training':
         return np.ones(len(variables), dtype=bool)
-    with_weights = [layer for layer in keras_stack.flat_layers(model)
-                    if layer.trainable_weights and not hasattr(layer, 'base')]
-    head = {id(v) for v in with_weights[-1].trainable_weights}
+    head = {id(v) for v in output_layer(model, with_weights=True).trainable_weights}
     small = ('gamma', 'beta', 'bias') if name == 'bn_plus_bias_training' else ()
     return np.array([id(v) in head or keras_stack.variable_name(v).split('/')[-1] in small
                      for v in variables])
@@ -191,13 +190,15 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
     scheme = make_scheme(optimizer)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(), None, [], []
+    if hasattr(gc, 'freeze'):  # Python 3.7: collecting an old step need not scan all of TensorFlow
+        gc.freeze()
     for epoch in range(1, settings.num_epochs + 1):
         before, importance_before = dict(clock.seconds), _importance_seconds(scheme)
         with clock('selection'):
             choice = scheme.select(epoch)
             if choice is not None and (step is None or (choice.mask != step.mask).any()):
                 step = None  # the old function and its graph go before the new one comes
-                gc.collect()
+                gc.collect()  # function and graph refer to each other
                 step = TrainingStep(model, optimizer, choice.mask, settings.weight_decay)
         if choice is not None:
             _announce(choice, timings, settings, clock.seconds['selection'] - before['selection'])

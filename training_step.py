@@ -51,6 +51,9 @@ class TrainingStep:
                  update=True):
         self.model = model
         self.mask = np.asarray(mask, dtype=bool)
+        if self.mask.shape != (len(model.trainable_variables),):
+            raise ValueError('the mask has shape {}, the model {} trainable tensors'.format(
+                self.mask.shape, len(model.trainable_variables)))
         self.variables = [v for v, chosen in zip(model.trainable_variables, self.mask)
                           if chosen]
         if not self.variables:

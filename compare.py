@@ -1,0 +1,112 @@
+"""One table of several finished runs: accuracy, training time, speed-up over full training.
+
+    python compare.py RUN [RUN ...]
+
+Runs that differ only in their seed share a row: medians, with the range in brackets.
+"""
+
+import argparse
+import os
+
+import numpy as np
+
+import command_line
+from runs import read_run
+
+SPEED_UP_PER_RHO = 0.95  # of 1 / rho: the target leaves 5 % to selecting and compiling
+ACCURACY_POINTS = 2.0    # elastic training may lose so many points to full training
+SELECTION_SHARE = 0.05   # of the elastic run's training time
+
+
+def compare(runs):
+    """Text of the table, and whether every target was met.
+
+    runs: list of runs.Run on one data set. Targets are judged against full training on medians:
+    elastic within ACCURACY_POINTS, selection within SELECTION_SHARE of the time, speed-up at
+    least SPEED_UP_PER_RHO / rho; full training must beat the head alone by 5 points, or there is
+    nothing to lose and the comparison means little.
+    """
+    groups = {}
+    for run in runs:
+        key = (run.summary['scheme'], run.summary['rho'], run.summary['importance'])
+        groups.setdefault(key, []).append(run.summary)
+    full = groups.get(('full_training', None, None))
+    head = groups.get(('traditional_tl_training', None, None))
+    rows, verdicts = [], []
+    for (scheme, rho, _), summaries in groups.items():
+        targets = []
+        if full and scheme == 'full_training' and head:
+            gain = _points(full) - _points(head)
+            targets = [('{:+.1f} points over head only (5)'.format(gain), gain >= 5)]
+        elif full and scheme.startswith('elastic'):
+            targets = _elastic_targets(summaries, full, rho)
+        verdicts += [met for _, met in targets]
+        rows.append([
+            scheme + ('' if rho is None else ' rho {:g}'.format(rho)), len(summaries),
+            _spread([100 * s['final_accuracy'] for s in summaries], '{:.1f}'),
+            _spread([100 * s['best_accuracy'] for s in summaries], '{:.1f}'),
+            _spread([s['train_seconds'] for s in summaries], '{:.1f}'),
+            _spread([s['step_ms'] for s in summaries], '{:.1f}'),
+            '{:.1f}'.format(100 * _median(summaries, _selection_share)),
+            _spread(_ratios(full, summaries, 'train_seconds'), '{:.2f}') if full else '',
+            _spread(_ratios(full, summaries, 'step_ms'), '{:.2f}') if full else '',
+            '; '.join(text + ('' if met else ' MISSED') for text, met in targets)])
+    header = ['scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
+              'speed-up', 'of steps', 'target']
+    return command_line.table(header, rows, '<>>>>>>>><'), all(verdicts)
+
+
+def _elastic_targets(summaries, full, rho):
+    loss = _points(full) - _points(summaries)
+    share = _median(summaries, _selection_share)
+    speed = float(np.median(_ratios(full, summaries, 'train_seconds')))
+    least = SPEED_UP_PER_RHO / rho
+    return [('{:+.1f} points to full (-{:g})'.format(-loss, ACCURACY_POINTS),
+             loss <= ACCURACY_POINTS),
+            ('{:.2f}x ({:.2f})'.format(speed, least), speed >= least),
+            ('select {:.1f} % ({:g})'.format(100 * share, 100 * SELECTION_SHARE),
+             share < SELECTION_SHARE)]
+
+
+def _points(summaries):
+    return 100 * _median(summaries, lambda s: s['final_accuracy'])
+
+
+def _median(summaries, value):
+    return float(np.median([value(s) for s in summaries]))
+
+
+def _selection_share(summary):
+    return summary['selection_seconds'] / summary['train_seconds']
+
+
+def _ratios(full, summaries, key):
+    """Full over this scheme, paired by seed where both ran it, else against the median."""
+    by_seed = {s['seed']: s[key] for s in full}
+    usual = _median(full, lambda s: s[key])
+    return [by_seed.get(s['seed'], usual) / s[key] for s in summaries]
+
+
+def _spread(values, form):
+    text = form.format(float(np.median(values)))
+    if len(values) == 1:
+        return text
+    return '{} [{}, {}]'.format(text, form.format(min(values)), form.format(max(values)))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('runs', nargs='+', metavar='RUN', help='name under --logs_dir, or a path')
+    parser.add_argument('--logs_dir', default='logs', metavar='DIR')
+    args = parser.parse_args(argv)
+    folders = [name if os.path.isdir(name) else os.path.join(args.logs_dir, name)
+               for name in args.runs]
+    text, _ = compare([read_run(folder) for folder in folders])
+    print(text)
+    print('\ntarget in brackets; speed-up: training time of full over this, medians of runs '
+          '[least, most]')
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)
