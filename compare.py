@@ -15,14 +15,14 @@ from runs import read_run
 
 SPEED_UP_PER_RHO = 0.95  # of 1 / rho: the target leaves 5 % to selecting and compiling
 ACCURACY_POINTS = 2.0    # elastic training may lose so many points to full training
-SELECTION_SHARE = 0.05   # of the elastic run's training time
+RESELECTION_SHARE = 0.05  # of the elastic run's training time
 
 
 def compare(runs):
     """Text of the table, and whether every target was met.
 
     runs: list of runs.Run on one data set. Targets are judged against full training on medians:
-    elastic within ACCURACY_POINTS, selection within SELECTION_SHARE of the time, speed-up at
+    elastic within ACCURACY_POINTS, re-selection within RESELECTION_SHARE of the time, speed-up at
     least SPEED_UP_PER_RHO / rho; full training must beat the head alone by 5 points, or there is
     nothing to lose and the comparison means little.
     """
@@ -58,14 +58,14 @@ def compare(runs):
 
 def _elastic_targets(summaries, full, rho):
     loss = _points(full) - _points(summaries)
-    share = _median(summaries, _selection_share)
+    share = _median(summaries, lambda s: s['reselection_seconds'] / s['train_seconds'])
     speed = float(np.median(_ratios(full, summaries, 'train_seconds')))
     least = SPEED_UP_PER_RHO / rho
     return [('{:+.1f} points to full (-{:g})'.format(-loss, ACCURACY_POINTS),
              loss <= ACCURACY_POINTS),
             ('{:.2f}x ({:.2f})'.format(speed, least), speed >= least),
-            ('select {:.1f} % ({:g})'.format(100 * share, 100 * SELECTION_SHARE),
-             share < SELECTION_SHARE)]
+            ('re-select {:.1f} % ({:g})'.format(100 * share, 100 * RESELECTION_SHARE),
+             share < RESELECTION_SHARE)]
 
 
 def _points(summaries):
@@ -101,7 +101,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
     folders = [name if os.path.isdir(name) else os.path.join(args.logs_dir, name)
                for name in args.runs]
-    text, _ = compare([read_run(folder) for folder in folders])
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:  # what the first selection costs, every scheme pays: its step compiles too
+        run.summary['reselection_seconds'] = sum(run.epochs['selection_seconds'][1:])
+    text, _ = compare(runs)
     print(text)
     print('\ntarget in brackets; speed-up: training time of full over this, medians of runs '
           '[least, most]')
