@@ -20,9 +20,9 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from command_line import UserError, nearest, one_of
+from digits import DIGIT_NAMES, SPLIT_SEED, cut, rendering
 
 TFDS_NAMES = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
-DIGIT_NAMES = ('digits', 'digits_shifted')
 NAMES = TFDS_NAMES + DIGIT_NAMES
 FOLDER = 'folder:'
 OFFLINE_NAMES = DIGIT_NAMES + (FOLDER + 'PATH',)
@@ -31,13 +31,7 @@ ROTATION = 0.2  # of a full turn, to either side, as in the paper
 MEMORY_SHARE = 0.4  # of the available memory, that decoded images may take
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
-SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
 FOLDER_TEST_SHARE = 0.2
-DIGIT_TEST_SHARE = 0.25
-RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
-DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
-    'digits': (0, 0.1, 8, (150, 255), (0, 60)),
-    'digits_shifted': (1, 0.1, 12, (150, 255), (0, 100))}
 IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 
@@ -261,16 +255,6 @@ def _resized(encoded, input_size):
     return tf.cast(tf.round(image), tf.uint8)
 
 
-def _cut(members, test_share, rng):
-    """Training part and test part of one class, each in the order of `members`.
-
-    Both parts get some of a class with two members; a single one goes to training.
-    """
-    count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
-    order = rng.permutation(len(members))
-    return [[members[i] for i in sorted(part)] for part in (order[count:], order[:count])]
-
-
 def _prepared_builder(name, data_dir):
     """The builder of a data set that lies prepared in `data_dir`, prepared now if need be.
 
@@ -364,54 +348,9 @@ def _records(path):
             file.seek(length + 4, os.SEEK_CUR)
 
 
-def digit_originals(split_name):
-    """Indices into scikit-learn's 1,797 digits of the originals behind 'train' or 'test'.
-
-    The same for both domains: no digit that tests the target domain was trained on in the source.
-    """
-    from sklearn.datasets import load_digits
-    labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
-    parts = [_cut(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng) for label in range(10)]
-    return np.sort(np.concatenate([part[split_name == 'test'] for part in parts]))
-
-
 def _digit_splits(name, input_size, data_dir):
-    return (tuple('0123456789'),) + tuple(
-        _digit_split(name, part, input_size) for part in ('train', 'test'))
-
-
-def _digit_split(name, split_name, input_size):
-    """Renderings of 8x8 digits, the same in every run. `digits`: upright, light ink on dark, in
-    colour. `digits_shifted`: turned by 90 degrees, background far more coloured, noisier.
-    """
-    import tensorflow as tf
-    from sklearn.datasets import load_digits
-    turns, shift, noise_level, ink_levels, paper_levels = DIGIT_STYLES[name]
-    digits, which = load_digits(), np.tile(digit_originals(split_name), RENDERINGS[split_name])
-    shapes = np.rot90(digits.images, turns, axes=(1, 2)) / 16  # (1797, 8, 8), 1 = ink
-    render_seed = [SPLIT_SEED, DIGIT_NAMES.index(name), int(split_name == 'test')]
-    rng, count = np.random.RandomState(render_seed), len(which)
-    step = 8 / (input_size * rng.uniform(0.8, 0.95, (count, 1)))  # original pixels per pixel
-    centre = input_size * (0.5 + rng.uniform(-shift, shift, (count, 2)))
-    ink, paper = [rng.uniform(*levels, size=(count, 3)) for levels in (ink_levels, paper_levels)]
-    transforms = np.zeros((count, 8))
-    transforms[:, [0, 4]] = step
-    transforms[:, [2, 5]] = 3.5 + step * (0.5 - centre)  # where output pixel (0, 0) is read
-    arrays = [array.astype(np.float32) for array in (shapes[which], transforms, ink, paper)]
-    labels, noise_key = digits.target[which].astype(np.int32), rng.randint(2 ** 31)
-
-    def fetch(index):
-        shape, transform, inked, blank = [tf.gather(array, index) for array in arrays]
-        amount = tf.raw_ops.ImageProjectiveTransformV3(
-            images=shape[None, ..., None], transforms=transform[None],
-            output_shape=[input_size, input_size], fill_value=0.0, interpolation='BILINEAR',
-            fill_mode='CONSTANT')[0]  # (S, S, 1), 0 = paper, 1 = ink
-        noise = tf.random.stateless_normal((input_size, input_size, 3), (noise_key, index),
-                                           stddev=noise_level)
-        image = tf.round(blank + amount * (inked - blank) + noise)
-        return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
-
-    return _Split(count, input_size, fetch)
+    parts = [rendering(name, part, input_size) for part in ('train', 'test')]
+    return (tuple('0123456789'),) + tuple(_Split(size, input_size, fetch) for size, fetch in parts)
 
 
 def _folder_splits(name, input_size, data_dir):
@@ -429,7 +368,7 @@ def _folder_splits(name, input_size, data_dir):
                 unknown[0], folders['train']))
     else:
         rng, files_of = np.random.RandomState(SPLIT_SEED), _images_by_class(path)
-        parts = {name: _cut(files_of[name], FOLDER_TEST_SHARE, rng) for name in sorted(files_of)}
+        parts = {name: cut(files_of[name], FOLDER_TEST_SHARE, rng) for name in sorted(files_of)}
         classes, test_classes = [{name: parts[name][i] for name in parts} for i in (0, 1)]
     tests = sum(len(files) for files in test_classes.values())
     if len(classes) < 2 or not tests:

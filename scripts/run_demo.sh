@@ -39,11 +39,11 @@ say() { printf '\n== %s\n' "$*"; }
 
 say "source: MobileNetV2 on digits"
 "$PYTHON" main.py "${network[@]}" --dataset_name digits --weights none --run_name $source_run \
-    --train_type full_training --num_epochs 1 --learning_rate 0.03 --save_model
+    --train_type full_training --num_epochs 2 --learning_rate 0.03 --save_model
 
 # One learning rate for every scheme, chosen on full training.
 target=(--dataset_name digits_shifted --weights "logs/$source_run/checkpoint/weights.npz"
-        --num_epochs 7 --learning_rate 0.015)
+        --num_epochs 7 --learning_rate 0.01)
 
 say "profile: what each tensor costs on this machine"
 "$PYTHON" profiler.py "${network[@]}" --dataset_name digits_shifted --num_classes 10 | tail -n 8
