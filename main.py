@@ -7,6 +7,7 @@ Everything is checked before anything heavy starts; records go to logs/<run_name
 """
 
 import argparse
+import gc
 import os
 import platform
 import sys
@@ -223,6 +224,8 @@ def main(argv=None):
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
     recorder = Recorder(folder)
+    gc.collect()
+    getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result = train.train(model, dataset, make_scheme_for(args, model, dataset, table),
                              loop_settings(args), recorder, table)

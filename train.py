@@ -190,8 +190,6 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
     scheme = make_scheme(optimizer)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(), None, [], []
-    if hasattr(gc, 'freeze'):  # Python 3.7: collecting an old step need not scan all of TensorFlow
-        gc.freeze()
     for epoch in range(1, settings.num_epochs + 1):
         before, importance_before = dict(clock.seconds), _importance_seconds(scheme)
         with clock('selection'):

@@ -1,0 +1,43 @@
+from compare import compare
+from runs import Run
+
+
+def run(scheme, seed, accuracy, seconds, rho=None, selection=(3.0, 0.0, 1.0)):
+    summary = dict(scheme=scheme, rho=rho, importance=None if rho is None else 'gradient_update',
+                   seed=seed, final_accuracy=accuracy, best_accuracy=accuracy + 0.01,
+                   train_seconds=seconds, selection_seconds=sum(selection), step_ms=seconds / 10)
+    return Run(summary, {'selection_seconds': list(selection)}, [])
+
+
+def table(elastic_accuracy=0.955, elastic_seconds=50.0, head=0.5, **options):
+    runs = [run('full_training', seed, 0.97 + seed / 100, 100.0 + seed) for seed in (0, 1, 2)]
+    runs += [run('traditional_tl_training', 0, head, 30.0)]
+    runs += [run('elastic_training', seed, elastic_accuracy + seed / 100, elastic_seconds, 0.5,
+                 **options) for seed in (0, 1, 2)]
+    return compare(runs)
+
+
+def test_medians_ranges_and_paired_speed_up():
+    text, met = table(elastic_accuracy=0.965)
+    lines = text.splitlines()
+    assert met and 'MISSED' not in text
+    assert '98.0 [97.0, 99.0]' in lines[2] and '101.0 [100.0, 102.0]' in lines[2]
+    assert '97.5 [96.5, 98.5]' in lines[4] and '2.02 [2.00, 2.04]' in lines[4]
+
+
+def test_each_target_can_be_missed():
+    assert '-5.0 points to full (-2) MISSED' in table(elastic_accuracy=0.92)[0]
+    assert '1.44x (1.90) MISSED' in table(elastic_seconds=70.0)[0]
+    assert 're-select 6.0 % (5) MISSED' in table(selection=(1.0, 1.5, 1.5))[0]
+    assert '+3.0 points over head only (5) MISSED' in table(head=0.95)[0]
+    assert not any(table(**case)[1] for case in (
+        dict(elastic_accuracy=0.92), dict(elastic_seconds=70.0), dict(head=0.95)))
+
+
+def test_the_first_selection_is_not_re_selection():
+    assert 're-select 2.0 %' in table(selection=(9.0, 0.0, 1.0))[0]
+
+
+def test_without_full_training_there_is_no_speed_up():
+    text, met = compare([run('elastic_training', 0, 0.9, 50.0, 0.5)])
+    assert met and 'points to full' not in text
