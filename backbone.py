@@ -118,9 +118,7 @@ def _readable(error, name, input_shape, weights):
     url = re.search(r'https?://[^\s\'"]+', text)
     if weights == 'imagenet' and url:
         wanted = os.path.basename(url.group().rstrip(':.,'))
-        home = os.environ.get('KERAS_HOME') if keras_stack.KERAS_3 else None
-        folder = os.path.join(home or os.path.join('~', '.keras'),
-                              'weights' if name == 'vit' else 'models')
+        folder = os.path.join(keras_stack.cache_folder(), 'weights' if name == 'vit' else 'models')
         return UserError(
             'the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} '
             'by hand, or use --weights none or --weights FILE'.format(name, wanted, folder))

@@ -1,6 +1,7 @@
 """Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else is here."""
 
 import contextlib
+import os
 
 from tensorflow import keras
 
@@ -77,6 +78,14 @@ def random_state_variables(model):
         return []
     weights = {id(w) for w in model.weights}
     return [v for v in model.non_trainable_variables if id(v) not in weights]
+
+
+def cache_folder():
+    """Where Keras looks for downloads: 2.7 does not heed KERAS_HOME, and may turn to /tmp."""
+    if KERAS_3:
+        return os.environ.get('KERAS_HOME', os.path.join('~', '.keras'))
+    home = os.path.join('~', '.keras')
+    return home if os.access(os.path.expanduser(home), os.W_OK) else os.path.join('/tmp', '.keras')
 
 
 def register(cls):
