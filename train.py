@@ -292,7 +292,8 @@ def _record_choice(recorder, model, timings, choice, epoch):
     variables = model.trainable_variables
     share = None
     if timings is not None:
-        share = (timings.t_dw + timings.t_dy + timings.t_up) / (timings.t_bp + timings.t_update)
+        share = timings.t_dw + timings.t_dy + timings.t_up
+        share = share / share.sum()
     recorder.selection(epoch, [keras_stack.variable_name(v) for v in variables],
                        [tuple(v.shape) for v in variables], choice.mask, choice.importance, share)
     if choice.importance is not None:

@@ -187,7 +187,7 @@ def test_digits_need_nothing_but_scikit_learn(name):
 
 
 def test_no_original_is_behind_training_and_test_images():
-    train, test = digits.digit_originals('train'), datasets.digit_originals('test')
+    train, test = digits.digit_originals('train'), digits.digit_originals('test')
     assert not set(train) & set(test) and len(train) + len(test) == 1797
     assert len(train) == len(set(train)) and 430 < len(test) < 460
 
