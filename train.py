@@ -245,7 +245,7 @@ class EpochResult(NamedTuple):
 def run_epoch(step, batches, num_steps, title):
     """One pass over `batches` (tf.data): updates, running loss and accuracy, time of every step."""
     total_loss, correct, seen, seconds, first_call = 0.0, 0, 0, [], None
-    new, step.called = not getattr(step, 'called', False), True
+    new, step.called = not step.called, True
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
               mininterval=0.5) as bar:
         begin = time.perf_counter()
