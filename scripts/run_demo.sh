@@ -41,7 +41,7 @@ say "source: MobileNetV2 on digits"
 "$PYTHON" main.py "${network[@]}" --dataset_name digits --weights none --run_name $source_run \
     --train_type full_training --num_epochs 2 --learning_rate 0.03 --save_model
 
-# One learning rate for every scheme, chosen on full training.
+# One learning rate for every scheme; not tuned at this size beyond 0.015, which can be too high.
 target=(--dataset_name digits_shifted --weights "logs/$source_run/checkpoint/weights.npz"
         --num_epochs 7 --learning_rate 0.01)
 
