@@ -18,6 +18,7 @@ from typing import Dict, List, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import op_def_registry
 
 # Nodes that the executor passes through without running a kernel of their own: no event, no cost.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
@@ -74,13 +75,13 @@ class OpTimes(NamedTuple):
     left_out: List
 
 
-def executed_graph(step, images, labels):
-    """Runs `step` (a TrainingStep with outputs_gradients) for the first time and reads its graph.
+def executed_graph(maker, images, labels):
+    """The StepGraph of what TensorFlow executes for the full step of a masked_step.StepMaker.
 
-    TensorFlow hands out the optimised graph only while a function is first instantiated, through
-    the call that tf.summary.trace_on uses; it is the same in 2.7 and 2.21.
+    Runs that step once. TensorFlow hands out the optimised graph only while a function is first
+    instantiated, through the call that tf.summary.trace_on uses; it is the same in 2.7 and 2.21.
     """
-    concrete = step.function.get_concrete_function(images, labels)
+    step = maker.with_gradients()
     runtime = eager_context.context()
     runtime.enable_graph_collection()
     try:
@@ -91,25 +92,31 @@ def executed_graph(step, images, labels):
     graph = max(graphs, key=lambda g: len(g.post_optimization_graph.node))
     # What the device's own rewriting (oneDNN) fused into a neighbour is gone from the partitions.
     run = {node.name for partition in graph.partition_graphs for node in partition.node}
-    handles = {id(v.handle): k for k, v in enumerate(_raw_variables(step))}
-    owners = {i + 2: handles.get(id(captured))  # arguments 0 and 1 are images and labels
-              for i, captured in enumerate(concrete.captured_inputs)}
-    work = {name: amount for name, amount in _work(concrete.graph).items() if name in run}
-    return analyse(graph.post_optimization_graph, len(step.variables), owners, work)
+    nodes = {node.name: _node(node) for node in graph.post_optimization_graph.node}
+    folded = _constants(nodes)
+    work = {name: amount for name, amount in maker.work.items()
+            if name in run and name not in folded}
+    return analyse(nodes, len(maker.model.trainable_variables), maker.owners, work)
 
 
-def _raw_variables(step):
-    import keras_stack
-    return [keras_stack.raw(v) for v in step.variables]
+def _constants(nodes):
+    """Names of the nodes computed from constants alone: evaluated once, before the first step."""
+    constants = set()
+    for name in _topological(nodes):
+        node = nodes[name]
+        definition = op_def_registry.get(node.op)
+        if node.op == 'Const' or (node.data and constants.issuperset(node.data)
+                                  and definition is not None and not definition.is_stateful):
+            constants.add(name)
+    return constants
 
 
-def analyse(graph_def, num_tensors, owners, work):
-    """StepGraph of a GraphDef whose results are the loss, the count of correct, N gradients.
+def analyse(nodes, num_tensors, owners, work):
+    """StepGraph of a graph whose results are the loss, the count of correct, N gradients.
 
-    owners: argument index -> k for the argument that is the handle of tensor k.
-    work: see StepGraph.
+    nodes, work: see StepGraph. owners: argument index -> k for the argument that is the handle of
+    tensor k.
     """
-    nodes = {node.name: _node(node) for node in graph_def.node}
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
     roots = [_through_identities(nodes, results[i + 2]) for i in range(num_tensors)]
     forward = _ancestors(nodes, [results[0].split(':')[0], results[1].split(':')[0]])
@@ -206,7 +213,7 @@ def _topological(nodes):
     return order
 
 
-def _work(graph):
+def op_work(graph):
     """name -> floating-point operations that TensorFlow registers, else elements of the output."""
     from tensorflow.python.framework import ops
     work = {}

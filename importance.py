@@ -20,29 +20,84 @@ class Trial(NamedTuple):
     @property
     def holds(self):
         """Both drops have one sign and are within a factor of two, or are mere rounding."""
+        return self._agree_within(2)
+
+    @property
+    def holds_easily(self):
+        """They are so close that an update twice as large would likely hold too."""
+        return self._agree_within(1.25)
+
+    def _agree_within(self, factor):
         low, high = sorted((abs(self.predicted_drop), abs(self.real_drop)))
-        return high < 1e-6 or (self.predicted_drop * self.real_drop > 0 and high <= 2 * low)
+        return high < 1e-6 or (self.predicted_drop * self.real_drop > 0 and high <= factor * low)
 
 
-def gradient_function(model):
-    """Compiled (images, labels) -> (loss, gradients of all trainable tensors).
+class Evaluator:
+    """What evaluate_importance needs compiled: make it once for a run and hand it over.
 
-    In training mode, but with dropout off, in both passes of a trial: its noise in the loss drowns
-    a first-order drop. Build it once and hand it to evaluate_importance.
+    The forward pass is in training mode, but with dropout off, in both passes of a trial: its noise
+    in the loss drowns a first-order drop.
+    scale: of the trial update that held last; where it held with room to spare, twice that.
     """
-    import keras_stack
-    from training_step import TrainingStep
-    step = TrainingStep(model, None, np.ones(len(model.trainable_variables), dtype=bool),
-                        update=False, outputs_gradients=True)
 
-    def loss_and_gradients(images, labels):
-        with keras_stack.dropout_off(model):
-            loss, _, gradients = step(images, labels)
+    def __init__(self, model, optimizer):
+        import tensorflow as tf
+
+        import keras_stack
+        self.model = model
+        self.optimizer = optimizer
+        self.scale = 1.0
+        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
+        self._optimizer_state = [keras_stack.raw(v)
+                                 for v in keras_stack.optimizer_variables(optimizer)]
+        self._pass = None
+        self.updates = tf.function(self._updates)
+        self.shift = tf.function(self._shift)
+        self.place = tf.function(self._place)
+        self.scores = tf.function(self._scores)
+
+    def gradients(self, images, labels):
+        """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
+        from masked_step import StepMaker
+        if self._pass is None:
+            self._pass = StepMaker(self.model, None, 0.0, images, labels, dropout=False).gradients()
+        loss, _, *gradients = self._pass(images, labels)
         return float(loss), gradients
-    return loss_and_gradients
+
+    def _updates(self, gradients):
+        """N updates that the optimizer would make, without weight decay; all is put back."""
+        import keras_stack
+        state = self.variables + self._optimizer_state
+        before = [variable.read_value() for variable in state]
+        keras_stack.apply_gradients(self.optimizer, gradients, self.model.trainable_variables)
+        updates = [variable - old for variable, old in zip(self.variables, before)]
+        self._assign(state, before)
+        return updates
+
+    def _shift(self, updates, scale):
+        """Adds scale * updates to the weights; returns the weights as they were."""
+        import tensorflow as tf
+        before = [variable.read_value() for variable in self.variables]
+        for variable, update in zip(self.variables, updates):
+            variable.assign_add(tf.cast(scale, update.dtype) * update)
+        return before
+
+    def _place(self, weights):
+        self._assign(self.variables, weights)
+
+    @staticmethod
+    def _assign(variables, values):
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+
+    @staticmethod
+    def _scores(gradients, updates):
+        """(N,) float32: the first-order drop in loss of each update, - sum_i g_i dw_i."""
+        import tensorflow as tf
+        return tf.stack([-tf.reduce_sum(g * u) for g, u in zip(gradients, updates)])
 
 
-def evaluate_importance(model, optimizer, batches, metric='gradient_update', gradients=None,
+def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
                         trials=None):
     """(N,) float64: the importance of every trainable tensor, averaged over the probe batches.
 
@@ -56,7 +111,7 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', gra
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
-    gradients: a gradient_function, to avoid compiling again.
+    evaluator: an Evaluator of the two, to avoid compiling again.
     trials: a list that receives the Trial of each batch.
     No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
     what they were. Raises ValueError for an unknown metric or where there is no batch.
@@ -69,45 +124,38 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', gra
     if metric == 'weight_magnitude':
         return np.array([np.abs(keras_stack.raw(v).numpy()).sum(dtype=np.float64)
                          for v in variables])
-    gradients = gradients or gradient_function(model)
-    state = list(model.variables) + keras_stack.optimizer_variables(optimizer)
-    total, count, trial = np.zeros(len(variables)), 0, Trial(1.0, 0.0, 0.0)
+    evaluator = evaluator or Evaluator(model, optimizer)
+    total, count = np.zeros(len(variables)), 0
     for images, labels in batches:
-        with keras_stack.restored_afterwards(state):
-            if metric == 'gradient_update':
-                importance, trial = _trial(model, optimizer, gradients, images, labels, trial.scale)
-                if trials is not None:
-                    trials.append(trial)
-            else:
-                importance = [np.abs(g.numpy()).sum(dtype=np.float64)
-                              for g in gradients(images, labels)[1]]
+        if metric == 'gradient_update':
+            importance, trial = _trial(evaluator, images, labels)
+            if trials is not None:
+                trials.append(trial)
+        else:
+            importance = [np.abs(g.numpy()).sum(dtype=np.float64)
+                          for g in evaluator.gradients(images, labels)[1]]
         total += importance
         count += 1
     if not count:
         raise ValueError('at least one probe batch is needed')
+    if metric == 'gradient_update' and trial.holds_easily:
+        evaluator.scale = min(1.0, 2 * trial.scale)
     return total / count
 
 
-def _trial(model, optimizer, gradients, images, labels, scale):
-    """((N,) float64, Trial) for one batch, from `scale` of the update down; leaves it done."""
-    import keras_stack
-    variables = model.trainable_variables
-    # Batch statistics and random states move with every pass; each pass starts from the same.
-    passing = list(model.non_trainable_variables)
-    before = [keras_stack.raw(v).numpy() for v in variables]
-    with keras_stack.restored_afterwards(passing):
-        loss, first = gradients(images, labels)
-    keras_stack.apply_gradients(optimizer, first, variables)
-    updates = [keras_stack.raw(v).numpy() - old for v, old in zip(variables, before)]
+def _trial(evaluator, images, labels):
+    """((N,) float64, Trial) for one batch, from the evaluator's scale of the update down."""
+    loss, first = evaluator.gradients(images, labels)
+    updates = evaluator.updates(first)
     while True:
-        if scale != 1:
-            for variable, old, update in zip(variables, before, updates):
-                variable.assign(old + np.asarray(scale, old.dtype) * update)
-        with keras_stack.restored_afterwards(passing):
-            loss_after, second = gradients(images, labels)
-        importance = np.array([-np.vdot(g.numpy().astype(np.float64), update.astype(np.float64))
-                               for g, update in zip(second, updates)])
+        scale = evaluator.scale
+        before = evaluator.shift(updates, np.float32(scale))
+        try:
+            loss_after, second = evaluator.gradients(images, labels)
+        finally:
+            evaluator.place(before)
+        importance = evaluator.scores(second, updates).numpy().astype(np.float64)
         trial = Trial(scale, scale * float(importance.sum()), loss - loss_after)
         if trial.holds or scale <= SMALLEST_SCALE:
             return importance, trial
-        scale /= 2
+        evaluator.scale = scale / 2

@@ -167,7 +167,8 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
 
     from backbone import statistics_from_batch
     from keras_stack import restored_afterwards, variable_name
-    from training_step import TrainingStep, make_optimizer
+    from masked_step import StepMaker
+    from training_step import make_optimizer
     variables = model.trainable_variables
     rng = np.random.RandomState(0)
     images = tf.constant(rng.uniform(0, 255, (batch_size,) + tuple(input_shape)), tf.float32)
@@ -176,13 +177,11 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     with restored_afterwards(model.variables):
         statistics_from_batch(model, images)
         trained_by = make_optimizer(optimizer, 1e-6, 1000, variables)
-        step = TrainingStep(model, trained_by, everything, weight_decay)
-        with_gradients = TrainingStep(model, trained_by, everything, weight_decay,
-                                      outputs_gradients=True)
-        graph = executed_graph(with_gradients, images, labels)
-        trace = record_trace(step, images, labels, folder, num_steps)
+        maker = StepMaker(model, trained_by, weight_decay, images, labels)
+        graph = executed_graph(maker, images, labels)
+        trace = record_trace(maker.step(everything), images, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
-        totals = measure_totals(step, times.groups, images, labels, seconds)
+        totals = measure_totals(maker, times.groups, images, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
                        key or {})
@@ -200,18 +199,16 @@ class Totals(NamedTuple):
     deepest: int
 
 
-def measure_totals(step, groups, images, labels, seconds):
+def measure_totals(maker, groups, images, labels, seconds):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
-    step: the TrainingStep of all tensors.
+    maker: masked_step.StepMaker of the training step.
     """
-    from training_step import TrainingStep, forward_function
-    n = len(step.variables)
+    n = len(maker.model.trainable_variables)
     deepest = int(chain_timings(groups, n)[2][0])
-    functions = [forward_function(step.model),
-                 TrainingStep(step.model, step.optimizer, np.arange(n) == deepest, update=False),
-                 TrainingStep(step.model, step.optimizer, np.ones(n, dtype=bool), update=False),
-                 step]
+    everything = np.ones(n, dtype=bool)
+    functions = [maker.forward(), maker.step(np.arange(n) == deepest, update=False),
+                 maker.step(everything, update=False), maker.step(everything)]
     ms = interleaved_ms(functions, images, labels, seconds)  # (rounds, 4)
     t_fp = float(np.median(ms[:, 0]))
     # Differences within a round, so that a slow spell of the machine cancels.
@@ -234,8 +231,7 @@ def interleaved_ms(functions, images, labels, seconds, rounds=(5, 40)):
         row = []
         for function in functions:
             begin = time.perf_counter()
-            result = function(images, labels)
-            (result[0] if isinstance(result, tuple) else result).numpy()  # waits for the device
+            function(images, labels)[0].numpy()  # waits for the device
             row.append((time.perf_counter() - begin) * 1e3)
         samples.append(row)
     return np.array(samples)

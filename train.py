@@ -6,7 +6,6 @@ importance, solving, and the first call of every new step function, which traces
 """
 
 import contextlib
-import gc
 import math
 import time
 from typing import Callable, NamedTuple, Optional, Sequence
@@ -16,9 +15,10 @@ from tqdm import tqdm
 
 import keras_stack
 from backbone import output_layer
-from importance import evaluate_importance, gradient_function
+from importance import Evaluator, evaluate_importance
+from masked_step import StepMaker
 from selection_solver_DP import InfeasibleBudget, select_tensors
-from training_step import TrainingStep, evaluation_function, make_optimizer
+from training_step import evaluation_function, make_optimizer
 
 
 class Diverged(RuntimeError):
@@ -88,7 +88,7 @@ def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gra
     timings: TensorTimings of this model on this machine. Raises InfeasibleBudget at the first
     selection where rho cannot be reached: check with smallest_rho before.
     """
-    gradients = gradient_function(model)
+    evaluator = Evaluator(model, optimizer)
     batches = iter(probe)
 
     def select(epoch):
@@ -97,7 +97,7 @@ def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gra
         begin, trials = time.perf_counter(), []
         importance = evaluate_importance(
             model, optimizer, (next(batches) for _ in range(settings.probe_batches)), metric,
-            gradients, trials)
+            evaluator, trials)
         seconds = time.perf_counter() - begin
         mask, fallback = choose_tensors(timings, importance, settings.rho)
         select.importance_seconds += seconds
@@ -190,14 +190,16 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
     scheme = make_scheme(optimizer)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(), None, [], []
+    before = dict(clock.seconds)
+    with clock('selection'):
+        maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec)
     for epoch in range(1, settings.num_epochs + 1):
-        before, importance_before = dict(clock.seconds), _importance_seconds(scheme)
+        importance_before = _importance_seconds(scheme)
         with clock('selection'):
             choice = scheme.select(epoch)
             if choice is not None and (step is None or (choice.mask != step.mask).any()):
-                step = None  # the old function and its graph go before the new one comes
-                gc.collect()  # function and graph refer to each other
-                step = TrainingStep(model, optimizer, choice.mask, settings.weight_decay)
+                step = None  # the old graph goes before the new one comes
+                step = maker.step(choice.mask)
         if choice is not None:
             _announce(choice, timings, settings, clock.seconds['selection'] - before['selection'])
         with clock('step'):
@@ -217,6 +219,7 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
             train_seconds=clock.train_seconds,
             **{name + '_seconds': seconds - before[name]
                for name, seconds in clock.seconds.items()})
+        before = dict(clock.seconds)
         recorder.epoch(row)
         if scheme.name.startswith('elastic'):
             recorder.elastic({'step_ms': row['step_ms']}, epoch)

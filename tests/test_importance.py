@@ -5,7 +5,7 @@ from tensorflow import keras
 
 import backbone
 import keras_stack
-from importance import METRICS, evaluate_importance, gradient_function
+from importance import METRICS, Evaluator, evaluate_importance
 from training_step import TrainingStep, make_optimizer
 
 
@@ -95,8 +95,8 @@ def test_stale_momentum_enters_the_trial():
 def test_dropout_is_off_in_both_passes():
     model = small_model()
     optimizer, _ = trained(model)
-    gradients = gradient_function(model)
-    values = [evaluate_importance(model, optimizer, batches(1), gradients=gradients)
+    evaluator = Evaluator(model, optimizer)
+    values = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
               for _ in range(3)]
     np.testing.assert_array_equal(values[0], values[1])
     np.testing.assert_array_equal(values[0], values[2])

@@ -21,8 +21,9 @@ import keras_stack
 import models
 import profiler
 from backward_graph import OpTimes, attribute, executed_graph, read_trace, record_trace, serial_ops
+from masked_step import StepMaker
 from profiler import TensorTimings, Totals, build_table, chain_timings
-from training_step import TrainingStep, make_optimizer
+from training_step import make_optimizer
 
 STEPS = 3  # traced
 
@@ -71,7 +72,7 @@ BRANCHING_NEEDS = {
     ('head', 'MatMul'): [{6}, {0, 1, 2, 3, 4, 5}],
     ('head', 'BiasAddGrad'): [{7}],
     ('', 'AddN'): [{0, 1}]}  # both branches' error gradients meet at the stem
-Traced = collections.namedtuple('Traced', 'step graph times path')
+Traced = collections.namedtuple('Traced', 'variables step graph times path')
 
 
 @functools.lru_cache(maxsize=None)
@@ -82,13 +83,11 @@ def traced(build, optimizer='sgd'):
     rng = np.random.RandomState(0)
     images = tf.constant(rng.uniform(0, 1, (4,) + model.input_shape[1:]), tf.float32)
     labels = tf.constant([0, 1, 2, 1])
-    everything = [True] * len(variables)
-    trained_by = make_optimizer(optimizer, 1e-3, 100, variables)
-    with_gradients = TrainingStep(model, trained_by, everything, 5e-4, outputs_gradients=True)
-    graph = executed_graph(with_gradients, images, labels)
-    step = TrainingStep(model, trained_by, everything, 5e-4)
+    maker = StepMaker(model, make_optimizer(optimizer, 1e-3, 100, variables), 5e-4, images, labels)
+    graph = executed_graph(maker, images, labels)
+    step = maker.step([True] * len(variables))
     path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
-    return Traced(step, graph, read_trace(path, STEPS), path)
+    return Traced(variables, step, graph, read_trace(path, STEPS), path)
 
 
 def tensors(mask):
@@ -129,7 +128,7 @@ def test_every_tensor_has_the_same_update_ops_attributed_to_it_alone(build, opti
         if graph.nodes[name].op not in backward_graph.FREE_OPS:
             own[k][graph.nodes[name].op] += 1
     shared = own.pop(None)
-    count = len(traced(build, optimizer).step.variables)
+    count = len(traced(build, optimizer).variables)
     assert sorted(own) == list(range(count))
     assert all(own[k] == own[0] for k in range(count))
     writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
@@ -151,8 +150,8 @@ def test_the_shared_update_ops_do_not_grow_with_the_number_of_tensors():
 @pytest.mark.parametrize('build', [plain, branching])
 def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
     case = traced(build, optimizer)
-    times = attribute(case.graph, case.times, len(case.step.variables))
-    assert times.update.shape == (len(case.step.variables),)
+    times = attribute(case.graph, case.times, len(case.variables))
+    assert times.update.shape == (len(case.variables),)
     assert (times.update > 0).all() and times.update_fixed > 0
 
 
@@ -160,7 +159,7 @@ def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
                                               (branching, 'adam')])
 def test_a_real_trace_is_attributed_to_all_but_a_twentieth(build, optimizer):
     case = traced(build, optimizer)
-    times = attribute(case.graph, case.times, len(case.step.variables))
+    times = attribute(case.graph, case.times, len(case.variables))
     assert times.coverage >= profiler.MIN_COVERAGE
     attributed = sum(times.groups.values()) + times.update.sum() + times.update_fixed
     outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)

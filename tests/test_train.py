@@ -210,7 +210,7 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
 
     def watching(step, *arguments):
         result = original(step, *arguments)
-        graphs.append(weakref.ref(step.function))
+        graphs.append(weakref.ref(step))
         return result
 
     def alternate(select):

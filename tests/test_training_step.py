@@ -9,7 +9,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 import keras_stack
-from backward_graph import executed_graph
 from training_step import TrainingStep, evaluation_function, forward_function, make_optimizer
 
 # Order of model.trainable_variables of conv_stack.
@@ -56,29 +55,6 @@ def layers_with_backprop(operations):
                             'BiasAddGrad'):
             found[op].append(layer.group(1))
     return {op: sorted(layers) for op, layers in found.items()}
-
-
-@pytest.mark.parametrize('mask, expected', [
-    (mask_of(HEAD_BIAS), {'BiasAddGrad': ['head']}),
-    (mask_of(HEAD_KERNEL), {'MatMul': ['head']}),
-    (mask_of(KERNEL_4), {'MatMul': ['head'], 'ReluGrad': ['conv4'],
-                         'Conv2DBackpropFilter': ['conv4']}),
-    (mask_of(KERNEL_2, KERNEL_4, HEAD_KERNEL), {
-        'MatMul': ['head', 'head'], 'ReluGrad': ['conv2', 'conv3', 'conv4'],
-        'Conv2DBackpropFilter': ['conv2', 'conv4'], 'Conv2DBackpropInput': ['conv3', 'conv4']}),
-    (mask_of(*range(N)), {
-        'MatMul': ['head', 'head'], 'BiasAddGrad': ['head'],
-        'ReluGrad': ['conv1', 'conv2', 'conv3', 'conv4'],
-        'Conv2DBackpropFilter': ['conv1', 'conv2', 'conv3', 'conv4'],
-        'Conv2DBackpropInput': ['conv2', 'conv3', 'conv4']})],
-    ids=['head bias', 'head kernel', 'last convolution', 'three tensors', 'all'])
-def test_exactly_the_ops_that_the_selected_gradients_need_are_executed(mask, expected):
-    model = conv_stack()
-    step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), mask,
-                        outputs_gradients=True)
-    graph = executed_graph(step, *batch())
-    assert layers_with_backprop(
-        (name, node.op) for name, node in graph.nodes.items()) == expected
 
 
 def test_layers_nearer_the_input_than_the_deepest_selected_tensor_are_not_even_traced():
