@@ -63,10 +63,10 @@ def number(kind, low=None, high=None, above=None):
     return parse
 
 
-def add_flag(parser, name, help_text):
+def add_flag(parser, name, help_text, default=False):
     """Adds a boolean flag that may be given bare, or with 1/0, true/false."""
-    parser.add_argument(name, type=boolean, nargs='?', const=True, default=False, help=help_text,
-                        metavar='BOOL')
+    parser.add_argument(name, type=boolean, nargs='?', const=True, default=default, metavar='BOOL',
+                        help=help_text + (' (default: true)' if default else ''))
 
 
 def add_model_flags(parser):

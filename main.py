@@ -46,6 +46,10 @@ def parse_arguments(argv=None):
     parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
                         help='elastic: batches each importance is averaged over '
                              '(default: %(default)s)')
+    command_line.add_flag(parser, '--closed_loop',
+                          'elastic: measure both passes anew at each selection, so that rho holds '
+                          'while the device changes speed; always off with --deterministic',
+                          default=True)
     parser.add_argument('--weights', default='imagenet', metavar='imagenet|none|PATH',
                         help='start from ImageNet, from random weights, or from a .npz of this '
                              'project or a .h5 of keras.applications (default: %(default)s)')
@@ -85,6 +89,7 @@ def check_arguments(args):
     check_dataset_name(args.dataset_name)
     check_weights(args.weights)
     args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
+    args.closed_loop = args.closed_loop and not args.deterministic
     args.run_name = run_name(args)
     return args
 
@@ -114,7 +119,7 @@ def run_settings(args):
     settings = {flag: value for flag, value in vars(args).items()
                 if flag not in ('logs_dir', 'run_name', 'save_txt')}
     if not is_elastic(args):
-        for flag in ('rho', 'interval', 'importance', 'probe_batches'):
+        for flag in ('rho', 'interval', 'importance', 'probe_batches', 'closed_loop'):
             settings[flag] = None
     return settings
 
@@ -146,17 +151,22 @@ def load_data(args):
     return dataset
 
 
-def timing_table(args, model, dataset):
-    """TensorTimings of this run, measured if need be; UserError where rho is out of reach."""
+def profile(args, model, dataset, again=False):
+    """TensorTimings of this run, measured where none match or `again`, and stored."""
     import profiler
-    from train import smallest_rho
     key = profiler.table_key(args.model_name, args.alpha, args.input_size, args.batch_size,
                              dataset.num_classes, args.optimizer, args.weight_decay,
                              args.bn_statistics, dataset.augmentation)
     folder = profiler.table_folder(args.logs_dir, args.model_name, args.input_size,
                                    dataset.num_classes, args.batch_size)
-    table = profiler.table_for(model, args.input_size, dataset.num_classes, args.batch_size,
-                               args.optimizer, args.weight_decay, key, folder)
+    return profiler.table_for(model, args.input_size, dataset.num_classes, args.batch_size,
+                              args.optimizer, args.weight_decay, key, folder, again)
+
+
+def timing_table(args, model, dataset):
+    """TensorTimings of this run; UserError where rho is out of reach."""
+    from train import smallest_rho
+    table = profile(args, model, dataset)
     least = smallest_rho(table)
     if args.rho < least:
         raise UserError('--rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full '
@@ -166,13 +176,14 @@ def timing_table(args, model, dataset):
 
 
 def make_scheme_for(args, model, dataset, table):
-    """(optimizer) -> train.Scheme."""
+    """(masked_step.StepMaker) -> train.Scheme."""
     import train
 
-    def make(optimizer):
+    def make(maker):
         if is_elastic(args):
-            return train.elastic_scheme(args.train_type, model, optimizer, dataset.probe, table,
-                                        loop_settings(args), args.importance)
+            return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
+                                        loop_settings(args), args.importance,
+                                        lambda: profile(args, model, dataset, again=True))
         return train.fixed_scheme(args.train_type, train.fixed_mask(args.train_type, model))
     return make
 
@@ -228,7 +239,7 @@ def main(argv=None):
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result = train.train(model, dataset, make_scheme_for(args, model, dataset, table),
-                             loop_settings(args), recorder, table)
+                             loop_settings(args), recorder)
     except train.Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1

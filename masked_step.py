@@ -74,7 +74,7 @@ class StepMaker:
         if update:
             effects = self._effects(left_out)
         else:
-            # Computed, and freed at once, as an update frees them: not results, all held to the end.
+            # Computed and freed at once, as an update does; results are all held to the end.
             left_out = set(self.graph.update)
             names = [self._node_of(2 + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
@@ -172,8 +172,9 @@ class MaskedStep:
             raise ValueError('this step was made for images of shape {}, not {}'.format(
                 self._maker._shape, tuple(images.shape)))
         return eager_execute.execute(
-            self._name, num_outputs=self._num_outputs, inputs=[images, labels] + self._maker._captured,
-            attrs=self._attributes, ctx=eager_context.context())
+            self._name, num_outputs=self._num_outputs,
+            inputs=[images, labels] + self._maker._captured, attrs=self._attributes,
+            ctx=eager_context.context())
 
     def __del__(self):
         # At interpreter exit TensorFlow may be gone already.

@@ -37,6 +37,8 @@ class TensorTimings(NamedTuple):
     estimated: (N,) bool, where part of the time had no trace event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed.
     left_out: (event, ms) that was not. key: what the table is valid for.
+    t_wait: what the training loop adds to a step: input that was not ready, Python. 0 in a profile,
+    known once the loop runs (closed_loop.py).
     """
     names: List[str]
     shapes: List[Tuple]
@@ -53,16 +55,27 @@ class TensorTimings(NamedTuple):
     coverage: float
     left_out: List
     key: Dict
+    t_wait: float = 0.0
 
     @property
     def t_step(self):
         """ms: the whole step of full training."""
-        return self.t_fp + self.t_bp + self.t_update
+        return self.t_fp + self.t_bp + self.t_update + self.t_wait
 
     @property
     def fixed(self):
-        """ms: what every step pays, whatever it trains: forward pass, optimizer's fixed part."""
-        return self.t_fp + max(0.0, self.t_update - float(self.t_up.sum()))
+        """ms: what every step pays, whatever it trains: forward pass, wait, optimizer's fixed part.
+        """
+        return self.t_fp + self.t_wait + max(0.0, self.t_update - float(self.t_up.sum()))
+
+    def rescaled(self, t_fp, t_bp, t_wait=0.0):
+        """The table with both passes as measured now, ms; the update follows both together."""
+        backward = t_bp / self.t_bp
+        whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
+        return self._replace(
+            t_fp=t_fp, t_bp=t_bp, t_wait=t_wait, t_dw=self.t_dw * backward,
+            t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
+            t_update=self.t_update * whole)
 
     def backward_time(self, mask):
         """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
@@ -347,9 +360,13 @@ def stored_table(folder, key):
     return table
 
 
-def table_for(model, input_size, num_classes, batch_size, optimizer, weight_decay, key, folder):
-    """The stored table where its key matches; else measured now and stored, trace beside it."""
-    table = stored_table(folder, key)
+def table_for(model, input_size, num_classes, batch_size, optimizer, weight_decay, key, folder,
+              again=False):
+    """The stored table where its key matches; else measured now and stored, trace beside it.
+
+    again: measured in any case.
+    """
+    table = None if again else stored_table(folder, key)
     if table is None:
         os.makedirs(folder, exist_ok=True)
         begin = time.perf_counter()
@@ -416,10 +433,8 @@ def main(argv=None):
     key = table_key(name, args.alpha, args.input_size, args.batch_size, args.num_classes,
                     args.optimizer, args.weight_decay, args.bn_statistics,
                     augmentation(args.dataset_name))
-    if args.force and os.path.exists(os.path.join(folder, TABLE_FILE)):
-        os.remove(os.path.join(folder, TABLE_FILE))
     table = table_for(model, args.input_size, args.num_classes, args.batch_size, args.optimizer,
-                      args.weight_decay, key, folder)
+                      args.weight_decay, key, folder, again=args.force)
     print(describe(table))
     if args.plot:
         import plot

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 import keras_stack
 from backbone import output_layer
+from closed_loop import ClosedLoop, steps_drifted
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
 from selection_solver_DP import InfeasibleBudget, select_tensors
@@ -34,26 +35,34 @@ class Settings(NamedTuple):
     interval: int = 4
     rho: float = 0.533
     probe_batches: int = 1
+    closed_loop: bool = True
 
 
 class Choice(NamedTuple):
     """Tensors to train from now on.
 
-    mask: (N,) bool, model.trainable_variables order. importance: (N,), predicted_ms: of the whole
-    step; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial of each
-    probe batch.
+    mask: (N,) bool, model.trainable_variables order. importance: (N,), timings: the TensorTimings
+    it was chosen by; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial
+    of each probe batch. drift: of the time shares since the profile (closed_loop.py).
     """
     mask: np.ndarray
     importance: Optional[np.ndarray] = None
-    predicted_ms: Optional[float] = None
+    timings: Optional[object] = None
     fallback: bool = False
     trials: Sequence = ()
+    drift: float = 0.0
+
+    @property
+    def predicted_ms(self):
+        """ms of the whole step, by the table."""
+        return self.timings.step_time(self.mask)
 
 
 class Scheme(NamedTuple):
     """A way to train: what to select before an epoch.
 
-    select: (epoch, 1-based) -> Choice, or None to go on as before; called before every epoch.
+    select: (epoch, 1-based; EpochResult of the last one or None) -> Choice, or None to go on as
+    before; called before every epoch.
     """
     name: str
     select: Callable
@@ -63,7 +72,8 @@ class Scheme(NamedTuple):
 
 def fixed_scheme(name, mask):
     """A scheme that trains the (N,) bool mask from start to end."""
-    return Scheme(name, lambda epoch: Choice(np.asarray(mask, dtype=bool)) if epoch == 1 else None)
+    choice = Choice(np.asarray(mask, dtype=bool))
+    return Scheme(name, lambda epoch, last: choice if epoch == 1 else None)
 
 
 def fixed_mask(name, model):
@@ -80,30 +90,53 @@ def fixed_mask(name, model):
                      for v in variables])
 
 
-def elastic_scheme(name, model, optimizer, probe, timings, settings, metric='gradient_update'):
+def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update', profile=None):
     """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
     4).
 
-    probe: tf.data of (images, labels), endless: each evaluation takes its next batches.
-    timings: TensorTimings of this model on this machine. Raises InfeasibleBudget at the first
-    selection where rho cannot be reached: check with smallest_rho before.
+    maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
+    its next batches. timings: TensorTimings of this model on this machine. With
+    settings.closed_loop they are kept true while the device changes speed; profile: see ClosedLoop.
+    Where steps drift from their prediction between two selections, the tensors are chosen again by
+    the importance last evaluated.
+    Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
+    smallest_rho before.
     """
-    evaluator = Evaluator(model, optimizer)
+    evaluator = Evaluator(maker.model, maker.optimizer)
     batches = iter(probe)
+    loop = ClosedLoop(timings, maker, profile) if settings.closed_loop else None
+    current = None
 
-    def select(epoch):
-        if (epoch - 1) % settings.interval if settings.interval else epoch > 1:
+    def select(epoch, last):
+        nonlocal current
+        due = (epoch - 1) % settings.interval == 0 if settings.interval else epoch == 1
+        drifted = loop is not None and not due and steps_drifted(last.step_ms, current.predicted_ms)
+        if not due and not drifted:
             return None
-        begin, trials = time.perf_counter(), []
-        importance = evaluate_importance(
-            model, optimizer, (next(batches) for _ in range(settings.probe_batches)), metric,
-            evaluator, trials)
-        seconds = time.perf_counter() - begin
-        mask, fallback = choose_tensors(timings, importance, settings.rho)
-        select.importance_seconds += seconds
-        return Choice(mask, importance, timings.step_time(mask), fallback, trials)
+        drift = loop.update(*next(batches), wait_ms=last and last.wait_ms) if loop else 0.0
+        table = loop.timings if loop else timings
+        if due:
+            begin, trials = time.perf_counter(), []
+            importance = evaluate_importance(
+                maker.model, maker.optimizer,
+                (next(batches) for _ in range(settings.probe_batches)), metric, evaluator, trials)
+            select.importance_seconds += time.perf_counter() - begin
+        else:
+            importance, trials = current.importance, ()
+        mask, fallback = choose_tensors(table, importance, _reachable(table, settings.rho))
+        current = Choice(mask, importance, table, fallback, trials, drift)
+        return current
     select.importance_seconds = 0.0
     return Scheme(name, select)
+
+
+def _reachable(timings, rho):
+    """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
+    least = smallest_rho(timings) * (1 + 1e-9)
+    if rho < least:
+        print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(
+            rho, least))
+    return max(rho, least)
 
 
 def choose_tensors(timings, importance, rho):
@@ -176,32 +209,32 @@ class Clock:
         return self.seconds['step'] + self.seconds['selection']
 
 
-def train(model, dataset, make_scheme, settings, recorder, timings=None):
+def train(model, dataset, make_scheme, settings, recorder):
     """Trains the model and records every epoch; returns the measured part of the run's summary.
 
-    make_scheme: (optimizer) -> Scheme, called once the optimizer stands.
-    dataset: datasets.Dataset. recorder: runs.Recorder. timings: TensorTimings or None; without it
-    selections are recorded without time shares.
+    make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
+    dataset: datasets.Dataset. recorder: runs.Recorder.
     Raises Diverged when the loss stops being finite.
     """
     steps = dataset.train_size // int(dataset.train.element_spec[0].shape[0])
     optimizer = make_optimizer(settings.optimizer, settings.learning_rate,
                                settings.num_epochs * steps, model.trainable_variables)
-    scheme = make_scheme(optimizer)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(), None, [], []
     before = dict(clock.seconds)
     with clock('selection'):
         maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec)
+        scheme = make_scheme(maker)
+    result = None
     for epoch in range(1, settings.num_epochs + 1):
         importance_before = _importance_seconds(scheme)
         with clock('selection'):
-            choice = scheme.select(epoch)
+            choice = scheme.select(epoch, result)
             if choice is not None and (step is None or (choice.mask != step.mask).any()):
                 step = None  # the old graph goes before the new one comes
                 step = maker.step(choice.mask)
         if choice is not None:
-            _announce(choice, timings, settings, clock.seconds['selection'] - before['selection'])
+            _announce(choice, settings, clock.seconds['selection'] - before['selection'])
         with clock('step'):
             result = run_epoch(step, dataset.train, steps, 'epoch {:>{}}/{}'.format(
                 epoch, len(str(settings.num_epochs)), settings.num_epochs))
@@ -209,7 +242,7 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
         with clock('validation'):
             test_loss, test_accuracy = validate(evaluate, dataset.test)
         if choice is not None:
-            _record_choice(recorder, model, timings, choice, epoch)
+            _record_choice(recorder, model, choice, epoch)
         step_ms.extend(result.step_ms)
         row = dict(
             epoch=epoch, learning_rate=float(keras_stack.learning_rate(optimizer)),
@@ -222,7 +255,7 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
         before = dict(clock.seconds)
         recorder.epoch(row)
         if scheme.name.startswith('elastic'):
-            recorder.elastic({'step_ms': row['step_ms']}, epoch)
+            recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, epoch)
         rows.append(row)
         _print_epoch(row, settings.num_epochs)
     return dict(
@@ -237,24 +270,28 @@ def train(model, dataset, make_scheme, settings, recorder, timings=None):
 class EpochResult(NamedTuple):
     """loss, accuracy: means over the epoch; step_ms: of every step but a first call.
 
+    wait_ms: median part of a step outside the step function: input that is not ready, the loop.
     first_call_seconds: how much longer the first call of a new step function took than a usual one.
     """
     loss: float
     accuracy: float
     step_ms: list
+    wait_ms: float
     first_call_seconds: float
 
 
 def run_epoch(step, batches, num_steps, title):
     """One pass over `batches` (tf.data): updates, running loss and accuracy, time of every step."""
-    total_loss, correct, seen, seconds, first_call = 0.0, 0, 0, [], None
+    total_loss, correct, seen, seconds, waits, first_call = 0.0, 0, 0, [], [], None
     new, step.called = not step.called, True
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
               mininterval=0.5) as bar:
         begin = time.perf_counter()
         for images, labels in batches:
+            called = time.perf_counter()
             loss, hits = step(images, labels)
             loss = float(loss)  # waits for the device
+            busy = time.perf_counter() - called
             if not math.isfinite(loss):
                 raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
                                .format(loss, len(seconds) + 1, title))
@@ -263,6 +300,7 @@ def run_epoch(step, batches, num_steps, title):
             seen += int(labels.shape[0])
             now = time.perf_counter()
             seconds.append(now - begin)
+            waits.append(now - begin - busy)
             begin = now
             bar.set_postfix(loss='{:.3f}'.format(total_loss / len(seconds)),
                             acc='{:.1f}%'.format(100 * correct / seen),
@@ -273,6 +311,7 @@ def run_epoch(step, batches, num_steps, title):
     usual = float(np.median(seconds))
     count = len(seconds) + (first_call is not None)
     return EpochResult(total_loss / count, correct / seen, [1e3 * s for s in seconds],
+                       1e3 * float(np.median(waits)),
                        max(0.0, first_call - usual) if first_call else 0.0)
 
 
@@ -291,8 +330,8 @@ def _importance_seconds(scheme):
     return getattr(scheme.select, 'importance_seconds', 0.0)
 
 
-def _record_choice(recorder, model, timings, choice, epoch):
-    variables = model.trainable_variables
+def _record_choice(recorder, model, choice, epoch):
+    variables, timings = model.trainable_variables, choice.timings
     share = None
     if timings is not None:
         share = timings.t_dw + timings.t_dy + timings.t_up
@@ -303,14 +342,16 @@ def _record_choice(recorder, model, timings, choice, epoch):
         recorder.elastic({
             'selected_tensors': int(choice.mask.sum()),
             'selected_importance': float(choice.importance[choice.mask].sum()),
-            'predicted_step_ms': choice.predicted_ms, 'fallback': int(choice.fallback)}, epoch)
+            'predicted_step_ms': choice.predicted_ms, 'full_step_ms': timings.t_step,
+            'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'share_drift': choice.drift,
+            'fallback': int(choice.fallback)}, epoch)
     if choice.trials:
         recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
                                                            for t in choice.trials]))
                           for field in choice.trials[0]._fields}, epoch)
 
 
-def _announce(choice, timings, settings, seconds):
+def _announce(choice, settings, seconds):
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
         return
@@ -319,10 +360,15 @@ def _announce(choice, timings, settings, seconds):
               choice.mask.sum(), len(choice.mask),
               100 * choice.importance[choice.mask].sum()
               / max(choice.importance[choice.importance > 0].sum(), 1e-12),
-              choice.predicted_ms, choice.predicted_ms / timings.t_step, settings.rho, seconds))
+              choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
+              seconds))
     if any(trial.scale < 1 for trial in choice.trials):
         print('  a full trial update overshoots: importance taken at {:g} of it'.format(
             min(trial.scale for trial in choice.trials)))
+    if choice.trials and not choice.trials[-1].holds:
+        print('  warning: even {:g} of an update does not lower the loss as its gradient predicts '
+              '({:+.2g} predicted, {:+.2g} real): the importance says little; use a smaller '
+              '--learning_rate'.format(*choice.trials[-1]))
     if choice.fallback:
         print('  no tensor within reach had positive importance: training the least bad ones; a '
               'smaller --learning_rate or more --probe_batches may help')

@@ -5,16 +5,26 @@ import weakref
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow import keras
 from tensorflow.python.eager import context
+from test_importance import batches, small_model
+from test_training_step import (
+    HEAD_BIAS,
+    HEAD_KERNEL,
+    KERNEL_2,
+    KERNEL_4,
+    N,
+    batch,
+    conv_stack,
+    layers_with_backprop,
+    mask_of,
+    values,
+)
 
 import keras_stack
 from masked_step import StepMaker
-from test_importance import batches, small_model
-from test_training_step import (HEAD_BIAS, HEAD_KERNEL, KERNEL_2, KERNEL_4, N, batch, conv_stack,
-                                layers_with_backprop, mask_of, values)
 from training_step import TrainingStep, forward_function, make_optimizer
+
 
 @pytest.mark.parametrize('mask, expected', [
     (mask_of(HEAD_BIAS), {'BiasAddGrad': ['head']}),

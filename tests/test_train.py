@@ -41,13 +41,13 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
     """One real run through the real loop; returns (result, model)."""
     model = model or new_model()
 
-    def make(optimizer):
+    def make(maker):
         if timings is None:
             return train.fixed_scheme(name, train.fixed_mask(name, model))
-        scheme = train.elastic_scheme(name, model, optimizer, dataset.probe, timings, settings)
+        scheme = train.elastic_scheme(name, maker, dataset.probe, timings, settings)
         return scheme._replace(select=spy(scheme.select)) if spy else scheme
     recorder = Recorder(str(folder))
-    result = train.train(model, dataset, make, settings, recorder, timings)
+    result = train.train(model, dataset, make, settings, recorder)
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
                          dataset_name='d', seed=0, stack='s', host='h'))
     return result, model
@@ -143,7 +143,7 @@ def test_frozen_statistics_stay_bit_identical_over_an_epoch(tmp_path, dataset, m
 def elastic(tmp_path_factory, dataset, timings):
     folder = tmp_path_factory.mktemp('logs') / 'elastic'
     settings = train.Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02,
-                              probe_batches=2)
+                              probe_batches=2, closed_loop=False)
     return folder, run(folder, dataset, 'elastic_training', settings, timings)[0], settings
 
 
@@ -198,9 +198,52 @@ def test_tensorboard_holds_the_promised_tags(elastic):
 
 
 def test_interval_0_selects_once(tmp_path, dataset, timings):
-    settings = train.Settings(num_epochs=2, interval=0, rho=0.6)
+    settings = train.Settings(num_epochs=2, interval=0, rho=0.6, closed_loop=False)
     run(tmp_path / 'r', dataset, 'elastic_training', settings, timings)
     assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
+
+
+def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, timings):
+    """The table given says that the backward pass is thrice as dear as it is."""
+    choices = []
+
+    def watching(select):
+        def watched(epoch, last):
+            choice = select(epoch, last)
+            choices.append(choice)
+            return choice
+        watched.importance_seconds = 0.0
+        return watched
+
+    wrong = timings.rescaled(timings.t_fp, 3 * timings.t_bp)
+    run(tmp_path / 'r', dataset, 'elastic_training',
+        train.Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
+    for choice in choices:
+        now = choice.timings
+        assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
+        assert choice.drift < -0.2
+        assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
+    assert choices[0].timings.t_wait == 0 and choices[1].timings.t_wait > 0
+
+
+def test_steps_that_drift_between_selections_lead_to_a_new_choice(tmp_path, dataset, timings):
+    choices = []
+
+    def watching(select):
+        def watched(epoch, last):
+            slower = last and last._replace(step_ms=[2 * ms for ms in last.step_ms])
+            choices.append(select(epoch, slower if epoch == 3 else last and last._replace(
+                step_ms=[choices[-1].predicted_ms])))
+            return choices[-1]
+        watched.importance_seconds = 0.0
+        return watched
+
+    run(tmp_path / 'r', dataset, 'elastic_training',
+        train.Settings(num_epochs=3, interval=0, rho=0.6), timings,
+        spy=lambda select: watching(lambda epoch, last: select(epoch, last) or choices[-1]))
+    assert choices[1] is choices[0] and choices[2] is not choices[0]
+    np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
+    assert not choices[2].trials
 
 
 def test_old_step_functions_are_released(tmp_path, dataset, timings):
@@ -214,8 +257,8 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
         return result
 
     def alternate(select):
-        def other(epoch):
-            choice = select(epoch)
+        def other(epoch, last):
+            choice = select(epoch, last)
             mask = choice.mask.copy()
             mask[:-4] = False
             mask[-1 - epoch % 3] ^= True

@@ -1,0 +1,80 @@
+"""The timing table follows the device: measured passes, rescaled times, a new profile."""
+
+import numpy as np
+import pytest
+from test_masked_step import maker_of
+from test_training_step import N, batch, conv_stack
+
+from closed_loop import STEP_DRIFT, ClosedLoop, steps_drifted
+from profiler import profile_model
+
+
+@pytest.fixture(scope='module')
+def model():
+    return conv_stack()
+
+
+@pytest.fixture(scope='module')
+def table(model):
+    return profile_model(model, (12, 12, 3), 3, 4, num_steps=2, seconds=0)
+
+
+def test_rescaling_changes_every_part_and_keeps_what_masks_cost_in_proportion(table):
+    slower = table.rescaled(2 * table.t_fp, 3 * table.t_bp, t_wait=1.5)
+    rng = np.random.RandomState(0)
+    for _ in range(10):
+        mask = rng.rand(N) < 0.5
+        assert slower.backward_time(mask) == pytest.approx(3 * table.backward_time(mask))
+        assert slower.chain_time(mask) == pytest.approx(3 * table.chain_time(mask))
+    whole = (2 * table.t_fp + 3 * table.t_bp) / (table.t_fp + table.t_bp)
+    assert slower.t_update == pytest.approx(whole * table.t_update)
+    assert slower.fixed == pytest.approx(
+        2 * table.t_fp + 1.5 + whole * (table.fixed - table.t_fp))
+    assert slower.t_step == pytest.approx(
+        2 * table.t_fp + 3 * table.t_bp + whole * table.t_update + 1.5)
+    everything = np.ones(N, bool)
+    assert slower.step_time(everything) == pytest.approx(slower.t_step)
+
+
+def test_a_wrong_table_is_put_right_whatever_it_said(model, table):
+    """From tables wrong in different ways the loop arrives at one ratio: the measured one."""
+    ratios = []
+    for fp, bp in ((1, 1), (20, 1), (1, 20)):
+        loop = ClosedLoop(table.rescaled(fp * table.t_fp, bp * table.t_bp), maker_of(model))
+        for _ in range(15):
+            drift = loop.update(*batch())
+        ratios.append(loop.timings.t_bp / loop.timings.t_fp)
+        assert (1 + drift) * (bp * table.t_bp) / (fp * table.t_fp) == pytest.approx(ratios[-1])
+    # Not times but ratios that were 400-fold apart: the machine's noise is far below that.
+    assert max(ratios) < 8 * min(ratios)
+
+
+def test_shares_that_drifted_far_are_profiled_again_and_only_then(model, table):
+    profiled = []
+
+    def profile():
+        profiled.append(table)
+        return table
+    far = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model), profile)
+    far.update(*batch())
+    assert far.profiles >= 1 and far.profiled is table
+    never = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model))
+    assert never.update(*batch()) < -0.5 and never.profiles == 0
+
+
+def test_the_wait_of_the_loop_is_kept_until_a_new_one_is_known(model, table):
+    loop = ClosedLoop(table, maker_of(model))
+    loop.update(*batch())
+    assert loop.timings.t_wait == 0
+    loop.update(*batch(), wait_ms=0.7)
+    loop.update(*batch())
+    assert loop.timings.t_wait == 0.7
+
+
+def test_drift_of_steps_is_judged_by_their_median_over_the_last_ones():
+    steady = [100.0] * 60
+    assert not steps_drifted(steady, 100 * (1 - 0.5 * STEP_DRIFT))
+    assert steps_drifted(steady, 100 * (1 - 2 * STEP_DRIFT))
+    assert steps_drifted(steady, 100 * (1 + 2 * STEP_DRIFT))
+    assert not steps_drifted(steady[:50] + [900.0] * 10, 100)  # a few steps are an accident
+    assert steps_drifted(steady + [130.0] * 40, 100)           # the last ones count
