@@ -3,8 +3,12 @@
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude')
+import keras_stack
+from masked_step import StepMaker, compiled
+from runs import METRICS
+
 SMALLEST_SCALE = 2.0 ** -10
 
 
@@ -41,9 +45,6 @@ class Evaluator:
     """
 
     def __init__(self, model, optimizer):
-        import tensorflow as tf
-
-        import keras_stack
         self.model = model
         self.optimizer = optimizer
         self.scale = 1.0
@@ -51,50 +52,46 @@ class Evaluator:
         self._optimizer_state = [keras_stack.raw(v)
                                  for v in keras_stack.optimizer_variables(optimizer)]
         self._pass = None
-        self.updates = tf.function(self._updates)
-        self.shift = tf.function(self._shift)
-        self.place = tf.function(self._place)
-        self.scores = tf.function(self._scores)
+        # Functions of N gradients or updates, all of them changing nothing but `shift`.
+        self._updates, self._shift, self._scores = [
+            compiled(f) for f in (self._optimizer_updates, self._shift_weights, self._products)]
 
     def gradients(self, images, labels):
         """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
-        from masked_step import StepMaker
         if self._pass is None:
             self._pass = StepMaker(self.model, None, 0.0, images, labels, dropout=False).gradients()
         loss, _, *gradients = self._pass(images, labels)
         return float(loss), gradients
 
-    def _updates(self, gradients):
-        """N updates that the optimizer would make, without weight decay; all is put back."""
-        import keras_stack
+    def updates(self, gradients):
+        """N updates that the optimizer would make, without weight decay; changes nothing."""
+        return self._updates(*gradients)
+
+    def shift(self, updates, scale):
+        """Adds scale * updates to the weights."""
+        self._shift(tf.constant(scale, tf.float32), *updates)
+
+    def scores(self, gradients, updates):
+        """(N,) float64: the first-order drop in loss of each update, - sum_i g_i dw_i."""
+        return self._scores(*gradients + updates)[0].numpy().astype(np.float64)
+
+    def _optimizer_updates(self, *gradients):
         state = self.variables + self._optimizer_state
         before = [variable.read_value() for variable in state]
         keras_stack.apply_gradients(self.optimizer, gradients, self.model.trainable_variables)
         updates = [variable - old for variable, old in zip(self.variables, before)]
-        self._assign(state, before)
+        for variable, value in zip(state, before):
+            variable.assign(value)
         return updates
 
-    def _shift(self, updates, scale):
-        """Adds scale * updates to the weights; returns the weights as they were."""
-        import tensorflow as tf
-        before = [variable.read_value() for variable in self.variables]
+    def _shift_weights(self, scale, *updates):
         for variable, update in zip(self.variables, updates):
             variable.assign_add(tf.cast(scale, update.dtype) * update)
-        return before
 
-    def _place(self, weights):
-        self._assign(self.variables, weights)
-
-    @staticmethod
-    def _assign(variables, values):
-        for variable, value in zip(variables, values):
-            variable.assign(value)
-
-    @staticmethod
-    def _scores(gradients, updates):
-        """(N,) float32: the first-order drop in loss of each update, - sum_i g_i dw_i."""
-        import tensorflow as tf
-        return tf.stack([-tf.reduce_sum(g * u) for g, u in zip(gradients, updates)])
+    def _products(self, *gradients_and_updates):
+        n = len(self.variables)
+        return tf.stack([-tf.reduce_sum(g * u) for g, u in zip(
+            gradients_and_updates[:n], gradients_and_updates[n:])])
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
@@ -116,7 +113,6 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
     what they were. Raises ValueError for an unknown metric or where there is no batch.
     """
-    import keras_stack
     if metric not in METRICS:
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
             metric, ', '.join(METRICS)))
@@ -149,12 +145,10 @@ def _trial(evaluator, images, labels):
     updates = evaluator.updates(first)
     while True:
         scale = evaluator.scale
-        before = evaluator.shift(updates, np.float32(scale))
-        try:
+        with keras_stack.restored_afterwards(evaluator.variables):
+            evaluator.shift(updates, scale)
             loss_after, second = evaluator.gradients(images, labels)
-        finally:
-            evaluator.place(before)
-        importance = evaluator.scores(second, updates).numpy().astype(np.float64)
+        importance = evaluator.scores(second, updates)
         trial = Trial(scale, scale * float(importance.sum()), loss - loss_after)
         if trial.holds or scale <= SMALLEST_SCALE:
             return importance, trial

@@ -11,7 +11,7 @@ MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
 
 def raw(variable):
     """The tf.Variable behind a Keras variable: what a gradient tape can watch."""
-    return variable.value if KERAS_3 else variable
+    return variable.value if KERAS_3 and not callable(variable.value) else variable
 
 
 def variable_name(variable):

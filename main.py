@@ -14,8 +14,7 @@ import sys
 
 import command_line
 from command_line import UserError, number
-from importance import METRICS
-from runs import TRAIN_TYPES, Recorder, is_finished, open_run
+from runs import METRICS, TRAIN_TYPES, Recorder, is_finished, open_run
 
 ALIASES = {'prunetrain': 'prune_training'}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',

@@ -185,6 +185,24 @@ class MaskedStep:
                 pass
 
 
+def compiled(function):
+    """(*tensors) -> list of results of a Python function of tensors, traced at the first call.
+
+    Like tf.function for one input signature, but run as it was traced: see _config.
+    """
+    made = []
+
+    def call(*tensors):
+        if not made:
+            made.append(tf.function(function).get_concrete_function(
+                *[tf.TensorSpec(t.shape, t.dtype) for t in tensors]))
+        return eager_execute.execute(
+            made[0].function_def.signature.name, num_outputs=len(made[0].outputs),
+            inputs=list(tensors) + made[0].captured_inputs,
+            attrs=('executor_type', '', 'config_proto', _config()), ctx=eager_context.context())
+    return call
+
+
 def _config():
     """Serialised ConfigProto for the cut steps.
 
