@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_stack
-from masked_step import StepMaker, compiled
+from masked_step import StepMaker
 from runs import METRICS
 
 SMALLEST_SCALE = 2.0 ** -10
@@ -41,57 +41,39 @@ class Evaluator:
 
     The forward pass is in training mode, but with dropout off, in both passes of a trial: its noise
     in the loss drowns a first-order drop.
-    scale: of the trial update that held last; where it held with room to spare, twice that.
+    maker: masked_step.StepMaker of the training step. scale: of the trial update that held last;
+    where it held with room to spare, twice that.
     """
 
-    def __init__(self, model, optimizer):
-        self.model = model
-        self.optimizer = optimizer
+    def __init__(self, maker):
+        self.maker = maker
         self.scale = 1.0
-        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
-        self._optimizer_state = [keras_stack.raw(v)
-                                 for v in keras_stack.optimizer_variables(optimizer)]
+        self.variables = [keras_stack.raw(v) for v in maker.model.trainable_variables]
         self._pass = None
-        # Functions of N gradients or updates, all of them changing nothing but `shift`.
-        self._updates, self._shift, self._scores = [
-            compiled(f) for f in (self._optimizer_updates, self._shift_weights, self._products)]
+        self._update = maker.updates()
 
     def gradients(self, images, labels):
         """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
         if self._pass is None:
-            self._pass = StepMaker(self.model, None, 0.0, images, labels, dropout=False).gradients()
+            self._pass = StepMaker(self.maker.model, None, 0.0, images, labels,
+                                   dropout=False).gradients()
         loss, _, *gradients = self._pass(images, labels)
         return float(loss), gradients
 
     def updates(self, gradients):
         """N updates that the optimizer would make, without weight decay; changes nothing."""
-        return self._updates(*gradients)
+        return self._update(*gradients)
 
     def shift(self, updates, scale):
         """Adds scale * updates to the weights."""
-        self._shift(tf.constant(scale, tf.float32), *updates)
-
-    def scores(self, gradients, updates):
-        """(N,) float64: the first-order drop in loss of each update, - sum_i g_i dw_i."""
-        return self._scores(*gradients + updates)[0].numpy().astype(np.float64)
-
-    def _optimizer_updates(self, *gradients):
-        state = self.variables + self._optimizer_state
-        before = [variable.read_value() for variable in state]
-        keras_stack.apply_gradients(self.optimizer, gradients, self.model.trainable_variables)
-        updates = [variable - old for variable, old in zip(self.variables, before)]
-        for variable, value in zip(state, before):
-            variable.assign(value)
-        return updates
-
-    def _shift_weights(self, scale, *updates):
         for variable, update in zip(self.variables, updates):
-            variable.assign_add(tf.cast(scale, update.dtype) * update)
+            variable.assign_add(update if scale == 1 else scale * update, read_value=False)
 
-    def _products(self, *gradients_and_updates):
-        n = len(self.variables)
-        return tf.stack([-tf.reduce_sum(g * u) for g, u in zip(
-            gradients_and_updates[:n], gradients_and_updates[n:])])
+    @staticmethod
+    def scores(gradients, updates):
+        """(N,) float64: the first-order drop in loss of each update, - sum_i g_i dw_i."""
+        products = [tf.reduce_sum(g * u) for g, u in zip(gradients, updates)]
+        return -tf.stack(products).numpy().astype(np.float64)
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
@@ -108,7 +90,7 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
-    evaluator: an Evaluator of the two, to avoid compiling again.
+    evaluator: an Evaluator of the two, to avoid tracing again.
     trials: a list that receives the Trial of each batch.
     No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
     what they were. Raises ValueError for an unknown metric or where there is no batch.
@@ -120,9 +102,9 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     if metric == 'weight_magnitude':
         return np.array([np.abs(keras_stack.raw(v).numpy()).sum(dtype=np.float64)
                          for v in variables])
-    evaluator = evaluator or Evaluator(model, optimizer)
     total, count = np.zeros(len(variables)), 0
     for images, labels in batches:
+        evaluator = evaluator or Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
         if metric == 'gradient_update':
             importance, trial = _trial(evaluator, images, labels)
             if trials is not None:

@@ -50,6 +50,9 @@ class StepMaker:
                              self.owners, {})
         self._config = _config()
         self._made = 0
+        names = [argument.name for argument in self._function.signature.input_arg]
+        self._handles = names[2:]
+        self._weights = {k: names[i] for i, k in self.owners.items() if k is not None}
 
     def _owners(self, model):
         """Argument index -> k for the argument that is the handle of tensor k."""
@@ -101,6 +104,85 @@ class StepMaker:
         """
         return MaskedStep(self._cut({}, 2, set(self.graph.update)), None, self)
 
+    def updates(self):
+        """(N gradients) -> N updates that the optimizer makes of them; changes nothing.
+
+        Weight decay is left out. Cut out where the gradients enter, which become its arguments;
+        weights and the optimizer's state are put back in the same graph.
+        """
+        names = {self._function.ret[output.name]: 'gradient_{}'.format(k)
+                 for k, output in enumerate(self._function.signature.output_arg[2:])}
+        # Of all nodes only those of the update, and reads, which other nodes wait for.
+        left_out = {name for name, node in self._nodes.items()
+                    if name not in self.graph.update and node.op != 'ReadVariableOp'}
+        behind, todo = set(), list(names)  # what is computed from a gradient; decay is not
+        readers = {}
+        for name, node in self._nodes.items():
+            for tensor in node.input:
+                # Through control edges too: the new momentum is read back from its variable.
+                for source in (tensor, tensor.lstrip('^').split(':')[0]):
+                    readers.setdefault(source, []).append(name)
+        while todo:
+            for name in readers.get(todo.pop(), ()):
+                if name not in behind and name not in left_out:
+                    behind.add(name)
+                    todo.append(name)
+        effects = {result: name for result, name in self._effects(left_out).items()
+                   if name in behind}
+        decay = set(self._effects(left_out).values()) - behind
+        cut = self._cut(effects, 0, left_out | decay)
+        for node in cut.node_def:
+            _set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
+        arguments = list(cut.signature.input_arg)[2:]
+        del cut.signature.input_arg[:]
+        cut.arg_attr.clear()
+        for k, output in enumerate(self._function.signature.output_arg[2:]):
+            cut.signature.input_arg.add(name='gradient_{}'.format(k), type=output.type)
+        cut.signature.input_arg.extend(arguments)
+        self._undo(cut, effects)
+        return GraphFunction(cut, self)
+
+    def _undo(self, cut, effects):
+        """Turns a graph that updates weights into one that returns the updates and undoes them."""
+        dtypes = {id(keras_stack.raw(v).handle): keras_stack.raw(v).dtype.as_datatype_enum
+                  for v in list(self.model.trainable_variables)
+                  + keras_stack.optimizer_variables(self.optimizer)}
+        types = {name: dtypes.get(id(handle)) for name, handle in zip(
+            self._handles, self._captured)}
+        written = {}  # handle argument -> type, of every variable that an effect may change
+        for name in effects.values():
+            for argument in self._nodes[name].input:
+                if argument in self._handles:
+                    written[argument] = types[argument]
+        for node in cut.node_def:
+            if node.name in effects.values():
+                node.input.append('^undo/all_before')
+        for argument, dtype in written.items():
+            _add(cut, 'ReadVariableOp', 'undo/before/' + argument, [argument], dtype=dtype)
+        _add(cut, 'NoOp', 'undo/all_before', ['^undo/before/' + a for a in written])
+        _add(cut, 'NoOp', 'undo/all_updated', ['^' + name for name in effects.values()])
+        restored = []
+        for k, argument in sorted(self._weights.items()):
+            before = 'undo/before/{}:value:0'.format(argument)
+            _add(cut, 'ReadVariableOp', 'undo/after/' + argument,
+                 [argument, '^undo/all_updated'], dtype=written[argument])
+            _add(cut, 'Sub', 'undo/update/' + argument,
+                 ['undo/after/{}:value:0'.format(argument), before], T=written[argument])
+            output = cut.signature.output_arg.add(name='update_{}'.format(k),
+                                                  type=written[argument])
+            cut.ret[output.name] = 'undo/update/{}:z:0'.format(argument)
+            restored.append('^undo/update/' + argument)
+        _add(cut, 'NoOp', 'undo/all_read', restored)
+        del cut.signature.control_output[:]
+        cut.control_ret.clear()
+        for argument, dtype in written.items():
+            name = 'undo/restore/' + argument
+            _add(cut, 'AssignVariableOp', name,
+                 [argument, 'undo/before/{}:value:0'.format(argument), '^undo/all_read'],
+                 dtype=dtype)
+            cut.signature.control_output.append(name)
+            cut.control_ret[name] = name
+
     def _effects(self, left_out):
         """result name -> node of everything that changes a variable, but for `left_out`."""
         return {result: name for result, name in self._function.control_ret.items()
@@ -150,30 +232,24 @@ class StepMaker:
         return cut
 
 
-class MaskedStep:
-    """(images, labels) -> [loss, number correct], after one update of the selected tensors.
+class GraphFunction:
+    """(*tensors) -> list of results, of a graph that a StepMaker cut.
 
-    Made by StepMaker. mask: (N,) bool, None where nothing is updated. nodes: name -> op type of
-    its graph, which leaves TensorFlow's memory with this object.
+    nodes: name -> op type of the graph, which leaves TensorFlow's memory with this object.
     """
 
-    def __init__(self, definition, mask, maker):
-        self.mask = mask
+    def __init__(self, definition, maker):
         self.nodes = {node.name: node.op for node in definition.node_def}
-        self.called = False  # the first call compiles; the loop books it apart
         self._maker = maker
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
         self._attributes = ('executor_type', '', 'config_proto', maker._config)
         eager_context.context().add_function_def(definition)
 
-    def __call__(self, images, labels):
-        if tuple(images.shape) != self._maker._shape:
-            raise ValueError('this step was made for images of shape {}, not {}'.format(
-                self._maker._shape, tuple(images.shape)))
+    def __call__(self, *tensors):
         return eager_execute.execute(
             self._name, num_outputs=self._num_outputs,
-            inputs=[images, labels] + self._maker._captured, attrs=self._attributes,
+            inputs=list(tensors) + self._maker._captured, attrs=self._attributes,
             ctx=eager_context.context())
 
     def __del__(self):
@@ -185,22 +261,30 @@ class MaskedStep:
                 pass
 
 
-def compiled(function):
-    """(*tensors) -> list of results of a Python function of tensors, traced at the first call.
+class MaskedStep(GraphFunction):
+    """(images, labels) -> [loss, number correct], after one update of the selected tensors.
 
-    Like tf.function for one input signature, but run as it was traced: see _config.
+    Made by StepMaker. mask: (N,) bool, None where nothing is updated.
     """
-    made = []
 
-    def call(*tensors):
-        if not made:
-            made.append(tf.function(function).get_concrete_function(
-                *[tf.TensorSpec(t.shape, t.dtype) for t in tensors]))
-        return eager_execute.execute(
-            made[0].function_def.signature.name, num_outputs=len(made[0].outputs),
-            inputs=list(tensors) + made[0].captured_inputs,
-            attrs=('executor_type', '', 'config_proto', _config()), ctx=eager_context.context())
-    return call
+    def __init__(self, definition, mask, maker):
+        super().__init__(definition, maker)
+        self.mask = mask
+        self.called = False  # the first call compiles; the loop books it apart
+
+    def __call__(self, images, labels):
+        if tuple(images.shape) != self._maker._shape:
+            raise ValueError('this step was made for images of shape {}, not {}'.format(
+                self._maker._shape, tuple(images.shape)))
+        return super().__call__(images, labels)
+
+
+def _add(function_def, op, name, inputs, **types):
+    """A new node; types: its type attributes."""
+    node = function_def.node_def.add(name=name, op=op)
+    node.input.extend(inputs)
+    for key, value in types.items():
+        node.attr[key].type = value
 
 
 def _config():

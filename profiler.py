@@ -37,8 +37,8 @@ class TensorTimings(NamedTuple):
     estimated: (N,) bool, where part of the time had no trace event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed.
     left_out: (event, ms) that was not. key: what the table is valid for.
-    t_wait: what the training loop adds to a step: input that was not ready, Python. 0 in a profile,
-    known once the loop runs (closed_loop.py).
+    t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
+    waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
     """
     names: List[str]
     shapes: List[Tuple]
@@ -55,25 +55,25 @@ class TensorTimings(NamedTuple):
     coverage: float
     left_out: List
     key: Dict
-    t_wait: float = 0.0
+    t_loop: float = 0.0
 
     @property
     def t_step(self):
         """ms: the whole step of full training."""
-        return self.t_fp + self.t_bp + self.t_update + self.t_wait
+        return self.t_fp + self.t_bp + self.t_update + self.t_loop
 
     @property
     def fixed(self):
-        """ms: what every step pays, whatever it trains: forward pass, wait, optimizer's fixed part.
+        """ms that every step pays, whatever it trains: forward pass, loop, optimizer's fixed part.
         """
-        return self.t_fp + self.t_wait + max(0.0, self.t_update - float(self.t_up.sum()))
+        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
 
-    def rescaled(self, t_fp, t_bp, t_wait=0.0):
+    def rescaled(self, t_fp, t_bp):
         """The table with both passes as measured now, ms; the update follows both together."""
         backward = t_bp / self.t_bp
         whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
         return self._replace(
-            t_fp=t_fp, t_bp=t_bp, t_wait=t_wait, t_dw=self.t_dw * backward,
+            t_fp=t_fp, t_bp=t_bp, t_dw=self.t_dw * backward,
             t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
             t_update=self.t_update * whole)
 

@@ -102,7 +102,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
-    evaluator = Evaluator(maker.model, maker.optimizer)
+    evaluator = Evaluator(maker)
     batches = iter(probe)
     loop = ClosedLoop(timings, maker, profile) if settings.closed_loop else None
     current = None
@@ -113,8 +113,11 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
         drifted = loop is not None and not due and steps_drifted(last.step_ms, current.predicted_ms)
         if not due and not drifted:
             return None
-        drift = loop.update(*next(batches), wait_ms=last and last.wait_ms) if loop else 0.0
-        table = loop.timings if loop else timings
+        table, drift = timings, 0.0
+        if loop is not None:
+            ran = (current.mask, last.step_ms) if last is not None else ()
+            drift = loop.update(*next(batches), *ran)
+            table = loop.timings
         if due:
             begin, trials = time.perf_counter(), []
             importance = evaluate_importance(
@@ -270,7 +273,7 @@ def train(model, dataset, make_scheme, settings, recorder):
 class EpochResult(NamedTuple):
     """loss, accuracy: means over the epoch; step_ms: of every step but a first call.
 
-    wait_ms: median part of a step outside the step function: input that is not ready, the loop.
+    wait_ms: median part of a step outside the step function: input that is not ready, Python.
     first_call_seconds: how much longer the first call of a new step function took than a usual one.
     """
     loss: float
@@ -343,8 +346,8 @@ def _record_choice(recorder, model, choice, epoch):
             'selected_tensors': int(choice.mask.sum()),
             'selected_importance': float(choice.importance[choice.mask].sum()),
             'predicted_step_ms': choice.predicted_ms, 'full_step_ms': timings.t_step,
-            'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'share_drift': choice.drift,
-            'fallback': int(choice.fallback)}, epoch)
+            'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'loop_ms': timings.t_loop,
+            'share_drift': choice.drift, 'fallback': int(choice.fallback)}, epoch)
     if choice.trials:
         recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
                                                            for t in choice.trials]))

@@ -5,7 +5,7 @@ import pytest
 from test_masked_step import maker_of
 from test_training_step import N, batch, conv_stack
 
-from closed_loop import STEP_DRIFT, ClosedLoop, steps_drifted
+from closed_loop import LOOP_LIMIT, NOISE, STEP_DRIFT, ClosedLoop, steps_drifted
 from profiler import profile_model
 
 
@@ -20,7 +20,7 @@ def table(model):
 
 
 def test_rescaling_changes_every_part_and_keeps_what_masks_cost_in_proportion(table):
-    slower = table.rescaled(2 * table.t_fp, 3 * table.t_bp, t_wait=1.5)
+    slower = table.rescaled(2 * table.t_fp, 3 * table.t_bp)._replace(t_loop=1.5)
     rng = np.random.RandomState(0)
     for _ in range(10):
         mask = rng.rand(N) < 0.5
@@ -62,13 +62,31 @@ def test_shares_that_drifted_far_are_profiled_again_and_only_then(model, table):
     assert never.update(*batch()) < -0.5 and never.profiles == 0
 
 
-def test_the_wait_of_the_loop_is_kept_until_a_new_one_is_known(model, table):
+def test_what_steps_take_beyond_their_prediction_is_the_loops_and_paid_by_every_step(model, table):
+    loop, mask = ClosedLoop(table, maker_of(model)), np.arange(N) > 2
+    loop.update(*batch())
+    assert loop.timings.t_loop == 0
+    long = 1000 * table.t_step
+    loop.update(*batch(), mask=mask, step_ms=[long] * 5)
+    now = loop.timings._replace(t_loop=0.0)
+    assert loop.timings.t_loop == pytest.approx(LOOP_LIMIT * now.step_time(mask))
+    assert loop.timings.t_step == pytest.approx(now.t_step + loop.timings.t_loop)
+    kept = loop.timings.t_loop
+    loop.update(*batch())
+    assert loop.timings.t_loop == kept
+    loop.update(*batch(), mask=mask, step_ms=[0.0] * 5)
+    assert loop.timings.t_loop == 0
+
+
+def test_small_drift_keeps_the_shares_of_the_profile(model, table):
+    """Its own measurement taken as the profile: drift counts where more calls confirm it."""
     loop = ClosedLoop(table, maker_of(model))
-    loop.update(*batch())
-    assert loop.timings.t_wait == 0
-    loop.update(*batch(), wait_ms=0.7)
-    loop.update(*batch())
-    assert loop.timings.t_wait == 0.7
+    loop.profiled = table.rescaled(*loop.measure(*batch(), calls=40))
+    for _ in range(5):
+        drift = loop.update(*batch())
+        ratio = loop.timings.t_bp / loop.timings.t_fp
+        assert (1 + drift) * loop.profiled.t_bp / loop.profiled.t_fp == pytest.approx(ratio)
+        assert drift == 0 or abs(drift) > NOISE
 
 
 def test_drift_of_steps_is_judged_by_their_median_over_the_last_ones():

@@ -6,6 +6,7 @@ from tensorflow import keras
 import backbone
 import keras_stack
 from importance import METRICS, Evaluator, evaluate_importance
+from masked_step import StepMaker
 from training_step import TrainingStep, make_optimizer
 
 
@@ -82,6 +83,23 @@ def test_gradient_update_is_the_first_order_drop_of_the_trial():
     np.testing.assert_allclose(importance, expected, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
+    """Also where the step it is cut from decays: what the optimizer itself does, and no more."""
+    model = small_model('frozen')
+    optimizer, _ = trained(model, optimizer=name)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
+    before = state(model, optimizer)
+    _, gradients = evaluator.gradients(*batches(1)[0])
+    updates = evaluator.updates(gradients)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+    weights = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
+    keras_stack.apply_gradients(optimizer, gradients, model.trainable_variables)
+    for old, variable, update in zip(weights, model.trainable_variables, updates):
+        np.testing.assert_allclose(update.numpy(), keras_stack.raw(variable).numpy() - old,
+                                   rtol=1e-3, atol=1e-8)
+
+
 def test_stale_momentum_enters_the_trial():
     model = small_model('frozen')
     variables = model.trainable_variables
@@ -95,7 +113,7 @@ def test_stale_momentum_enters_the_trial():
 def test_dropout_is_off_in_both_passes():
     model = small_model()
     optimizer, _ = trained(model)
-    evaluator = Evaluator(model, optimizer)
+    evaluator = Evaluator(StepMaker(model, optimizer, 5e-4, *batches(1)[0]))
     values = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
               for _ in range(3)]
     np.testing.assert_array_equal(values[0], values[1])
