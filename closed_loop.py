@@ -30,19 +30,19 @@ class ClosedLoop:
         self.profiled = timings
         self.profile = profile
         self.profiles = 0  # how often it was measured anew
-        self._forward = maker.forward()
-        self._both = maker.step(np.ones(len(timings.names), dtype=bool), update=False)
-        self._warm = False
+        self._maker = maker
+        self._forward = self._both = None
 
-    def update(self, images, labels, mask=None, step_ms=()):
+    def update(self, images, labels, both_ms=(), mask=None, step_ms=()):
         """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
+        both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now. What they took beyond their prediction is
         the loop's own: the input pipeline's share of the cores, waiting for it, Python.
         The drift is the change of backward over forward time since the profile, 0 for none or what
         may be noise. Beyond SHARE_DRIFT the profile is taken again.
         """
-        t_fp, t_bp, drift = self._confirmed(images, labels)
+        t_fp, t_bp, drift = self._confirmed(images, labels, both_ms)
         if self.profile is not None and abs(drift) > SHARE_DRIFT:
             print('backward over forward time changed by {:+.0f} % since the profile: profiling '
                   'again'.format(100 * drift))
@@ -58,33 +58,41 @@ class ClosedLoop:
         self.timings = table._replace(t_loop=t_loop)
         return drift
 
-    def _confirmed(self, images, labels):
+    def _confirmed(self, images, labels, both_ms=()):
         """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise."""
         old = self.profiled
-        for calls in (CALLS, CONFIRMING_CALLS):
-            t_fp, t_bp = self.measure(images, labels, calls)
+        for calls, known in ((CALLS, both_ms), (CONFIRMING_CALLS, ())):
+            t_fp, t_bp = self.measure(images, labels, calls, known)
             drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
             if abs(drift) <= NOISE:
                 speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
                 return speed * old.t_fp, speed * old.t_bp, 0.0
         return t_fp, t_bp, drift
 
-    def measure(self, images, labels, calls):
-        """(t_fp, t_bp): ms of the forward and of the backward pass, medians of calls in turn."""
-        if not self._warm:  # the first call compiles
-            self._forward(images, labels)
+    def measure(self, images, labels, calls, both_ms=()):
+        """(t_fp, t_bp): ms of the forward and of the backward pass, medians of calls in turn.
+
+        both_ms: as in update; then only the forward pass is called.
+        """
+        if self._forward is None:
+            self._forward = self._maker.forward()
+            self._forward(images, labels)[0].numpy()  # the first call compiles
+        if not len(both_ms) and self._both is None:
+            everything = np.ones(len(self.timings.names), dtype=bool)
+            self._both = self._maker.step(everything, update=False)
             self._both(images, labels)[0].numpy()
-            self._warm = True
+        functions = [self._forward] if len(both_ms) else [self._forward, self._both]
         ms = []
         for _ in range(calls):
             row = []
-            for function in (self._forward, self._both):
+            for function in functions:
                 begin = time.perf_counter()
                 function(images, labels)[0].numpy()  # waits for the device
                 row.append(1e3 * (time.perf_counter() - begin))
             ms.append(row)
-        t_fp, t_both = np.median(ms, axis=0)
-        return float(t_fp), max(float(t_both - t_fp), 1e-3)
+        t_fp = float(np.median([row[0] for row in ms]))
+        t_both = float(np.median(both_ms if len(both_ms) else [row[1] for row in ms]))
+        return t_fp, max(t_both - t_fp, 1e-3)
 
 
 def steps_drifted(step_ms, predicted_ms):

@@ -1,5 +1,6 @@
 """Tensor importance: how much loss each tensor's own update takes away (paper, section 4.2)."""
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -49,16 +50,21 @@ class Evaluator:
         self.maker = maker
         self.scale = 1.0
         self.variables = [keras_stack.raw(v) for v in maker.model.trainable_variables]
+        self.pass_ms = []  # of every call of `gradients` but the first, which compiles
         self._pass = None
         self._update = maker.updates()
 
     def gradients(self, images, labels):
         """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
-        if self._pass is None:
+        begin, first = time.perf_counter(), self._pass is None
+        if first:
             self._pass = StepMaker(self.maker.model, None, 0.0, images, labels,
                                    dropout=False).gradients()
         loss, _, *gradients = self._pass(images, labels)
-        return float(loss), gradients
+        loss = float(loss)  # waits for the device
+        if not first:
+            self.pass_ms.append(1e3 * (time.perf_counter() - begin))
+        return loss, gradients
 
     def updates(self, gradients):
         """N updates that the optimizer would make, without weight decay; changes nothing."""

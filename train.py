@@ -6,6 +6,7 @@ importance, solving, and the first call of every new step function, which traces
 """
 
 import contextlib
+import itertools
 import math
 import time
 from typing import Callable, NamedTuple, Optional, Sequence
@@ -113,19 +114,20 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
         drifted = loop is not None and not due and steps_drifted(last.step_ms, current.predicted_ms)
         if not due and not drifted:
             return None
-        table, drift = timings, 0.0
+        batch, table, drift = next(batches), timings, 0.0
+        importance, trials = current.importance if current else None, []
+        del evaluator.pass_ms[:]
+        if due:
+            begin = time.perf_counter()
+            others = (next(batches) for _ in range(settings.probe_batches - 1))
+            importance = evaluate_importance(maker.model, maker.optimizer,
+                                             itertools.chain([batch], others), metric, evaluator,
+                                             trials)
+            select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
             ran = (current.mask, last.step_ms) if last is not None else ()
-            drift = loop.update(*next(batches), *ran)
+            drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
-        if due:
-            begin, trials = time.perf_counter(), []
-            importance = evaluate_importance(
-                maker.model, maker.optimizer,
-                (next(batches) for _ in range(settings.probe_batches)), metric, evaluator, trials)
-            select.importance_seconds += time.perf_counter() - begin
-        else:
-            importance, trials = current.importance, ()
         mask, fallback = choose_tensors(table, importance, _reachable(table, settings.rho))
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
