@@ -1,0 +1,142 @@
+"""What the benchmarks of training steps share: a prepared network, interleaved timing, JSON."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import _path
+import numpy as np
+
+import command_line
+
+BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
+NUM_CLASSES = 10
+OTHERS_LIMIT = 0.1  # cores
+
+
+class Prepared(NamedTuple):
+    """A network whose batch normalisation passes the signal on, its steps, and one batch."""
+    model: Any
+    maker: Any
+    images: Any  # (B, S, S, 3) float32
+    labels: Any  # (B,) int32
+    batch_size: int
+
+    @property
+    def num_tensors(self):
+        return len(self.model.trainable_variables)
+
+    @property
+    def everything(self):
+        return np.ones(self.num_tensors, dtype=bool)
+
+
+def prepare(name, input_size, seed=0, learning_rate=1e-6, data='noise'):
+    """Prepared for `name` at a batch size of BATCH_SIZE, frozen statistics, SGD with decay.
+
+    data: 'noise' or the name of a data set, whose first batch is taken.
+    """
+    command_line.quiet_tensorflow()
+    import tensorflow as tf
+
+    import models
+    from backbone import statistics_from_batch
+    from masked_step import StepMaker
+    from training_step import make_optimizer
+    batch_size = BATCH_SIZE.get(name, 4)
+    shape = (input_size, input_size, 3)
+    model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics='frozen')
+    rng = np.random.RandomState(seed)
+    images = tf.constant(rng.uniform(0, 255, (batch_size,) + shape), tf.float32)
+    labels = tf.constant(rng.randint(0, NUM_CLASSES, batch_size), tf.int32)
+    if data != 'noise':
+        from datasets import load_dataset
+        images, labels = next(iter(load_dataset(data, input_size, batch_size, seed=seed).train))
+    statistics_from_batch(model, images)
+    optimizer = make_optimizer('sgd', learning_rate, 1000, model.trainable_variables)
+    maker = StepMaker(model, optimizer, 5e-4, images, labels)
+    return Prepared(model, maker, images, labels, batch_size)
+
+
+def machine():
+    """dict: processor, cores, versions."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from profiler import host_description
+    return dict(host=host_description(), tensorflow=tf.__version__, keras=keras.__version__,
+                python=sys.version.split()[0])
+
+
+class OtherLoad:
+    """Cores that other processes used since the last call: all busy time less our own."""
+
+    def __init__(self):
+        self.last = self._read()
+
+    @staticmethod
+    def _read():
+        with open('/proc/stat') as stat:
+            fields = [int(x) for x in stat.readline().split()[1:9]]
+        ticks = os.sysconf('SC_CLK_TCK')
+        busy = (sum(fields) - fields[3] - fields[4]) / ticks  # all but idle and iowait
+        own = os.times()
+        return time.perf_counter(), busy, own.user + own.system
+
+    def __call__(self):
+        now, last = self._read(), self.last
+        self.last = now
+        return max(0.0, (now[1] - last[1]) - (now[2] - last[2])) / max(now[0] - last[0], 1e-9)
+
+
+def interleaved(functions, rounds, warm=2):
+    """((kept, functions) ms, dropped): calls in turn; quiet rounds only, all where none is quiet.
+
+    functions: of no argument, each of which waits for the device.
+    """
+    for function in functions:
+        for _ in range(warm):
+            function()
+    kept, noisy, load = [], [], OtherLoad()
+    for _ in range(3 * rounds):
+        row = [milliseconds(function) for function in functions]
+        (kept if load() <= OTHERS_LIMIT else noisy).append(row)
+        if len(kept) == rounds:
+            break
+    return np.array(kept or noisy), len(noisy)
+
+
+def milliseconds(function):
+    begin = time.perf_counter()
+    function()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def call(step, prepared):
+    """A function of no argument that runs `step` on the batch and waits for it."""
+    return lambda: step(prepared.images, prepared.labels)[0].numpy()
+
+
+def in_own_process(module, function, *arguments):
+    """The JSON-able result of module.function(*arguments) in a fresh interpreter, or None.
+
+    One process for each network: memory and TensorFlow's state of one do not touch the next.
+    """
+    code = ('import json, sys; sys.path.insert(0, sys.argv[1]); import {0}; '
+            'print(json.dumps({0}.{1}(*json.loads(sys.argv[2]))))').format(module, function)
+    child = subprocess.run(
+        [sys.executable, '-c', code, os.path.dirname(os.path.abspath(__file__)),
+         json.dumps(arguments)], stdout=subprocess.PIPE, universal_newlines=True)
+    return json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else None
+
+
+def write(name, content, path=None):
+    """Writes benchmarks/results/<name>.json, or `path`; says where."""
+    path = path or os.path.join(_path.RESULTS, name + '.json')
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, 'w') as out:
+        json.dump(content, out, indent=1)
+    print('written: {}'.format(os.path.relpath(path)))

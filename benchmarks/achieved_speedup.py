@@ -1,0 +1,126 @@
+"""Does a step take the share of full training that was asked for?
+
+    python benchmarks/achieved_speedup.py [--models resnet50 mobilenetv2] [--rhos 0.4 0.6 0.8]
+
+For each network: timing table, importance on real digits, and for each rho the tensors chosen as in
+training, with the closed loop. Step and full step then run interleaved. Told are the share asked
+for, predicted and measured; the budget that is left; and what pricing on the graph adds to the
+importance that the chain's upper bound alone would buy.
+"""
+
+import argparse
+
+import _bench
+import numpy as np
+from tqdm import tqdm
+
+import command_line
+
+PREDICTION_ERROR = 0.04
+OVER_ASKED = 0.08
+DEFAULT_MODELS = ['resnet50', 'vgg16', 'mobilenetv2', 'vit']
+
+
+def run_model(name, input_size, rhos, rounds, seed):
+    """Result of one network: a row for each rho within reach."""
+    prepared = _bench.prepare(name, input_size, seed, learning_rate=1e-3, data='digits')
+    from closed_loop import ClosedLoop
+    from importance import Evaluator, evaluate_importance
+    from profiler import profile_model
+    from selection_solver_DP import select_tensors
+    from train import choose_tensors, smallest_rho
+    maker, batch = prepared.maker, (prepared.images, prepared.labels)
+    table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
+                          prepared.batch_size)
+    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
+                                     evaluator=Evaluator(maker))
+    loop = ClosedLoop(table, maker)
+    full = _bench.call(maker.step(prepared.everything), prepared)
+    rows, dropped = [], 0
+    for rho in tqdm(rhos, desc=name, unit='rho', leave=False, disable=None):
+        loop.update(*batch)
+        now = loop.timings
+        if rho < smallest_rho(now):
+            continue
+        mask, _ = choose_tensors(now, importance, rho)
+        order = now.order
+        chain = select_tensors((now.t_dw + now.t_up)[order], now.t_dy[order], importance[order],
+                               rho * now.t_step - now.fixed)
+        step = _bench.call(maker.step(mask), prepared)
+        ms, noisy = _bench.interleaved([full, step], rounds)
+        dropped += noisy
+        left = rho * now.t_step - now.step_time(mask)
+        fitting = [k for k in np.flatnonzero(~mask & (importance > 0))
+                   if now.step_time(mask | (np.arange(len(mask)) == k)) <= rho * now.t_step]
+        rows.append(dict(
+            rho=rho, tensors=int(mask.sum()), predicted=float(now.step_time(mask) / now.t_step),
+            measured=float(np.median(ms[:, 1] / ms[:, 0])),
+            spread=[float(np.percentile(ms[:, 1] / ms[:, 0], q)) for q in (10, 90)],
+            unspent=float(left / now.t_step), still_fitting=len(fitting),
+            importance=float(importance[mask].sum()),
+            chain_importance=float(importance[order][chain.mask].sum())))
+    return dict(_bench.machine(), model=name, input_size=input_size,
+                batch_size=prepared.batch_size, smallest_rho=float(smallest_rho(table)), rows=rows,
+                dropped_samples=dropped, tensors=prepared.num_tensors)
+
+
+def rows_of(result):
+    return [[result['model'], '%.2f' % row['rho'], '%d/%d' % (row['tensors'], result['tensors']),
+             '%.3f' % row['predicted'], '%.3f [%.3f, %.3f]' % tuple([row['measured']]
+                                                                    + row['spread']),
+             '%+.1f' % (100 * (row['measured'] / row['predicted'] - 1)),
+             '%+.1f' % (100 * (row['measured'] / row['rho'] - 1)),
+             '%.1f' % (100 * row['unspent']), row['still_fitting'],
+             '%+.1f' % (100 * (row['importance'] / row['chain_importance'] - 1))
+             if row['chain_importance'] > 0 else '']
+            for row in result['rows']]
+
+
+def verdict(results):
+    """Text on the targets, over all rows."""
+    rows = [row for result in results for row in result['rows']]
+    if not rows:
+        return 'no rho within reach'
+    errors = [abs(row['measured'] / row['predicted'] - 1) for row in rows]
+    over = max(row['measured'] / row['rho'] - 1 for row in rows)
+    checks = [('median prediction error {:.1f} % ({:g})'.format(
+                  100 * np.median(errors), 100 * PREDICTION_ERROR),
+               np.median(errors) <= PREDICTION_ERROR),
+              ('slowest {:+.1f} % over asked ({:g})'.format(100 * over, 100 * OVER_ASKED),
+               over <= OVER_ASKED),
+              ('{} tensors still fit (0)'.format(sum(row['still_fitting'] for row in rows)),
+               not any(row['still_fitting'] for row in rows))]
+    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--models', nargs='+', default=DEFAULT_MODELS, metavar='NAME')
+    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=96)
+    parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
+                        type=command_line.number(float, above=0, high=1))
+    parser.add_argument('--rounds', type=command_line.number(int, low=3), default=15,
+                        help='interleaved samples of each rho (default: %(default)s)')
+    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH',
+                        help='default: benchmarks/results/achieved_speedup.json')
+    args = parser.parse_args(argv)
+    results = []
+    for name in args.models:
+        result = _bench.in_own_process('achieved_speedup', 'run_model', name, args.input_size,
+                                       args.rhos, args.rounds, args.seed)
+        if result is None:
+            return 1
+        results.append(result)
+    print('step over full step; targets in brackets')
+    print(command_line.table(
+        ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'error (%)',
+         'over asked (%)', 'unspent (%)', 'still fit', 'importance by graph (%)'],
+        [row for result in results for row in rows_of(result)], '<>>>>>>>>>'))
+    print(verdict(results))
+    _bench.write('achieved_speedup', results, args.json)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,132 @@
+"""How far the first-order importance can be trusted, over learning rates.
+
+    python benchmarks/importance.py [--learning_rates 1e-5 1e-3 1e-1]
+
+MobileNetV2 (width 0.35) is trained on digits for some hundred steps, then meets the shifted digits.
+For each learning rate the trial update of all tensors is made: predicted against real drop of the
+loss, and the rank correlation of each tensor's importance with the true value of its update, which
+is what the loss loses when that tensor alone is put back. Once at the full update, once at the
+scale that training falls back to.
+"""
+
+import argparse
+
+import _bench
+import numpy as np
+from tqdm import tqdm
+
+import command_line
+
+RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+
+
+def source_weights(input_size, batch_size, steps, seed):
+    """Weights of a network trained on the source domain."""
+    import models
+    from datasets import load_dataset
+    from masked_step import StepMaker
+    from training_step import make_optimizer
+    model = models.build_model('mobilenetv2', (input_size, input_size, 3), 10, 'none', 0.35,
+                               bn_statistics='train')
+    optimizer = make_optimizer('sgd', 0.03, steps, model.trainable_variables)
+    data = load_dataset('digits', input_size, batch_size, seed=seed)
+    step = StepMaker(model, optimizer, 5e-4, *data.train.element_spec).step(
+        np.ones(len(model.trainable_variables)))
+    for images, labels in tqdm(data.train.take(steps), desc='source', total=steps, leave=False,
+                               disable=None):
+        loss, _ = step(images, labels)
+    return model.get_weights(), float(loss)
+
+
+def true_values(evaluator, forward, batch, updates, scale):
+    """(N,) what undoing one tensor's update costs: loss with it put back - loss of all updated."""
+    import keras_stack
+    with keras_stack.restored_afterwards(evaluator.variables):
+        evaluator.shift(updates, scale)
+        after = float(forward(*batch)[0])
+        values = []
+        for variable, update in zip(evaluator.variables, updates):
+            with keras_stack.restored_afterwards([variable]):
+                variable.assign_sub(scale * update)
+                values.append(float(forward(*batch)[0]) - after)
+    return np.array(values)
+
+
+def row(model, batch, rate):
+    """dict of one learning rate: the full update, and the scale that held."""
+    from scipy.stats import spearmanr
+
+    import keras_stack
+    from importance import Evaluator, Trial, evaluate_importance
+    from masked_step import StepMaker
+    from training_step import make_optimizer
+    optimizer = make_optimizer('sgd', rate, 1000, model.trainable_variables)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batch))
+    trials = []
+    evaluate_importance(model, optimizer, [batch], evaluator=evaluator, trials=trials)
+    loss, gradients = evaluator.gradients(*batch)
+    updates = evaluator.updates(gradients)
+    forward = StepMaker(model, None, 0.0, *batch, dropout=False).forward()
+    found = dict(learning_rate=rate, scale=trials[0].scale)
+    for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):
+        with keras_stack.restored_afterwards(evaluator.variables):
+            evaluator.shift(updates, scale)
+            after, second = evaluator.gradients(*batch)
+        importance = evaluator.scores(second, updates)
+        values = true_values(evaluator, forward, batch, updates, scale)
+        trial = Trial(scale, scale * float(importance.sum()), loss - after)
+        found[name] = dict(predicted=trial.predicted_drop, real=trial.real_drop,
+                           holds=bool(trial.holds), positive=float((importance > 0).mean()),
+                           rank=float(spearmanr(importance, values)[0]))
+    return found
+
+
+def measure(rates, input_size, batch_size, steps, seed):
+    """Rows of all learning rates."""
+    command_line.quiet_tensorflow()
+    import models
+    from datasets import load_dataset
+    weights, loss = source_weights(input_size, batch_size, steps, seed)
+    model = models.build_model('mobilenetv2', (input_size, input_size, 3), 10, 'none', 0.35,
+                               bn_statistics='frozen')
+    model.set_weights(weights)
+    batch = next(iter(load_dataset('digits_shifted', input_size, batch_size, seed=seed).train))
+    rows = [row(model, batch, rate) for rate in tqdm(rates, desc='rates', unit='rate',
+                                                        leave=False, disable=None)]
+    return dict(_bench.machine(), source_loss=loss, input_size=input_size, batch_size=batch_size,
+                tensors=len(model.trainable_variables), rows=rows)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--learning_rates', nargs='+', default=RATES, metavar='X',
+                        type=command_line.number(float, above=0))
+    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=64)
+    parser.add_argument('--batch_size', type=command_line.number(int, low=1), default=16)
+    parser.add_argument('--steps', type=command_line.number(int, low=1), default=400,
+                        help='of source training (default: %(default)s)')
+    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH',
+                        help='default: benchmarks/results/importance.json')
+    args = parser.parse_args(argv)
+    result = measure(args.learning_rates, args.input_size, args.batch_size, args.steps, args.seed)
+    cells = []
+    for found in result['rows']:
+        full, scaled = found['full'], found['scaled']
+        cells.append(['%g' % found['learning_rate'], '%+.2e' % full['predicted'],
+                      '%+.2e' % full['real'], 'yes' if full['holds'] else 'no',
+                      '%.0f' % (100 * full['positive']), '%+.2f' % full['rank'],
+                      '%g' % found['scale'], '%+.2e' % scaled['predicted'],
+                      '%+.2e' % scaled['real'], '%.0f' % (100 * scaled['positive']),
+                      '%+.2f' % scaled['rank']])
+    print('trial update of all {} tensors: at full size, then at the scale that held'.format(
+        result['tensors']))
+    print(command_line.table(
+        ['learning rate', 'predicted drop', 'real drop', 'holds', 'I > 0 (%)', 'rank corr.',
+         'scale', 'predicted', 'real', 'I > 0 (%)', 'rank corr.'], cells, '>' * 11))
+    _bench.write('importance', result, args.json)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

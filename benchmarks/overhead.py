@@ -1,0 +1,150 @@
+"""What being elastic costs: importance, solving, switching masks, memory; and the profile itself.
+
+    python benchmarks/overhead.py [--models resnet50 mobilenetv2] [--sizes 96 224]
+
+Each network and size runs in a process of its own: 40 selections in a row, each with a full step
+beside it, so that all is told in full steps of the same minute. A switch is all that a new
+selection asks for: solving, cutting the new step, and its first call beyond what the next ones
+take. For comparison a step of the same mask is traced anew, as without cutting. Memory is the
+process' resident set after the 3rd and after the last selection.
+"""
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+
+import _bench
+import numpy as np
+from tqdm import tqdm
+
+import command_line
+
+SWITCH_STEPS = 2.0
+IMPORTANCE_STEPS = 2.0
+MEMORY_SHARE = 0.02
+RETRACED = 3  # of the selections
+
+
+def resident_mb():
+    with open('/proc/self/status') as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith('VmRSS'))
+
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def profile_cost(prepared, input_size):
+    """(TensorTimings, dict of the profiler's seconds, trace MB and memory above what was there)."""
+    from profiler import profile_model
+    before, begin = resident_mb(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
+                              prepared.batch_size, folder=folder)
+        trace = sum(os.path.getsize(os.path.join(path, name))
+                    for path, _, names in os.walk(folder) for name in names)
+    return table, dict(profile_seconds=time.perf_counter() - begin, trace_mb=trace / 2 ** 20,
+                       profile_peak_mb=peak_mb() - before, before_mb=before)
+
+
+def run_model(name, input_size, selections, rho, seed):
+    """Result of one network and size: medians over the selections."""
+    prepared = _bench.prepare(name, input_size, seed)
+    from importance import Evaluator, evaluate_importance
+    from train import choose_tensors
+    from training_step import TrainingStep
+    table, result = profile_cost(prepared, input_size)
+    maker, batch = prepared.maker, (prepared.images, prepared.labels)
+    evaluator, rng = Evaluator(maker), np.random.RandomState(seed)
+    full = _bench.call(maker.step(prepared.everything), prepared)
+    evaluate_importance(maker.model, maker.optimizer, [batch], evaluator=evaluator)
+    for _ in range(3):
+        full()
+    rows, memory = [], []
+    for i in tqdm(range(selections), desc='{} {}'.format(name, input_size), unit='selection',
+                  leave=False, disable=None):
+        passes, begin = len(evaluator.pass_ms), time.perf_counter()
+        importance = evaluate_importance(maker.model, maker.optimizer, [batch],
+                                         evaluator=evaluator)
+        importance_ms = 1e3 * (time.perf_counter() - begin)
+        passes = len(evaluator.pass_ms) - passes
+        # Masks as different as from epoch to epoch of a real run: the noise is as large as they.
+        importance = np.abs(importance) * rng.lognormal(0, 2, len(importance))
+        begin = time.perf_counter()
+        mask, _ = choose_tensors(table, importance, rho)
+        solve_ms = 1e3 * (time.perf_counter() - begin)
+        begin = time.perf_counter()
+        step = _bench.call(maker.step(mask), prepared)
+        step()
+        first_ms = 1e3 * (time.perf_counter() - begin)
+        usual_ms = float(np.median([_bench.milliseconds(step) for _ in range(3)]))
+        row = dict(importance=importance_ms, passes=passes, solve=solve_ms,
+                   switch=solve_ms + first_ms - usual_ms, step=usual_ms,
+                   full=float(np.median([_bench.milliseconds(full) for _ in range(3)])))
+        if i < RETRACED:
+            begin = time.perf_counter()
+            traced = TrainingStep(maker.model, maker.optimizer, mask, 5e-4)
+            traced(*batch)[0].numpy()
+            row['retrace'] = 1e3 * (time.perf_counter() - begin) - usual_ms
+            del traced
+        rows.append(row)
+        memory.append(resident_mb())
+    result.update({key + '_ms': float(np.median([row[key] for row in rows if key in row]))
+                   for key in ('importance', 'solve', 'switch', 'retrace', 'step', 'full')})
+    for key in ('importance', 'switch', 'retrace'):
+        steps = [row[key] / row['full'] for row in rows if key in row]
+        result[key + '_steps'] = [float(np.percentile(steps, q)) for q in (50, 10, 90)]
+    result.update(passes=float(np.mean([row['passes'] for row in rows])), memory_mb=memory)
+    return dict(_bench.machine(), model=name, input_size=input_size,
+                batch_size=prepared.batch_size, rho=rho, **result)
+
+
+def row_of(result):
+    early, late = result['memory_mb'][2], result['memory_mb'][-1]
+    checks = [(result['switch_steps'][0] <= SWITCH_STEPS, 'switch'),
+              (result['importance_steps'][0] <= IMPORTANCE_STEPS, 'importance'),
+              (late <= early * (1 + MEMORY_SHARE), 'memory')]
+    missed = [text for met, text in checks if not met]
+    return [result['model'], result['input_size'], result['batch_size'],
+            '%.0f' % result['full_ms'],
+            '%.2f [%.2f, %.2f]' % tuple(result['importance_steps']), '%.1f' % result['passes'],
+            '%.1f' % result['solve_ms'],
+            '%.2f [%.2f, %.2f]' % tuple(result['switch_steps']),
+            '%.1f' % result['retrace_steps'][0],
+            '%.0f -> %.0f (%+.1f %%)' % (early, late, 100 * (late / early - 1)),
+            '%.0f' % result['profile_seconds'], '%+.0f' % result['profile_peak_mb'],
+            '%.1f' % result['trace_mb'], 'MISSED ' + ', '.join(missed) if missed else 'met']
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--models', nargs='+', default=['resnet50', 'mobilenetv2'], metavar='NAME')
+    parser.add_argument('--sizes', nargs='+', type=command_line.number(int, low=32),
+                        default=[96, 224], metavar='PIXELS')
+    parser.add_argument('--selections', type=command_line.number(int, low=4), default=40)
+    parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
+    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH', help='default: benchmarks/results/overhead.json')
+    args = parser.parse_args(argv)
+    results = []
+    for size in args.sizes:
+        for name in args.models:
+            result = _bench.in_own_process('overhead', 'run_model', name, size, args.selections,
+                                           args.rho, args.seed)
+            if result is None:
+                return 1
+            results.append(result)
+    print('costs in full steps, medians [10 %, 90 %]; targets: importance {:g} a probe batch, '
+          'switch {:g}, memory +{:g} %'.format(IMPORTANCE_STEPS, SWITCH_STEPS, 100 * MEMORY_SHARE))
+    print(command_line.table(
+        ['model', 'size', 'batch', 'full step (ms)', 'importance (steps)', 'passes', 'solve (ms)',
+         'switch (steps)', 're-traced (steps)', 'memory (MB)', 'profile (s)', 'its peak (MB)',
+         'trace (MB)', 'target'], [row_of(result) for result in results], '<>>>>>>>>>>>><'))
+    _bench.write('overhead', results, args.json)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,134 @@
+"""Is rho held while the device changes speed? With the closed loop and without.
+
+    python benchmarks/throttling.py [--models mobilenetv2] [--rho 0.5]
+
+One network, profiled on the idle machine, then disturbed: confined to one core, beside a program
+that moves memory, beside one that computes. In each condition tensors are chosen by the table as
+profiled and by the table that the closed loop has put right, and both steps run interleaved with
+the full step: their ratio is the share of full training that a step takes under that condition.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import _bench
+import numpy as np
+
+import command_line
+
+WITHIN = 0.10
+HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
+                      'while True: b[:] = a',
+        'CPU hog': 'while True: pass'}
+SETTLE_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def condition(name):
+    """The machine as it is ('idle'), one core for this process, or another program beside it."""
+    if name == 'one core':
+        cores = os.sched_getaffinity(0)
+        _confine({min(cores)})
+        try:
+            yield
+        finally:
+            _confine(cores)
+    elif name in HOGS:
+        hog = subprocess.Popen([sys.executable, '-c', HOGS[name]])
+        try:
+            time.sleep(SETTLE_SECONDS)
+            yield
+        finally:
+            hog.kill()
+            hog.wait()
+    else:
+        yield
+
+
+def _confine(cores):
+    for thread in os.listdir('/proc/self/task'):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
+
+
+def run_model(name, input_size, rho, rounds, seed):
+    """Result of one network: a row for each condition."""
+    prepared = _bench.prepare(name, input_size, seed, learning_rate=1e-3, data='digits')
+    from closed_loop import ClosedLoop
+    from importance import Evaluator, evaluate_importance
+    from profiler import profile_model
+    from train import choose_tensors
+    maker, batch = prepared.maker, (prepared.images, prepared.labels)
+
+    def profile():
+        return profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
+                             prepared.batch_size)
+    table = profile()
+    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
+                                     evaluator=Evaluator(maker))
+    loop = ClosedLoop(table, maker, profile)
+    full = _bench.call(maker.step(prepared.everything), prepared)
+    fixed, _ = choose_tensors(table, importance, rho)
+    rows = []
+    for title in ('idle', 'one core') + tuple(HOGS) + ('idle again',):
+        with condition(title):
+            drift = loop.update(*batch)
+            held, _ = choose_tensors(loop.timings, importance, rho)
+            steps = [_bench.call(maker.step(mask), prepared) for mask in (fixed, held)]
+            for function in [full] + steps:
+                function()
+            ms = np.array([[_bench.milliseconds(f) for f in [full] + steps]
+                           for _ in range(rounds)])
+        ratios = ms[:, 1:] / ms[:, :1]
+        rows.append(dict(condition=title, full_ms=float(np.median(ms[:, 0])), drift=float(drift),
+                         profiles=loop.profiles, without=float(np.median(ratios[:, 0])),
+                         held=float(np.median(ratios[:, 1])),
+                         spread=[float(np.percentile(ratios[:, 1], q)) for q in (10, 90)],
+                         same_mask=bool((fixed == held).all())))
+    return dict(_bench.machine(), model=name, input_size=input_size, rho=rho,
+                batch_size=prepared.batch_size, rows=rows)
+
+
+def rows_of(result):
+    return [[result['model'], row['condition'], '%.0f' % row['full_ms'],
+             '%+.0f' % (100 * row['drift']), row['profiles'], '%.3f' % row['without'],
+             '%.3f [%.3f, %.3f]' % tuple([row['held']] + row['spread']),
+             '%+.0f' % (100 * (row['held'] / result['rho'] - 1)),
+             'met' if row['held'] <= result['rho'] * (1 + WITHIN) else 'MISSED']
+            for row in result['rows']]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--models', nargs='+', default=['mobilenetv2', 'resnet50'], metavar='NAME')
+    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=96)
+    parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.5)
+    parser.add_argument('--rounds', type=command_line.number(int, low=3), default=25,
+                        help='interleaved samples of each condition (default: %(default)s)')
+    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH',
+                        help='default: benchmarks/results/throttling.json')
+    args = parser.parse_args(argv)
+    results = []
+    for name in args.models:
+        result = _bench.in_own_process('throttling', 'run_model', name, args.input_size, args.rho,
+                                       args.rounds, args.seed)
+        if result is None:
+            return 1
+        results.append(result)
+    print('step over full step under each condition; asked {:g}, at most {:g} % over it'.format(
+        args.rho, 100 * WITHIN))
+    print(command_line.table(
+        ['model', 'condition', 'full step (ms)', 'drift (%)', 'profiled again', 'without loop',
+         'with loop [10 %, 90 %]', 'over asked (%)', 'target'],
+        [row for result in results for row in rows_of(result)], '<<>>>>>><'))
+    _bench.write('throttling', results, args.json)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)
