@@ -13,6 +13,7 @@ CALLS = 3              # of the forward pass and of forward and backward pass, e
 CONFIRMING_CALLS = 9   # where those say that shares have drifted
 NOISE = 0.10           # drift of backward over forward time that a few calls show by accident
 SHARE_DRIFT = 0.25     # from which on the shares of all tensors are measured anew
+PROFILE_SHARE = 0.05   # of the training time that is left: what a new profile may take
 STEP_DRIFT = 0.10      # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50            # last steps of an epoch that are compared with the prediction
 LOOP_LIMIT = 0.3       # of a step: what the loop may be believed to add
@@ -33,22 +34,29 @@ class ClosedLoop:
         self._maker = maker
         self._forward = self._both = None
 
-    def update(self, images, labels, both_ms=(), mask=None, step_ms=()):
+    def update(self, images, labels, both_ms=(), mask=None, step_ms=(),
+               remaining_seconds=float('inf')):
         """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now. What they took beyond their prediction is
         the loop's own: the input pipeline's share of the cores, waiting for it, Python.
-        The drift is the change of backward over forward time since the profile, 0 for none or what
-        may be noise. Beyond SHARE_DRIFT the profile is taken again.
+        remaining_seconds: of training. The drift is the change of backward over forward time since
+        the profile, 0 for none or what may be noise. Beyond SHARE_DRIFT the profile is taken again
+        if that takes no more than PROFILE_SHARE of what remains.
         """
         t_fp, t_bp, drift = self._confirmed(images, labels, both_ms)
         if self.profile is not None and abs(drift) > SHARE_DRIFT:
-            print('backward over forward time changed by {:+.0f} % since the profile: profiling '
-                  'again'.format(100 * drift))
-            self.profiled = self.profile()
-            self.profiles += 1
-            t_fp, t_bp, drift = self._confirmed(images, labels)
+            text = 'backward over forward time changed by {:+.0f} % since the profile: '.format(
+                100 * drift)
+            if self.profiled.seconds > PROFILE_SHARE * remaining_seconds:
+                print(text + 'table rescaled; a new profile would take {:.0f} of the {:.0f} s left'
+                      .format(self.profiled.seconds, remaining_seconds))
+            else:
+                print(text + 'profiling again')
+                self.profiled = self.profile()
+                self.profiles += 1
+                t_fp, t_bp, drift = self._confirmed(images, labels)
         table = self.profiled.rescaled(t_fp, t_bp)
         t_loop = self.timings.t_loop
         if len(step_ms):

@@ -182,7 +182,8 @@ def make_scheme_for(args, model, dataset, table):
         if is_elastic(args):
             return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
                                         loop_settings(args), args.importance,
-                                        lambda: profile(args, model, dataset, again=True))
+                                        lambda: profile(args, model, dataset, again=True),
+                                        dataset.train_size // args.batch_size)
         return train.fixed_scheme(args.train_type, train.fixed_mask(args.train_type, model))
     return make
 

@@ -39,6 +39,7 @@ class TensorTimings(NamedTuple):
     left_out: (event, ms) that was not. key: what the table is valid for.
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
+    seconds: how long the profile took.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -56,6 +57,7 @@ class TensorTimings(NamedTuple):
     left_out: List
     key: Dict
     t_loop: float = 0.0
+    seconds: float = 0.0
 
     @property
     def t_step(self):
@@ -182,7 +184,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     from keras_stack import restored_afterwards, variable_name
     from masked_step import StepMaker
     from training_step import make_optimizer
-    variables = model.trainable_variables
+    begin, variables = time.perf_counter(), model.trainable_variables
     rng = np.random.RandomState(0)
     images = tf.constant(rng.uniform(0, 255, (batch_size,) + tuple(input_shape)), tf.float32)
     labels = tf.constant(rng.randint(0, num_classes, batch_size), tf.int32)
@@ -197,7 +199,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
         totals = measure_totals(maker, times.groups, images, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       key or {})
+                       key or {})._replace(seconds=time.perf_counter() - begin)
 
 
 class Totals(NamedTuple):

@@ -49,7 +49,7 @@ def test_a_wrong_table_is_put_right_whatever_it_said(model, table):
     assert max(ratios) < 8 * min(ratios)
 
 
-def test_shares_that_drifted_far_are_profiled_again_and_only_then(model, table):
+def test_shares_that_drifted_far_are_profiled_again_where_it_pays(model, table):
     profiled = []
 
     def profile():
@@ -58,6 +58,10 @@ def test_shares_that_drifted_far_are_profiled_again_and_only_then(model, table):
     far = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model), profile)
     far.update(*batch())
     assert far.profiles >= 1 and far.profiled is table
+    wrong = table.rescaled(table.t_fp, 50 * table.t_bp)._replace(seconds=10.0)
+    short = ClosedLoop(wrong, maker_of(model), profile)
+    assert short.update(*batch(), remaining_seconds=100.0) < -0.5 and short.profiles == 0
+    assert short.timings.t_bp / short.timings.t_fp < 0.5 * wrong.t_bp / wrong.t_fp
     never = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model))
     assert never.update(*batch()) < -0.5 and never.profiles == 0
 
