@@ -94,7 +94,7 @@ def executed_graph(maker, images, labels):
     run = {node.name for partition in graph.partition_graphs for node in partition.node}
     nodes = {node.name: _node(node) for node in graph.post_optimization_graph.node}
     folded = _constants(nodes)
-    work = {name: amount for name, amount in maker.work.items()
+    work = {name: amount for name, amount in _work(maker.concrete.graph).items()
             if name in run and name not in folded}
     return analyse(nodes, len(maker.model.trainable_variables), maker.owners, work)
 
@@ -213,7 +213,7 @@ def _topological(nodes):
     return order
 
 
-def op_work(graph):
+def _work(graph):
     """name -> floating-point operations that TensorFlow registers, else elements of the output."""
     from tensorflow.python.framework import ops
     work = {}

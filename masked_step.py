@@ -16,7 +16,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 
 import keras_stack
-from backward_graph import Node, analyse, op_work
+from backward_graph import Node, analyse
 from training_step import TrainingStep
 
 
@@ -39,15 +39,13 @@ class StepMaker:
             if not dropout:
                 stack.enter_context(keras_stack.dropout_off(model))
             concrete = full.function.get_concrete_function(images, labels)
+        self.concrete = concrete  # as traced; owns what the captured handles refer to
         self._captured = list(concrete.captured_inputs)
-        self._keep_alive = concrete  # owns what the captured handles refer to
         self._function = _resolved(concrete.function_def)
         self._shape = tuple(int(n) for n in images.shape)
         self._nodes = {node.name: node for node in self._function.node_def}
         self.owners = self._owners(model)
-        self.work = op_work(concrete.graph)
-        self.graph = analyse(_analysable(self._function), len(everything),
-                             self.owners, {})
+        self.graph = analyse(_analysable(self._function), len(everything), self.owners, {})
         self._config = _config()
         self._made = 0
         names = [argument.name for argument in self._function.signature.input_arg]
@@ -72,9 +70,9 @@ class StepMaker:
                 mask.shape, len(self.model.trainable_variables)))
         if not mask.any():
             raise ValueError('a training step needs at least one selected tensor')
-        left_out = {name for name, k in self.graph.update.items()
-                    if k is not None and not mask[k]}
         if update:
+            left_out = {name for name, k in self.graph.update.items()
+                        if k is not None and not mask[k]}
             effects = self._effects(left_out)
         else:
             # Computed and freed at once, as an update does; results are all held to the end.
@@ -98,7 +96,7 @@ class StepMaker:
         return MaskedStep(self._cut(self._effects(set()), 2 + len(mask), set()), mask, self)
 
     def forward(self):
-        """(images, labels) -> (loss, number correct) of the forward pass alone, in training mode.
+        """(images, labels) -> [loss, number correct] of the forward pass alone, in training mode.
 
         Changes nothing, neither random states nor BN statistics.
         """
@@ -152,7 +150,7 @@ class StepMaker:
         written = {}  # handle argument -> type, of every variable that an effect may change
         for name in effects.values():
             for argument in self._nodes[name].input:
-                if argument in self._handles:
+                if argument in types:
                     written[argument] = types[argument]
         for node in cut.node_def:
             if node.name in effects.values():

@@ -64,7 +64,6 @@ class TrainingStep:
         self.update = update
         self.loss = loss_function(model)
         self.function = tf.function(self._step)
-        self.called = False  # the first call traces and compiles; the loop books it apart
 
     def __call__(self, images, labels):
         return self.function(images, labels)
