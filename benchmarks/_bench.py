@@ -133,6 +133,34 @@ def in_own_process(module, function, *arguments):
     return json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else None
 
 
+def add_flags(parser, name, models=None, input_size=96, rounds=None):
+    """The flags that benchmarks share; name: of the JSON file. None: no such flag."""
+    whole = command_line.number
+    if models:
+        parser.add_argument('--models', nargs='+', default=models, metavar='NAME',
+                            help='default: ' + ' '.join(models))
+    if input_size:
+        parser.add_argument('--input_size', type=whole(int, low=32), default=input_size)
+    if rounds:
+        parser.add_argument('--rounds', type=whole(int, low=3), default=rounds,
+                            help='interleaved samples of each row (default: %(default)s)')
+    parser.add_argument('--seed', type=whole(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH',
+                        help='default: benchmarks/results/{}.json'.format(name))
+
+
+def each(module, calls):
+    """Yields module.run_model(*call) for each call, each from a process of its own.
+
+    Leaves with status 1 where one failed: its own error stands above.
+    """
+    for arguments in calls:
+        result = in_own_process(module, 'run_model', *arguments)
+        if result is None:
+            raise SystemExit(1)
+        yield result
+
+
 def write(name, content, path=None):
     """Writes benchmarks/results/<name>.json, or `path`; says where."""
     path = path or os.path.join(_path.RESULTS, name + '.json')

@@ -95,23 +95,12 @@ def verdict(results):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--models', nargs='+', default=DEFAULT_MODELS, metavar='NAME')
-    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=96)
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=command_line.number(float, above=0, high=1))
-    parser.add_argument('--rounds', type=command_line.number(int, low=3), default=15,
-                        help='interleaved samples of each rho (default: %(default)s)')
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH',
-                        help='default: benchmarks/results/achieved_speedup.json')
+    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=15)
     args = parser.parse_args(argv)
-    results = []
-    for name in args.models:
-        result = _bench.in_own_process('achieved_speedup', 'run_model', name, args.input_size,
-                                       args.rhos, args.rounds, args.seed)
-        if result is None:
-            return 1
-        results.append(result)
+    results = list(_bench.each('achieved_speedup', [
+        (name, args.input_size, args.rhos, args.rounds, args.seed) for name in args.models]))
     print('step over full step; targets in brackets')
     print(command_line.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'error (%)',

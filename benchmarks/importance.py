@@ -101,13 +101,10 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--learning_rates', nargs='+', default=RATES, metavar='X',
                         type=command_line.number(float, above=0))
-    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=64)
     parser.add_argument('--batch_size', type=command_line.number(int, low=1), default=16)
     parser.add_argument('--steps', type=command_line.number(int, low=1), default=400,
                         help='of source training (default: %(default)s)')
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH',
-                        help='default: benchmarks/results/importance.json')
+    _bench.add_flags(parser, 'importance', input_size=64)
     args = parser.parse_args(argv)
     result = measure(args.learning_rates, args.input_size, args.batch_size, args.steps, args.seed)
     cells = []

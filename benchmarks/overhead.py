@@ -120,22 +120,14 @@ def row_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--models', nargs='+', default=['resnet50', 'mobilenetv2'], metavar='NAME')
     parser.add_argument('--sizes', nargs='+', type=command_line.number(int, low=32),
                         default=[96, 224], metavar='PIXELS')
     parser.add_argument('--selections', type=command_line.number(int, low=4), default=40)
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH', help='default: benchmarks/results/overhead.json')
+    _bench.add_flags(parser, 'overhead', ['resnet50', 'mobilenetv2'], input_size=None)
     args = parser.parse_args(argv)
-    results = []
-    for size in args.sizes:
-        for name in args.models:
-            result = _bench.in_own_process('overhead', 'run_model', name, size, args.selections,
-                                           args.rho, args.seed)
-            if result is None:
-                return 1
-            results.append(result)
+    results = list(_bench.each('overhead', [(name, size, args.selections, args.rho, args.seed)
+                                       for size in args.sizes for name in args.models]))
     print('costs in full steps, medians [10 %, 90 %]; targets: importance {:g} a probe batch, '
           'switch {:g}, memory +{:g} %'.format(IMPORTANCE_STEPS, SWITCH_STEPS, 100 * MEMORY_SHARE))
     print(command_line.table(

@@ -104,22 +104,11 @@ def rows_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--models', nargs='+', default=['mobilenetv2', 'resnet50'], metavar='NAME')
-    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=96)
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.5)
-    parser.add_argument('--rounds', type=command_line.number(int, low=3), default=25,
-                        help='interleaved samples of each condition (default: %(default)s)')
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH',
-                        help='default: benchmarks/results/throttling.json')
+    _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=25)
     args = parser.parse_args(argv)
-    results = []
-    for name in args.models:
-        result = _bench.in_own_process('throttling', 'run_model', name, args.input_size, args.rho,
-                                       args.rounds, args.seed)
-        if result is None:
-            return 1
-        results.append(result)
+    results = list(_bench.each('throttling', [
+        (name, args.input_size, args.rho, args.rounds, args.seed) for name in args.models]))
     print('step over full step under each condition; asked {:g}, at most {:g} % over it'.format(
         args.rho, 100 * WITHIN))
     print(command_line.table(

@@ -76,23 +76,15 @@ def report(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--models', nargs='+', default=['resnet50', 'mobilenetv2'], metavar='NAME')
-    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=96)
+    _bench.add_flags(parser, 'time_model', ['resnet50', 'mobilenetv2'], rounds=15)
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=12)
-    parser.add_argument('--rounds', type=command_line.number(int, low=3), default=15,
-                        help='interleaved samples of each mask (default: %(default)s)')
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=1)
-    parser.add_argument('--json', metavar='PATH',
-                        help='default: benchmarks/results/time_model.json')
+    parser.set_defaults(seed=1)
     args = parser.parse_args(argv)
     results = []
-    for name in args.models:
-        result = _bench.in_own_process('time_model', 'run_model', name, args.input_size, args.masks,
-                                       args.rounds, args.seed)
-        if result is None:
-            return 1
+    for result in _bench.each('time_model', [
+            (name, args.input_size, args.masks, args.rounds, args.seed) for name in args.models]):
         results.append(result)
-        print('\n{}\n{}'.format(name, report(results[-1])[0]))
+        print('\n{}\n{}'.format(result['model'], report(result)[0]))
     print('\nshare of backward pass and update, predicted against measured (target: mean {:g}, '
           'worst {:g} points)'.format(TARGET_POINTS, WORST_POINTS))
     print(command_line.table(
