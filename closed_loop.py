@@ -34,18 +34,24 @@ class ClosedLoop:
         self._maker = maker
         self._forward = self._both = None
 
-    def update(self, images, labels, both_ms=(), mask=None, step_ms=(),
+    def update(self, images, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0,
                remaining_seconds=float('inf')):
         """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
-        mask, step_ms: of the steps that ran up to now. What they took beyond their prediction is
-        the loop's own: the input pipeline's share of the cores, waiting for it, Python.
+        mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
+        step function. Hundreds of steps tell the device's speed better than a few passes: they do
+        where both agree within noise. What steps took beyond their prediction is the loop's own:
+        waiting for input, Python, and where they disagree the input pipeline's use of the cores.
         remaining_seconds: of training. The drift is the change of backward over forward time since
         the profile, 0 for none or what may be noise. Beyond SHARE_DRIFT the profile is taken again
         if that takes no more than PROFILE_SHARE of what remains.
         """
-        t_fp, t_bp, drift = self._confirmed(images, labels, both_ms)
+        steps = None
+        if len(step_ms):
+            taken = float(np.median(step_ms[-WINDOW:]))
+            steps = mask, taken - wait_ms
+        t_fp, t_bp, drift = self._confirmed(images, labels, both_ms, steps)
         if self.profile is not None and abs(drift) > SHARE_DRIFT:
             text = 'backward over forward time changed by {:+.0f} % since the profile: '.format(
                 100 * drift)
@@ -61,20 +67,30 @@ class ClosedLoop:
         t_loop = self.timings.t_loop
         if len(step_ms):
             predicted = table.step_time(mask)
-            beyond = float(np.median(step_ms[-WINDOW:])) - predicted
-            t_loop = min(max(0.0, beyond), LOOP_LIMIT * predicted)
+            t_loop = min(max(0.0, taken - predicted), LOOP_LIMIT * predicted)
         self.timings = table._replace(t_loop=t_loop)
         return drift
 
-    def _confirmed(self, images, labels, both_ms=()):
-        """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise."""
+    def _confirmed(self, images, labels, both_ms=(), steps=None):
+        """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise.
+
+        steps: (mask, ms) of the steps that ran up to now. Passes that would make them take longer
+        than they took were disturbed themselves: a loop can only add to them.
+        """
         old = self.profiled
         for calls, known in ((CALLS, both_ms), (CONFIRMING_CALLS, ())):
             t_fp, t_bp = self.measure(images, labels, calls, known)
             drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
-            if abs(drift) <= NOISE:
-                speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
-                return speed * old.t_fp, speed * old.t_bp, 0.0
+            speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
+            excess = 0.0
+            if steps is not None:
+                excess = old.rescaled(t_fp, t_bp).step_time(steps[0]) / max(steps[1], 1e-3) - 1
+            if max(abs(drift), abs(excess)) <= NOISE:
+                break
+        if steps is not None and (excess > NOISE or max(abs(drift), -excess) <= NOISE):
+            speed, drift = steps[1] / old.step_time(steps[0]), 0.0
+        if abs(drift) <= NOISE:
+            return speed * old.t_fp, speed * old.t_bp, 0.0
         return t_fp, t_bp, drift
 
     def measure(self, images, labels, calls, both_ms=()):

@@ -127,7 +127,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                                              trials)
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
-            ran = (current.mask, last.step_ms) if last is not None else ()
+            ran = (current.mask, last.step_ms, last.wait_ms) if last is not None else ()
             steps = (settings.num_epochs - epoch + 1) * steps_per_epoch
             drift = loop.update(*batch, evaluator.pass_ms, *ran, remaining_seconds=(
                 steps * settings.rho * loop.timings.t_step / 1e3))

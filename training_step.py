@@ -1,6 +1,7 @@
-"""One optimisation step on a chosen subset of tensors: what is trained is what is timed.
+"""One optimisation step on a chosen subset of tensors, traced the plain way.
 
-The profiler traces the very function that the training loop runs.
+Of all tensors it is the graph that masked_step.py cuts every step from: those that are timed are
+those that train. Of a subset it is what a cut step must equal.
 """
 
 import numpy as np
@@ -42,9 +43,9 @@ class TrainingStep:
     weight_decay: decoupled (SGDW, AdamW): w -= learning_rate * weight_decay * w, before the update,
         which is the paper's optimizer; scaled by the decayed learning rate, so that both follow the
         cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's
-    TensorFlow. outputs_gradients: also return the gradients, for the profiler to find them in the
-        graph. Not for timing: holding all of them until the end makes the late layers' large ones
-    slower. update: False leaves out decay and update: the forward and backward pass alone.
+        TensorFlow.
+    outputs_gradients: also return the gradients, as a third result.
+    update: False leaves out decay and update, and the optimizer may be None.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
@@ -77,9 +78,6 @@ class TrainingStep:
         gradients = tape.gradient(loss, sources, unconnected_gradients='zero')
         if self.update:
             self._apply(gradients)
-        elif not self.outputs_gradients:
-            # Keeps the gradients from being pruned, and frees each at once, as an update does.
-            loss += 0.0 * tf.add_n([tf.reshape(g, [-1])[0] for g in gradients])
         result = (loss, count_correct(labels, predictions))
         return result + (gradients,) if self.outputs_gradients else result
 
@@ -89,12 +87,6 @@ class TrainingStep:
             for variable in self.variables:
                 variable.assign_sub(tf.cast(decay, variable.dtype) * variable)
         keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
-
-
-def forward_function(model):
-    """tf.function (images, labels) -> loss, in training mode and without gradients."""
-    loss = loss_function(model)
-    return tf.function(lambda images, labels: loss(labels, model(images, training=True)))
 
 
 def evaluation_function(model):

@@ -82,6 +82,27 @@ def test_what_steps_take_beyond_their_prediction_is_the_loops_and_paid_by_every_
     assert loop.timings.t_loop == 0
 
 
+def test_steps_that_agree_with_the_passes_tell_the_speed(model, table):
+    loop, mask = ClosedLoop(table, maker_of(model)), np.arange(N) > 2
+    for _ in range(30):  # until the machine's noise lets both agree
+        loop.profiled = table.rescaled(*loop.measure(*batch(), calls=20))
+        taken = 1.02 * loop.profiled.step_time(mask)
+        drift = loop.update(*batch(), mask=mask, step_ms=[taken + 0.05] * 9, wait_ms=0.05)
+        if drift == 0 and loop.timings.t_fp == pytest.approx(1.02 * loop.profiled.t_fp):
+            break
+    assert loop.timings.t_bp == pytest.approx(1.02 * loop.profiled.t_bp)
+    assert loop.timings.t_loop == pytest.approx(0.05, rel=1e-3)
+    assert loop.timings.step_time(mask) == pytest.approx(taken + 0.05)
+
+
+def test_passes_slower_than_the_steps_were_disturbed(model, table):
+    loop, mask = ClosedLoop(table, maker_of(model)), np.arange(N) > 2
+    taken = 1e-3 * table.step_time(mask)  # no pass of this machine is as fast
+    assert loop.update(*batch(), mask=mask, step_ms=[taken] * 9) == 0
+    assert loop.timings.t_bp == pytest.approx(1e-3 * table.t_bp)
+    assert loop.timings.t_loop == pytest.approx(0, abs=1e-9)
+
+
 def test_small_drift_keeps_the_shares_of_the_profile(model, table):
     """Its own measurement taken as the profile: drift counts where more calls confirm it."""
     loop = ClosedLoop(table, maker_of(model))

@@ -17,13 +17,14 @@ from test_training_step import (
     batch,
     conv_stack,
     layers_with_backprop,
+    loss_of,
     mask_of,
     values,
 )
 
 import keras_stack
 from masked_step import StepMaker
-from training_step import TrainingStep, forward_function, make_optimizer
+from training_step import TrainingStep, make_optimizer
 
 
 @pytest.mark.parametrize('mask, expected', [
@@ -140,8 +141,7 @@ def test_the_forward_pass_holds_no_backward_op():
     maker = maker_of(model)
     forward = maker.forward()
     assert not any('Grad' in op or 'Backprop' in op for op in forward.nodes.values())
-    assert float(forward(*batch())[0]) == pytest.approx(
-        float(forward_function(model)(*batch())), rel=1e-5)
+    assert float(forward(*batch())[0]) == pytest.approx(loss_of(model, *batch()), rel=1e-5)
 
 
 def test_dropout_is_drawn_anew_at_every_call_and_can_be_left_out():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 import keras_stack
-from training_step import TrainingStep, evaluation_function, forward_function, make_optimizer
+from training_step import TrainingStep, evaluation_function, loss_function, make_optimizer
 
 # Order of model.trainable_variables of conv_stack.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
@@ -114,14 +114,20 @@ def test_an_empty_mask_is_refused():
         TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), mask_of())
 
 
+def loss_of(model, images, labels):
+    """The loss of the forward pass in training mode."""
+    return float(loss_function(model)(labels, model(images, training=True)))
+
+
 def test_a_step_without_update_changes_nothing_and_returns_the_loss():
     model = conv_stack()
     trained_by = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
     state = keras_stack.optimizer_variables(trained_by)
     before, state_before = values(model.variables), values(state)
-    loss, correct = TrainingStep(model, trained_by, mask_of(*range(N)), 0.1, update=False)(*batch())
+    loss, correct, _ = TrainingStep(model, trained_by, mask_of(*range(N)), 0.1,
+                                    outputs_gradients=True, update=False)(*batch())
     assert not any(changed(before, model.variables)) and not any(changed(state_before, state))
-    assert float(loss) == pytest.approx(float(forward_function(model)(*batch())), rel=1e-5)
+    assert float(loss) == pytest.approx(loss_of(model, *batch()), rel=1e-5)
     assert 0 <= int(correct) <= 4
 
 
@@ -131,14 +137,13 @@ def test_the_gradients_returned_are_those_of_the_loss():
     step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
                         mask_of(KERNEL_1, HEAD_KERNEL), outputs_gradients=True, update=False)
     _, _, gradients = step(images, labels)
-    forward = forward_function(model)
     for variable, gradient in zip(step.variables, gradients):
         kernel = keras_stack.raw(variable).numpy()
         direction = gradient.numpy() / np.linalg.norm(gradient)
         ends = []
         for sign in (1, -1):
             variable.assign(kernel + sign * 1e-2 * direction)
-            ends.append(float(forward(images, labels)))
+            ends.append(loss_of(model, images, labels))
         variable.assign(kernel)
         slope = (ends[0] - ends[1]) / 2e-2
         assert slope == pytest.approx(float(np.linalg.norm(gradient)), rel=0.05)
