@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 CALLS = 3              # of the forward pass and of forward and backward pass, each time
-CONFIRMING_CALLS = 9   # where those say that shares have drifted
+CONFIRMING_CALLS = 7   # where those say that shares have drifted
 NOISE = 0.10           # drift of backward over forward time that a few calls show by accident
 SHARE_DRIFT = 0.25     # from which on the shares of all tensors are measured anew
 PROFILE_SHARE = 0.05   # of the training time that is left: what a new profile may take
@@ -94,10 +94,13 @@ class ClosedLoop:
         return t_fp, t_bp, drift
 
     def measure(self, images, labels, calls, both_ms=()):
-        """(t_fp, t_bp): ms of the forward and of the backward pass, medians of calls in turn.
+        """(t_fp, t_bp): ms of the forward and of the backward pass, the least of few calls in turn.
 
+        What disturbs a call makes it longer, and two or three have no median worth the name. From
+        CONFIRMING_CALLS on it is the median.
         both_ms: as in update; then only the forward pass is called.
         """
+        typical = np.median if calls >= CONFIRMING_CALLS else np.min
         if self._forward is None:
             self._forward = self._maker.forward()
             self._forward(images, labels)[0].numpy()  # the first call compiles
@@ -114,8 +117,8 @@ class ClosedLoop:
                 function(images, labels)[0].numpy()  # waits for the device
                 row.append(1e3 * (time.perf_counter() - begin))
             ms.append(row)
-        t_fp = float(np.median([row[0] for row in ms]))
-        t_both = float(np.median(both_ms if len(both_ms) else [row[1] for row in ms]))
+        t_fp = float(typical([row[0] for row in ms]))
+        t_both = float(typical(both_ms if len(both_ms) else [row[1] for row in ms]))
         return t_fp, max(t_both - t_fp, 1e-3)
 
 
