@@ -13,7 +13,8 @@ CALLS = 3              # of the forward pass and of forward and backward pass, e
 CONFIRMING_CALLS = 7   # where those say that shares have drifted
 NOISE = 0.10           # drift of backward over forward time that a few calls show by accident
 SHARE_DRIFT = 0.25     # from which on the shares of all tensors are measured anew
-PROFILE_SHARE = 0.05   # of the training time that is left: what a new profile may take
+CONFIRMING_SHARE = 0.01  # of the training time that is left: what confirming may take
+PROFILE_SHARE = 0.05   # the same, for a new profile
 STEP_DRIFT = 0.10      # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50            # last steps of an epoch that are compared with the prediction
 LOOP_LIMIT = 0.3       # of a step: what the loop may be believed to add
@@ -51,7 +52,7 @@ class ClosedLoop:
         if len(step_ms):
             taken = float(np.median(step_ms[-WINDOW:]))
             steps = mask, taken - wait_ms
-        t_fp, t_bp, drift = self._confirmed(images, labels, both_ms, steps)
+        t_fp, t_bp, drift = self._confirmed(images, labels, both_ms, steps, remaining_seconds)
         if self.profile is not None and abs(drift) > SHARE_DRIFT:
             text = 'backward over forward time changed by {:+.0f} % since the profile: '.format(
                 100 * drift)
@@ -71,27 +72,42 @@ class ClosedLoop:
         self.timings = table._replace(t_loop=t_loop)
         return drift
 
-    def _confirmed(self, images, labels, both_ms=(), steps=None):
+    def _confirmed(self, images, labels, both_ms=(), steps=None, remaining_seconds=float('inf')):
         """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise.
 
-        steps: (mask, ms) of the steps that ran up to now. Passes that would make them take longer
-        than they took were disturbed themselves: a loop can only add to them.
+        steps: (mask, ms) of the steps that ran up to now. Passes that would make them take far
+        longer than they took were disturbed themselves: a loop can only add to them.
+        Training that is nearly over is not held up by confirming: then differences below
+        SHARE_DRIFT count as noise.
         """
         old = self.profiled
-        for calls, known in ((CALLS, both_ms), (CONFIRMING_CALLS, ())):
-            t_fp, t_bp = self.measure(images, labels, calls, known)
-            drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
-            speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
-            excess = 0.0
-            if steps is not None:
-                excess = old.rescaled(t_fp, t_bp).step_time(steps[0]) / max(steps[1], 1e-3) - 1
-            if max(abs(drift), abs(excess)) <= NOISE:
-                break
-        if steps is not None and (excess > NOISE or max(abs(drift), -excess) <= NOISE):
+        t_fp, t_bp = self.measure(images, labels, CALLS, both_ms)
+        drift, excess = self._compared(t_fp, t_bp, steps)
+        if max(abs(drift), abs(excess)) > NOISE:
+            seconds = CONFIRMING_CALLS * (2 * t_fp + t_bp) / 1e3
+            if seconds <= CONFIRMING_SHARE * remaining_seconds:
+                t_fp, t_bp = self.measure(images, labels, CONFIRMING_CALLS)
+                drift, excess = self._compared(t_fp, t_bp, steps)
+            elif max(abs(drift), abs(excess)) <= SHARE_DRIFT:
+                drift = excess = 0.0
+        speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
+        if steps is not None and (excess > SHARE_DRIFT or max(abs(drift), -excess) <= NOISE):
             speed, drift = steps[1] / old.step_time(steps[0]), 0.0
         if abs(drift) <= NOISE:
             return speed * old.t_fp, speed * old.t_bp, 0.0
         return t_fp, t_bp, drift
+
+    def _compared(self, t_fp, t_bp, steps):
+        """(drift of shares since the profile, how much longer the steps would take than they did).
+
+        Both relative; the second 0 where there are no steps.
+        """
+        old = self.profiled
+        drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
+        if steps is None:
+            return drift, 0.0
+        mask, ms = steps
+        return drift, old.rescaled(t_fp, t_bp).step_time(mask) / max(ms, 1e-3) - 1
 
     def measure(self, images, labels, calls, both_ms=()):
         """(t_fp, t_bp): ms of the forward and of the backward pass, the least of few calls in turn.

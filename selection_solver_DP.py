@@ -88,7 +88,7 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
     """
     n = len(value)
     best = np.zeros(resolution + 1)  # best[c]: most value of the tensors seen so far in c bins
-    taken = np.zeros((n, resolution + 1), dtype=bool)
+    taken = {}  # k -> (resolution + 1) bits: whether the best for c bins has tensor k
     best_value, deepest = 0.0, None
     for k in range(n - 1, -1, -1):  # from the output to the input
         if not value[k] > 0:
@@ -100,14 +100,16 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
         if item_bins[k] <= resolution:
             bins = int(item_bins[k])
             with_k = best[:resolution + 1 - bins] + value[k]
-            np.greater(with_k, best[bins:], out=taken[k, bins:])
+            better = np.zeros(resolution + 1, dtype=bool)
+            np.greater(with_k, best[bins:], out=better[bins:])
+            taken[k] = np.packbits(better)
             np.maximum(with_k, best[bins:], out=best[bins:])  # with_k is a copy: no aliasing
 
     mask = np.zeros(n, dtype=bool)
     mask[deepest] = True
     capacity = resolution - int(reach_bins[deepest])
     for k in range(deepest + 1, n):  # the sweep in reverse: deepest items were decided last
-        if taken[k, capacity]:
+        if k in taken and taken[k][capacity // 8] >> (7 - capacity % 8) & 1:
             mask[k] = True
             capacity -= int(item_bins[k])
     return mask

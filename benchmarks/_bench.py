@@ -137,8 +137,8 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None):
     """The flags that benchmarks share; name: of the JSON file. None: no such flag."""
     whole = command_line.number
     if models:
-        parser.add_argument('--models', nargs='+', default=models, metavar='NAME',
-                            help='default: ' + ' '.join(models))
+        parser.add_argument('--models', nargs='+', default=models, type=_model,
+                            metavar='NAME[@SIZE]', help='default: ' + ' '.join(models))
     if input_size:
         parser.add_argument('--input_size', type=whole(int, low=32), default=input_size)
     if rounds:
@@ -147,6 +147,23 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None):
     parser.add_argument('--seed', type=whole(int, low=0), default=0)
     parser.add_argument('--json', metavar='PATH',
                         help='default: benchmarks/results/{}.json'.format(name))
+
+
+def _model(text):
+    _, at, size = text.partition('@')
+    if at:
+        command_line.number(int, low=32)(size)
+    return text
+
+
+def calls(args, *more):
+    """Arguments of run_model for each of args.models, (name, input size) + more.
+
+    A model is NAME, or NAME@SIZE for a size of its own.
+    """
+    for model in args.models:
+        name, _, size = model.partition('@')
+        yield (name, int(size or args.input_size)) + more
 
 
 def each(module, calls):

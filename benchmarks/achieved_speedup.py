@@ -99,8 +99,8 @@ def main(argv=None):
                         type=command_line.number(float, above=0, high=1))
     _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=15)
     args = parser.parse_args(argv)
-    results = list(_bench.each('achieved_speedup', [
-        (name, args.input_size, args.rhos, args.rounds, args.seed) for name in args.models]))
+    results = list(_bench.each('achieved_speedup', _bench.calls(
+        args, args.rhos, args.rounds, args.seed)))
     print('step over full step; targets in brackets')
     print(command_line.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'error (%)',

@@ -1,12 +1,13 @@
 """What being elastic costs: importance, solving, switching masks, memory; and the profile itself.
 
-    python benchmarks/overhead.py [--models resnet50 mobilenetv2] [--sizes 96 224]
+    python benchmarks/overhead.py [--models resnet50 mobilenetv2@224]
 
 Each network and size runs in a process of its own: 40 selections in a row, each with a full step
 beside it, so that all is told in full steps of the same minute. A switch is all that a new
 selection asks for: solving, cutting the new step, and its first call beyond what the next ones
-take. For comparison a step of the same mask is traced anew, as without cutting. Memory is the
-process' resident set after the 3rd and after the last selection.
+take. For comparison a step of the same mask is traced anew, as without cutting: what that takes,
+and how long our step takes against that plainest one. Memory is the process' resident set after
+the 3rd and after the last selection.
 """
 
 import argparse
@@ -21,10 +22,12 @@ from tqdm import tqdm
 
 import command_line
 
+DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
 SWITCH_STEPS = 2.0
 IMPORTANCE_STEPS = 2.0
 MEMORY_SHARE = 0.02
 RETRACED = 3  # of the selections
+PLAIN_ROUNDS = 9
 
 
 def resident_mb():
@@ -88,11 +91,14 @@ def run_model(name, input_size, selections, rho, seed):
             traced = TrainingStep(maker.model, maker.optimizer, mask, 5e-4)
             traced(*batch)[0].numpy()
             row['retrace'] = 1e3 * (time.perf_counter() - begin) - usual_ms
+            pair, _ = _bench.interleaved([step, _bench.call(traced, prepared)], PLAIN_ROUNDS)
+            row['of_plain'] = float(np.median(pair[:, 0] / pair[:, 1]))
             del traced
         rows.append(row)
         memory.append(resident_mb())
     result.update({key + '_ms': float(np.median([row[key] for row in rows if key in row]))
-                   for key in ('importance', 'solve', 'switch', 'retrace', 'step', 'full')})
+                   for key in ('importance', 'solve', 'switch', 'retrace', 'step', 'full')},
+                  of_plain=float(np.median([row['of_plain'] for row in rows[:RETRACED]])))
     for key in ('importance', 'switch', 'retrace'):
         steps = [row[key] / row['full'] for row in rows if key in row]
         result[key + '_steps'] = [float(np.percentile(steps, q)) for q in (50, 10, 90)]
@@ -112,7 +118,7 @@ def row_of(result):
             '%.2f [%.2f, %.2f]' % tuple(result['importance_steps']), '%.1f' % result['passes'],
             '%.1f' % result['solve_ms'],
             '%.2f [%.2f, %.2f]' % tuple(result['switch_steps']),
-            '%.1f' % result['retrace_steps'][0],
+            '%.1f' % result['retrace_steps'][0], '%.2f' % result['of_plain'],
             '%.0f -> %.0f (%+.1f %%)' % (early, late, 100 * (late / early - 1)),
             '%.0f' % result['profile_seconds'], '%+.0f' % result['profile_peak_mb'],
             '%.1f' % result['trace_mb'], 'MISSED ' + ', '.join(missed) if missed else 'met']
@@ -120,20 +126,19 @@ def row_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--sizes', nargs='+', type=command_line.number(int, low=32),
-                        default=[96, 224], metavar='PIXELS')
     parser.add_argument('--selections', type=command_line.number(int, low=4), default=40)
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
-    _bench.add_flags(parser, 'overhead', ['resnet50', 'mobilenetv2'], input_size=None)
+    _bench.add_flags(parser, 'overhead', DEFAULT_MODELS)
     args = parser.parse_args(argv)
-    results = list(_bench.each('overhead', [(name, size, args.selections, args.rho, args.seed)
-                                       for size in args.sizes for name in args.models]))
+    results = list(_bench.each('overhead', _bench.calls(
+        args, args.selections, args.rho, args.seed)))
     print('costs in full steps, medians [10 %, 90 %]; targets: importance {:g} a probe batch, '
           'switch {:g}, memory +{:g} %'.format(IMPORTANCE_STEPS, SWITCH_STEPS, 100 * MEMORY_SHARE))
     print(command_line.table(
         ['model', 'size', 'batch', 'full step (ms)', 'importance (steps)', 'passes', 'solve (ms)',
-         'switch (steps)', 're-traced (steps)', 'memory (MB)', 'profile (s)', 'its peak (MB)',
-         'trace (MB)', 'target'], [row_of(result) for result in results], '<>>>>>>>>>>>><'))
+         'switch (steps)', 're-traced (steps)', 'step of plain', 'memory (MB)', 'profile (s)',
+         'its peak (MB)', 'trace (MB)', 'target'],
+        [row_of(result) for result in results], '<>>>>>>>>>>>>><'))
     _bench.write('overhead', results, args.json)
     return 0
 

@@ -2,6 +2,7 @@
 
 python benchmarks/selector.py                      (under a minute)
 python benchmarks/selector.py --tensors 214        (seconds)
+python benchmarks/selector.py --limits             (minutes: where its cost breaks down)
 
 Instances are drawn with a fixed seed in the shape of a convolutional network: a kernel with its
 gamma and beta, log-normal times, importances with a heavy tail, one in eight of them negative. The
@@ -17,7 +18,9 @@ import json
 import os
 import platform
 import time
+import tracemalloc
 
+import _bench
 import _path
 import numpy as np
 from tqdm import tqdm
@@ -31,6 +34,11 @@ BUDGETS = (0.3, 0.5, 0.7)
 PAPER_BINS = 1000
 EXACT_BINS = (10_000, PAPER_BINS)  # each solver's own default, then both at the paper's
 EXACT_CALLS = 10  # per sample of the recursion, which takes longer than all of them
+NETWORKS = ('DenseNet201', 'EfficientNetB7', 'EfficientNetV2L')
+DRAWN = (1000, 5000, 20_000)  # tensors
+RESOLUTIONS = (100, 1000, 10_000, 100_000, 1_000_000)  # bins
+LIMITS_BUDGET = 0.5
+PAPER_SECONDS = 120
 TARGET = {'tensors': 214, 'bins': PAPER_BINS, 'speed_ratio': 100}
 
 
@@ -53,7 +61,7 @@ def measure(instance, budget, repeats, advance):
     exact_ms = [[] for _ in solvers]
     paper_ms = []
     for _ in range(repeats):
-        paper, ms = timed(lambda: select_tensors_paper(*instance, budget, PAPER_BINS))
+        paper, ms = timed(select_tensors_paper, *instance, budget, PAPER_BINS)
         paper_ms.append(ms)
         for solve, samples in zip(solvers, exact_ms):
             samples.extend(timed(solve)[1] for _ in range(EXACT_CALLS))
@@ -71,10 +79,72 @@ def measure(instance, budget, repeats, advance):
             for bins, selection, samples in zip(EXACT_BINS, exact, exact_ms)]
 
 
-def timed(call):
+def run_model(name, input_size, seed):
+    """(t_dw, t_dy, importance) of a network profiled here; importance drawn as for others."""
+    command_line.quiet_tensorflow()
+    import models
+    from profiler import profile_model
+    shape = (input_size, input_size, 3)
+    model = models.build_model(name, shape, _bench.NUM_CLASSES, 'none', bn_statistics='train')
+    table = profile_model(model, shape, _bench.NUM_CLASSES, batch_size=4, num_steps=2, seconds=2)
+    importance = draw_instance(len(table.names), seed)[2]
+    return [list(map(float, values)) for values in (
+        table.t_dw[table.order], table.t_dy[table.order], importance)]
+
+
+def limits(instances, advance):
+    """A row for each instance (name -> (t_dw, t_dy, importance)) and resolution."""
+    rows, pair_seconds = [], {}  # bins -> seconds of the recursion for each pair of tensors
+    for name, instance in instances.items():
+        tensors = len(instance[0])
+        budget = LIMITS_BUDGET * float(np.sum(instance[0]) + np.sum(instance[1]))
+        for bins in RESOLUTIONS:
+            tracemalloc.start()
+            exact, ms = timed(select_tensors, *instance, budget, bins)
+            peak = tracemalloc.get_traced_memory()[1] / 2 ** 20
+            tracemalloc.stop()
+            paper_seconds = tensors ** 2 * extrapolated(pair_seconds, bins)
+            measured = paper_seconds <= PAPER_SECONDS
+            if measured:
+                paper_seconds = timed(select_tensors_paper, *instance, budget, bins)[1] / 1e3
+                pair_seconds[bins] = paper_seconds / tensors ** 2
+            rows.append(dict(name=name, tensors=tensors, bins=bins, exact_seconds=ms / 1e3,
+                             memory_mb=peak, importance=exact.importance,
+                             paper_seconds=paper_seconds, paper_measured=measured))
+            advance()
+        best = max(row['importance'] for row in rows if row['name'] == name)
+        for row in rows:
+            if row['name'] == name:
+                row['value_ratio'] = row['importance'] / best
+    return rows
+
+
+def extrapolated(known, x):
+    """known[x], or on the line through the last two of `known`; 0 where there are fewer."""
+    if x in known or len(known) < 2:
+        return known.get(x, 0.0)
+    x0, x1 = sorted(known)[-2:]
+    return known[x1] + (known[x1] - known[x0]) / (x1 - x0) * (x - x1)
+
+
+def limits_report(rows):
+    """What --limits prints."""
+    cells = [[row['name'], row['tensors'], '{:,}'.format(row['bins']),
+              '{:,.3f}'.format(row['exact_seconds']), '{:,.1f}'.format(row['memory_mb']),
+              '{:.3f}'.format(100 * (1 - row['value_ratio'])),
+              '{}{:,.1f}'.format('' if row['paper_measured'] else '~', row['paper_seconds'])]
+             for row in rows]
+    return '\n'.join([command_line.table(
+        ['instance', 'N', 'bins', 'exact (s)', 'memory (MB)', 'value lost (%)', 'paper (s)'],
+        cells, '<>>>>>>'), '',
+        'value lost  to rounding, against the best of all resolutions',
+        'paper       ~ extrapolated in N * N and bins, beyond {} s'.format(PAPER_SECONDS)])
+
+
+def timed(function, *arguments):
     """(result, ms)."""
     start = time.perf_counter()
-    result = call()
+    result = function(*arguments)
     return result, 1e3 * (time.perf_counter() - start)
 
 
@@ -125,27 +195,8 @@ def report(rows, repeats):
     return '\n'.join([text, ''] + notes + ['', line])
 
 
-def main(argv=None):
-    """Measures, prints the table, writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--repeats', type=command_line.number(int, low=1), default=15,
-                        help='samples of the recursion per instance (default: 15)')
-    parser.add_argument('--tensors', type=command_line.number(int, low=1), nargs='+', metavar='N',
-                        default=TENSORS, help='default: {} {} {}'.format(*TENSORS))
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH', default=os.path.join(_path.RESULTS,
-                                                                       'selector.json'),
-                        help='where the numbers go (default: benchmarks/results/selector.json)')
-    args = parser.parse_args(argv)
-    folder = os.path.dirname(os.path.abspath(args.json))
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise UserError("--json '{}': no such folder can be made ({})".format(args.json, error))
-    if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
-        raise UserError("--json '{}' is not a file that can be written".format(args.json))
-
+def measure_speed(args):
+    """The rows of report()."""
     rows = []
     work = sum(tensors ** 2 for tensors in args.tensors) * len(BUDGETS) * args.repeats
     with tqdm(total=work, bar_format='{desc} {percentage:3.0f}% |{bar:30}| {elapsed}<{remaining}',
@@ -158,12 +209,58 @@ def main(argv=None):
                 for row in measure(instance, budget, args.repeats,
                                    lambda step=tensors ** 2: progress.update(step)):
                     rows.append(dict(row, budget_share=share))
-    print(report(rows, args.repeats))
+    return rows
+
+
+def measure_limits(args):
+    """The rows of limits_report()."""
+    profiled = _bench.each('selector', [(name, args.input_size, args.seed) for name in NETWORKS])
+    instances = dict(zip(NETWORKS, tqdm(profiled, total=len(NETWORKS), desc='profiling',
+                                        leave=False, disable=None)))
+    instances.update(('drawn {:,}'.format(n), draw_instance(n, args.seed)) for n in DRAWN)
+    with tqdm(total=len(instances) * len(RESOLUTIONS), desc='selecting', leave=False,
+              disable=None) as progress:
+        return limits(instances, progress.update)
+
+
+def main(argv=None):
+    """Measures, prints the table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--repeats', type=command_line.number(int, low=1), default=15,
+                        help='samples of the recursion per instance (default: 15)')
+    parser.add_argument('--tensors', type=command_line.number(int, low=1), nargs='+', metavar='N',
+                        default=TENSORS, help='default: {} {} {}'.format(*TENSORS))
+    parser.add_argument('--limits', action='store_true',
+                        help='the second table: large networks, many bins')
+    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=64,
+                        help='of the networks of --limits (default: %(default)s)')
+    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
+    parser.add_argument('--json', metavar='PATH', help=(
+        'default: selector.json or, of --limits, selector_limits.json in benchmarks/results/'))
+    args = parser.parse_args(argv)
+    args.json = args.json or os.path.join(
+        _path.RESULTS, 'selector_limits.json' if args.limits else 'selector.json')
+    folder = os.path.dirname(os.path.abspath(args.json))
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError("--json '{}': no such folder can be made ({})".format(args.json, error))
+    if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
+        raise UserError("--json '{}' is not a file that can be written".format(args.json))
+
+    if args.limits:
+        rows = measure_limits(args)
+        text, target = limits_report(rows), None
+    else:
+        rows = measure_speed(args)
+        text, target = report(rows, args.repeats), verdict(rows)
+    print(text)
     machine = {'python': platform.python_version(), 'numpy': np.__version__,
                'machine': platform.machine(), 'system': platform.system(), 'cpus': os.cpu_count()}
     with open(args.json, 'w', encoding='utf-8') as file:
         json.dump({'seed': args.seed, 'repeats': args.repeats, 'machine': machine,
-                   'target': verdict(rows), 'rows': rows}, file, indent=1)
+                   'target': target, 'rows': rows}, file, indent=1)
         file.write('\n')
     print('written: {}'.format(os.path.relpath(args.json)))
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 import command_line
 
+DEFAULT_MODELS = ['resnet50', 'vgg16', 'mobilenetv2', 'vit', 'resnet50@224']
 TARGET_POINTS = 3.0
 WORST_POINTS = 10.0
 
@@ -76,13 +77,13 @@ def report(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    _bench.add_flags(parser, 'time_model', ['resnet50', 'mobilenetv2'], rounds=15)
+    _bench.add_flags(parser, 'time_model', DEFAULT_MODELS, rounds=15)
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
     args = parser.parse_args(argv)
     results = []
-    for result in _bench.each('time_model', [
-            (name, args.input_size, args.masks, args.rounds, args.seed) for name in args.models]):
+    for result in _bench.each('time_model', _bench.calls(args, args.masks, args.rounds,
+                                                        args.seed)):
         results.append(result)
         print('\n{}\n{}'.format(result['model'], report(result)[0]))
     print('\nshare of backward pass and update, predicted against measured (target: mean {:g}, '

@@ -103,6 +103,21 @@ def test_passes_slower_than_the_steps_were_disturbed(model, table):
     assert loop.timings.t_loop == pytest.approx(0, abs=1e-9)
 
 
+def test_training_that_is_nearly_over_is_not_held_up_by_confirming(model, table):
+    mask = np.arange(N) > 2
+    for _ in range(30):  # until the machine's noise leaves a quick look within SHARE_DRIFT
+        loop = ClosedLoop(table, maker_of(model))
+        loop.profiled = table.rescaled(*loop.measure(*batch(), calls=20))
+        taken = 1.15 * loop.profiled.step_time(mask)  # more than noise
+        drift = loop.update(*batch(), mask=mask, step_ms=[taken] * 9, remaining_seconds=1e-6)
+        if drift == 0 and loop.timings.step_time(mask) == pytest.approx(taken):
+            break
+    assert loop.timings.t_bp == pytest.approx(1.15 * loop.profiled.t_bp)
+    assert loop.timings.t_loop == pytest.approx(0, abs=1e-9)
+    far = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model))
+    assert far.update(*batch(), remaining_seconds=1e-6) < -0.5
+
+
 def test_small_drift_keeps_the_shares_of_the_profile(model, table):
     """Its own measurement taken as the profile: drift counts where more calls confirm it."""
     loop = ClosedLoop(table, maker_of(model))
