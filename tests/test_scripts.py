@@ -155,6 +155,24 @@ def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path):
     assert 'Target not measured' in output
 
 
+def test_selector_limits_extrapolate_the_recursion_beyond_its_time(tmp_path):
+    code = """
+import json, selector
+selector.RESOLUTIONS, selector.PAPER_SECONDS = (10, 1000), 0
+drawn = {str(n): selector.draw_instance(n, 0) for n in (5, 10)}
+rows = selector.limits(drawn, lambda: None)
+print(selector.limits_report(rows))
+print(json.dumps(rows))"""
+    status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
+        os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
+    assert status == 0, errors
+    rows = json.loads(output.splitlines()[-1])
+    assert [row['paper_measured'] for row in rows] == [True, True, False, False]
+    assert rows[3]['paper_seconds'] == pytest.approx(4 * rows[1]['paper_seconds'])
+    assert [max(row['value_ratio'] for row in rows[i:i + 2]) for i in (0, 2)] == [1, 1]
+    assert output.count('~') == 3  # two estimates and the line that explains them
+
+
 def test_selector_benchmark_refuses_an_unusable_path_before_measuring(tmp_path):
     status, output, errors = run(
         sys.executable, os.path.join(ROOT, 'benchmarks', 'selector.py'), '--json', tmp_path)
