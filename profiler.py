@@ -20,6 +20,8 @@ import numpy as np
 
 import command_line
 
+PARTS = (1 / 3, 2 / 3)  # of the backward pass, from the output on: measured apart
+DEPTH_SCALE = 2.0       # so far at most they may change what the trace says
 MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
 
@@ -206,12 +208,14 @@ class Totals(NamedTuple):
     """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
 
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
+    upper: (tensors, ms) of the backward pass of all tensors above some depth, deepest set first.
     """
     t_fp: float
     t_bp: float
     t_update: float
     t_chain: float
     deepest: int
+    upper: Tuple = ()
 
 
 def measure_totals(maker, groups, images, labels, seconds):
@@ -222,14 +226,28 @@ def measure_totals(maker, groups, images, labels, seconds):
     n = len(maker.model.trainable_variables)
     deepest = int(chain_timings(groups, n)[2][0])
     everything = np.ones(n, dtype=bool)
+    upper = upper_parts(groups, n)
     functions = [maker.forward(), maker.step(np.arange(n) == deepest, update=False),
                  maker.step(everything, update=False), maker.step(everything)]
-    ms = interleaved_ms(functions, images, labels, seconds)  # (rounds, 4)
+    functions += [maker.step(np.isin(np.arange(n), part), update=False) for part in upper]
+    ms = interleaved_ms(functions, images, labels, seconds)  # (rounds, functions)
     t_fp = float(np.median(ms[:, 0]))
     # Differences within a round, so that a slow spell of the machine cancels.
-    t_chain, t_bp, t_all = [float(np.median(ms[:, i] - ms[:, 0])) for i in (1, 2, 3)]
-    t_bp = max(t_bp, 1e-3)
-    return Totals(t_fp, t_bp, max(t_all - t_bp, 0.0), max(t_chain, 1e-3), deepest)
+    t_chain, t_bp, t_all, *parts = np.maximum(np.median(ms[:, 1:] - ms[:, :1], axis=0), 1e-3)
+    return Totals(t_fp, float(t_bp), float(max(t_all - t_bp, 0.0)), float(t_chain), deepest,
+                  tuple(zip(upper, map(float, parts))))
+
+
+def upper_parts(groups, num_tensors):
+    """Lists of the tensors nearest the output, that take at most PARTS of the traced backward pass.
+
+    The longest first; fewer where two are the same or one is empty.
+    """
+    t_dw, t_dy, order = chain_timings(groups, num_tensors)
+    above = np.cumsum((t_dw + t_dy)[order][::-1]) / max(sum(groups.values()), 1e-9)
+    counts = [int(np.searchsorted(above, share)) for share in PARTS]
+    return [[int(k) for k in order[num_tensors - count:]]
+            for count in sorted(set(counts), reverse=True) if 0 < count < num_tensors]
 
 
 def interleaved_ms(functions, images, labels, seconds, rounds=(5, 40)):
@@ -258,12 +276,13 @@ def build_table(names, shapes, times, totals, key):
     Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
     all tensors and that of the deepest one alone come out as measured: with several inter-op
     threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time.
+    where ops run one at a time. How much differs with depth: see scaled_by_depth.
     """
     n = len(names)
     own, shared = own_and_shared_scale(times.groups, totals, n)
     scaled = {mask: ms * (shared if mask & (mask - 1) else own)
               for mask, ms in times.groups.items() if ms > 0}
+    scaled = scaled_by_depth(scaled, totals)
     t_dw, t_dy, order = chain_timings(scaled, n)
     traced_update = times.update.sum() + times.update_fixed
     t_up = times.update * (totals.t_update / traced_update if traced_update else 0.0)
@@ -297,6 +316,24 @@ def own_and_shared_scale(groups, totals, num_tensors):
     if not (0.2 * even < own < 5 * even and 0.2 * even < shared < 5 * even):
         return even, even
     return float(own), float(shared)
+
+
+def scaled_by_depth(groups, totals):
+    """The groups with those between two depths scaled to what was measured between them.
+
+    Small late ops use two cores less well one at a time than in a training step, early ones as
+    well. Limited to DEPTH_SCALE, and the sum kept.
+    """
+    bits = [sum(1 << k for k in part) for part, _ in totals.upper]
+    ends = [totals.t_bp] + [ms for _, ms in totals.upper] + [0.0]
+    depth = {mask: sum(mask & part != 0 for part in bits) for mask in groups}
+    scales = []
+    for i, (whole, above) in enumerate(zip(ends, ends[1:])):
+        traced = sum(ms for mask, ms in groups.items() if depth[mask] == i)
+        scales.append(min(max((whole - above) / max(traced, 1e-9), 1 / DEPTH_SCALE), DEPTH_SCALE))
+    scaled = {mask: ms * scales[depth[mask]] for mask, ms in groups.items()}
+    rest = sum(groups.values()) / max(sum(scaled.values()), 1e-9)
+    return {mask: ms * rest for mask, ms in scaled.items()}
 
 
 def _tensors(mask):

@@ -558,3 +558,30 @@ def test_other_families_are_profiled_without_any_table_of_their_layers(build):
         assert 0 < table.backward_time(mask) <= table.chain_time(mask) + 1e-9
     for was, now in zip(before, values(model.variables)):
         np.testing.assert_array_equal(was, now)
+
+
+def test_times_follow_what_was_measured_between_two_depths():
+    # Tensor 3 is nearest the output; a shared group serves every tensor below it.
+    groups = {0b0001: 4.0, 0b0010: 3.0, 0b0100: 2.0, 0b1000: 1.0,
+              0b0111: 5.0, 0b0011: 3.0, 0b0001 | 0b0010 | 0b0100 | 0b1000: 2.0}
+    totals = Totals(1.0, 20.0, 0.0, 10.0, 0, (([2, 3], 10.0), ([3], 3.6)))
+    scaled = profiler.scaled_by_depth(groups, totals)
+
+    def needed(tensors):
+        bits = sum(1 << k for k in tensors)
+        return sum(ms for mask, ms in scaled.items() if mask & bits)
+    assert needed([3]) == pytest.approx(3.6) and needed([2, 3]) == pytest.approx(10.0)
+    assert needed([0, 1, 2, 3]) == pytest.approx(20.0)
+    assert scaled[0b0001] / scaled[0b0010] == pytest.approx(4 / 3)
+
+    wild = profiler.scaled_by_depth(groups, totals._replace(upper=(([3], 1e6),)))
+    limit = profiler.DEPTH_SCALE ** 2
+    assert sum(wild.values()) == pytest.approx(20.0)
+    assert wild[0b1000] / wild[0b0001] == pytest.approx(limit / 4)
+
+
+def test_upper_parts_are_nested_and_end_at_the_output():
+    # From the output on, the tensors' shares of it are 1/6, 1/2, 5/6 and all.
+    groups = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0, 0b0111: 1.0, 0b0011: 1.0}
+    assert profiler.upper_parts(groups, 4) == [[2, 3], [3]]
+    assert profiler.upper_parts({0b1: 1.0}, 1) == []
