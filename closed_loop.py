@@ -76,7 +76,8 @@ class ClosedLoop:
         """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise.
 
         steps: (mask, ms) of the steps that ran up to now. Passes that would make them take far
-        longer than they took were disturbed themselves: a loop can only add to them.
+        longer than they took were disturbed themselves, as a loop can only add to them, unless
+        their ratio says that shares have drifted far.
         Training that is nearly over is not held up by confirming: then differences below
         SHARE_DRIFT count as noise.
         """
@@ -91,7 +92,8 @@ class ClosedLoop:
             elif max(abs(drift), abs(excess)) <= SHARE_DRIFT:
                 drift = excess = 0.0
         speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
-        if steps is not None and (excess > SHARE_DRIFT or max(abs(drift), -excess) <= NOISE):
+        disturbed = excess > SHARE_DRIFT and abs(drift) <= SHARE_DRIFT
+        if steps is not None and (disturbed or max(abs(drift), -excess) <= NOISE):
             speed, drift = steps[1] / old.step_time(steps[0]), 0.0
         if abs(drift) <= NOISE:
             return speed * old.t_fp, speed * old.t_bp, 0.0
