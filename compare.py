@@ -21,9 +21,9 @@ def compare(runs):
     """Text of the table, and whether every target was met.
 
     runs: list of runs.Run on one data set. Targets are judged against full training on medians:
-    elastic within ACCURACY_POINTS, steps 1 / rho times as fast (to one decimal), re-selection
-    within RESELECTION_SHARE of the time; full training must beat the head alone by 5 points, or
-    there is nothing to lose and the comparison means little.
+    elastic within ACCURACY_POINTS, steps 1 / rho times as fast, re-selection within
+    RESELECTION_SHARE of the time; full training must beat the head alone by 5 points, or there is
+    nothing to lose and the comparison means little.
     """
     groups = {}
     for run in runs:
@@ -63,8 +63,7 @@ def _elastic_targets(summaries, full, rho):
     speed = float(np.median(_ratios(full, summaries, 'step_ms')))
     return [('{:+.1f} points to full (-{:g})'.format(-loss, ACCURACY_POINTS),
              loss <= ACCURACY_POINTS),
-            ('steps {:.1f}x ({:.1f})'.format(speed, 1 / rho),
-             round(speed, 1) >= round(1 / rho, 1)),
+            ('steps {:.2f}x ({:.2f})'.format(speed, 1 / rho), speed >= 1 / rho),
             ('re-select {:.1f} % ({:g})'.format(100 * share, 100 * RESELECTION_SHARE),
              share < RESELECTION_SHARE)]
 

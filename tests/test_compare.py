@@ -27,7 +27,7 @@ def test_medians_ranges_and_paired_speed_up():
 
 def test_each_target_can_be_missed():
     assert '-5.0 points to full (-2) MISSED' in table(elastic_accuracy=0.92)[0]
-    assert 'steps 1.4x (2.0) MISSED' in table(elastic_seconds=70.0)[0]
+    assert 'steps 1.44x (2.00) MISSED' in table(elastic_seconds=70.0)[0]
     assert 're-select 6.0 % (5) MISSED' in table(selection=(1.0, 1.5, 1.5))[0]
     assert '+3.0 points over head only (5) MISSED' in table(head=0.95)[0]
     assert not any(table(**case)[1] for case in (
