@@ -5,8 +5,6 @@ and with them the choice of tensors; one whose forward and backward pass slow do
 not. One step time per mask cannot tell the two apart, so before a selection both are measured anew.
 """
 
-import time
-
 import numpy as np
 
 CALLS = 3              # of the forward pass and of forward and backward pass, each time
@@ -127,14 +125,8 @@ class ClosedLoop:
             self._both = self._maker.step(everything, update=False)
             self._both(images, labels)[0].numpy()
         functions = [self._forward] if len(both_ms) else [self._forward, self._both]
-        ms = []
-        for _ in range(calls):
-            row = []
-            for function in functions:
-                begin = time.perf_counter()
-                function(images, labels)[0].numpy()  # waits for the device
-                row.append(1e3 * (time.perf_counter() - begin))
-            ms.append(row)
+        ms = [[function.milliseconds(images, labels) for function in functions]
+              for _ in range(calls)]
         t_fp = float(typical([row[0] for row in ms]))
         t_both = float(typical(both_ms if len(both_ms) else [row[1] for row in ms]))
         return t_fp, max(t_both - t_fp, 1e-3)

@@ -9,158 +9,17 @@ the table carries a key of all these and is reused only where the key matches ex
 """
 
 import argparse
-import csv
-import json
 import os
 import platform
 import time
-from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
 import command_line
+from tensor_timings import TensorTimings, Totals, build_table, chain_timings, upper_parts
 
-PARTS = (1 / 3, 2 / 3)  # of the backward pass, from the output on: measured apart
-DEPTH_SCALE = 2.0       # so far at most they may change what the trace says
 MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
-
-
-class TensorTimings(NamedTuple):
-    """What each of the N trainable tensors costs, in ms per step, model.trainable_variables order.
-
-    names: N strings; shapes: N tuples.
-    t_dw: (N,) own gradient: ops that no other tensor needs.
-    t_dy: (N,) increment of the shared ops when the error gradient goes on to this tensor.
-    t_up: (N,) the optimizer's ops for this tensor alone.
-    t_fp, t_bp, t_update: forward pass, backward pass of all tensors, optimizer and decay of all.
-    order: (N,) int, tensors by depth in the graph, deepest first; t_dy accumulates from its end.
-    group_tensors: G lists of tensor indices; group_ms: (G,) ops that exactly these tensors need.
-    estimated: (N,) bool, where part of the time had no trace event and was estimated.
-    coverage: share of the traced time outside the forward pass that was attributed.
-    left_out: (event, ms) that was not. key: what the table is valid for.
-    t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
-    waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
-    seconds: how long the profile took.
-    """
-    names: List[str]
-    shapes: List[Tuple]
-    t_dw: np.ndarray
-    t_dy: np.ndarray
-    t_up: np.ndarray
-    t_fp: float
-    t_bp: float
-    t_update: float
-    order: np.ndarray
-    group_tensors: List[List[int]]
-    group_ms: np.ndarray
-    estimated: np.ndarray
-    coverage: float
-    left_out: List
-    key: Dict
-    t_loop: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def t_step(self):
-        """ms: the whole step of full training."""
-        return self.t_fp + self.t_bp + self.t_update + self.t_loop
-
-    @property
-    def fixed(self):
-        """ms that every step pays, whatever it trains: forward pass, loop, optimizer's fixed part.
-        """
-        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
-
-    def rescaled(self, t_fp, t_bp):
-        """The table with both passes as measured now, ms; the update follows both together."""
-        backward = t_bp / self.t_bp
-        whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
-        return self._replace(
-            t_fp=t_fp, t_bp=t_bp, t_dw=self.t_dw * backward,
-            t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
-            t_update=self.t_update * whole)
-
-    def backward_time(self, mask):
-        """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
-        needed = self.group_matrix() @ np.asarray(mask, dtype=np.float64)
-        return float(self.group_ms[needed > 0].sum())
-
-    def chain_time(self, mask):
-        """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
-        chosen = np.asarray(mask, dtype=bool)[self.order]
-        deepest = int(np.argmax(chosen)) if chosen.any() else len(chosen)
-        return float(self.t_dw[self.order][chosen].sum() + self.t_dy[self.order][deepest:].sum())
-
-    def step_time(self, mask):
-        """ms of a whole training step for the (N,) bool mask."""
-        mask = np.asarray(mask, dtype=bool)
-        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
-
-    def group_matrix(self):
-        """(G, N) float64: 1 where the group's ops are needed by the tensor."""
-        matrix = np.zeros((len(self.group_tensors), len(self.names)))
-        for row, tensors in zip(matrix, self.group_tensors):
-            row[tensors] = 1
-        return matrix
-
-    def save(self, path):
-        """Writes the table as JSON at `path` and, for people, as CSV beside it."""
-        content = {field: value.tolist() if isinstance(value, np.ndarray) else value
-                   for field, value in self._asdict().items()}
-        _write_whole(path, json.dumps(content))
-        rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
-        rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
-                  '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
-                 for name, shape, dw, dy, up, guess in zip(
-                     self.names, self.shapes, self.t_dw, self.t_dy, self.t_up, self.estimated)]
-        _write_whole(os.path.splitext(path)[0] + '.csv', rows)
-
-    @classmethod
-    def load(cls, path):
-        """The table that save wrote; ValueError where the file is not one."""
-        with open(path) as source:
-            content = json.load(source)
-        if not isinstance(content, dict) or set(content) != set(cls._fields):
-            raise ValueError("'{}' is not a timing table of this version".format(path))
-        for field in ('t_dw', 't_dy', 't_up', 'group_ms'):
-            content[field] = np.array(content[field], dtype=np.float64)
-        content['order'] = np.array(content['order'], dtype=np.int64)
-        content['estimated'] = np.array(content['estimated'], dtype=bool)
-        content['shapes'] = [tuple(shape) for shape in content['shapes']]
-        return cls(**content)
-
-
-def _write_whole(path, content):
-    with open(path + '.part', 'w', newline='') as out:
-        if isinstance(content, str):
-            out.write(content)
-        else:
-            csv.writer(out).writerows(content)
-    os.replace(path + '.part', path)
-
-
-def chain_timings(groups, num_tensors):
-    """(t_dw, t_dy, order): the chain that bounds the graph from above.
-
-    groups: bit mask of the tensors that need some ops -> ms.
-    t_dw[k] is the group of k alone. The shared groups are laid along the tensors by depth, a
-    tensor's depth being the shared time it needs: t_dy of a tensor is what its shared ops add to
-    those of the tensors nearer the output. For masks whose tensors all lie on one path this is
-    exact; where paths branch, it charges the branches that a mask does not need.
-    """
-    t_dw = np.array([groups.get(1 << k, 0.0) for k in range(num_tensors)])
-    shared = [(mask, ms) for mask, ms in groups.items() if mask & (mask - 1)]
-    depth = np.array([sum(ms for mask, ms in shared if mask >> k & 1) for k in range(num_tensors)])
-    # Stable, on the reversed list: of equally deep tensors the later variable is nearer the output.
-    order = np.argsort(-depth, kind='stable')
-    t_dy, covered = np.zeros(num_tensors), 0
-    for k in order[::-1]:
-        added = [(mask, ms) for mask, ms in shared if mask >> int(k) & 1]
-        t_dy[k] = sum(ms for _, ms in added)
-        shared = [(mask, ms) for mask, ms in shared if not mask >> int(k) & 1]
-        covered += len(added)
-    return t_dw, t_dy, order
 
 
 def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', weight_decay=5e-4,
@@ -204,29 +63,15 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
                        key or {})._replace(seconds=time.perf_counter() - begin)
 
 
-class Totals(NamedTuple):
-    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
-
-    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
-    upper: (tensors, ms) of the backward pass of all tensors above some depth, deepest set first.
-    """
-    t_fp: float
-    t_bp: float
-    t_update: float
-    t_chain: float
-    deepest: int
-    upper: Tuple = ()
-
-
 def measure_totals(maker, groups, images, labels, seconds):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
     maker: masked_step.StepMaker of the training step.
     """
     n = len(maker.model.trainable_variables)
-    deepest = int(chain_timings(groups, n)[2][0])
+    t_dw, t_dy, order = chain_timings(groups, n)
+    deepest, upper = int(order[0]), upper_parts(t_dw, t_dy, order)
     everything = np.ones(n, dtype=bool)
-    upper = upper_parts(groups, n)
     functions = [maker.forward(), maker.step(np.arange(n) == deepest, update=False),
                  maker.step(everything, update=False), maker.step(everything)]
     functions += [maker.step(np.isin(np.arange(n), part), update=False) for part in upper]
@@ -238,106 +83,20 @@ def measure_totals(maker, groups, images, labels, seconds):
                   tuple(zip(upper, map(float, parts))))
 
 
-def upper_parts(groups, num_tensors):
-    """Lists of the tensors nearest the output, that take at most PARTS of the traced backward pass.
-
-    The longest first; fewer where two are the same or one is empty.
-    """
-    t_dw, t_dy, order = chain_timings(groups, num_tensors)
-    above = np.cumsum((t_dw + t_dy)[order][::-1]) / max(sum(groups.values()), 1e-9)
-    counts = [int(np.searchsorted(above, share)) for share in PARTS]
-    return [[int(k) for k in order[num_tensors - count:]]
-            for count in sorted(set(counts), reverse=True) if 0 < count < num_tensors]
-
-
 def interleaved_ms(functions, images, labels, seconds, rounds=(5, 40)):
     """(rounds, functions) float64: ms of each call, the functions in turn.
 
-    seconds: stops after about that long, but within the given least and most rounds.
+    functions: MaskedSteps. seconds: stops after about that long, but within the given least and
+    most rounds.
     """
     for function in functions:
-        function(images, labels)  # the first call traces and compiles
+        function(images, labels)  # the first call compiles
         function(images, labels)
     samples, start = [], time.perf_counter()
     while len(samples) < rounds[0] or (len(samples) < rounds[1]
                                        and time.perf_counter() - start < seconds):
-        row = []
-        for function in functions:
-            begin = time.perf_counter()
-            function(images, labels)[0].numpy()  # waits for the device
-            row.append((time.perf_counter() - begin) * 1e3)
-        samples.append(row)
+        samples.append([function.milliseconds(images, labels) for function in functions])
     return np.array(samples)
-
-
-def build_table(names, shapes, times, totals, key):
-    """TensorTimings from traced shares (OpTimes) and untraced Totals.
-
-    Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
-    all tensors and that of the deepest one alone come out as measured: with several inter-op
-    threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time. How much differs with depth: see scaled_by_depth.
-    """
-    n = len(names)
-    own, shared = own_and_shared_scale(times.groups, totals, n)
-    scaled = {mask: ms * (shared if mask & (mask - 1) else own)
-              for mask, ms in times.groups.items() if ms > 0}
-    scaled = scaled_by_depth(scaled, totals)
-    t_dw, t_dy, order = chain_timings(scaled, n)
-    traced_update = times.update.sum() + times.update_fixed
-    t_up = times.update * (totals.t_update / traced_update if traced_update else 0.0)
-    estimated = np.zeros(n, dtype=bool)
-    for mask in times.estimated:
-        for k in _tensors(mask):
-            estimated[k] = True
-    groups = sorted(scaled.items())
-    return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update, order, [_tensors(mask) for mask, _ in groups],
-                         np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key)
-
-
-def own_and_shared_scale(groups, totals, num_tensors):
-    """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
-
-    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
-    of the deepest tensor; one scale for both where that has no sensible solution.
-    """
-    bit = 1 << totals.deepest
-    total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
-    total_shared = sum(groups.values()) - total_own
-    deepest_own = groups.get(bit, 0.0)
-    deepest_shared = sum(ms for mask, ms in groups.items() if mask & bit and mask & (mask - 1))
-    even = totals.t_bp / max(total_own + total_shared, 1e-9)
-    matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
-    if abs(np.linalg.det(matrix)) < 1e-6 * (matrix ** 2).sum():
-        return even, even
-    own, shared = np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])
-    if not (0.2 * even < own < 5 * even and 0.2 * even < shared < 5 * even):
-        return even, even
-    return float(own), float(shared)
-
-
-def scaled_by_depth(groups, totals):
-    """The groups with those between two depths scaled to what was measured between them.
-
-    Small late ops use two cores less well one at a time than in a training step, early ones as
-    well. Limited to DEPTH_SCALE, and the sum kept.
-    """
-    bits = [sum(1 << k for k in part) for part, _ in totals.upper]
-    ends = [totals.t_bp] + [ms for _, ms in totals.upper] + [0.0]
-    depth = {mask: sum(mask & part != 0 for part in bits) for mask in groups}
-    scales = []
-    for i, (whole, above) in enumerate(zip(ends, ends[1:])):
-        traced = sum(ms for mask, ms in groups.items() if depth[mask] == i)
-        scales.append(min(max((whole - above) / max(traced, 1e-9), 1 / DEPTH_SCALE), DEPTH_SCALE))
-    scaled = {mask: ms * scales[depth[mask]] for mask, ms in groups.items()}
-    rest = sum(groups.values()) / max(sum(scaled.values()), 1e-9)
-    return {mask: ms * rest for mask, ms in scaled.items()}
-
-
-def _tensors(mask):
-    return [k for k in range(mask.bit_length()) if mask >> k & 1]
 
 
 def table_key(model_name, alpha, input_size, batch_size, num_classes, optimizer, weight_decay,

@@ -88,7 +88,7 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
     """
     n = len(value)
     best = np.zeros(resolution + 1)  # best[c]: most value of the tensors seen so far in c bins
-    taken = {}  # k -> (resolution + 1) bits: whether the best for c bins has tensor k
+    taken = {}  # k -> bits: whether the best for as many bins more than k's own has tensor k
     best_value, deepest = 0.0, None
     for k in range(n - 1, -1, -1):  # from the output to the input
         if not value[k] > 0:
@@ -99,19 +99,18 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
                 best_value, deepest = total, k
         if item_bins[k] <= resolution:
             bins = int(item_bins[k])
-            with_k = best[:resolution + 1 - bins] + value[k]
-            better = np.zeros(resolution + 1, dtype=bool)
-            np.greater(with_k, best[bins:], out=better[bins:])
-            taken[k] = np.packbits(better)
-            np.maximum(with_k, best[bins:], out=best[bins:])  # with_k is a copy: no aliasing
+            with_k, without = best[:resolution + 1 - bins] + value[k], best[bins:]
+            taken[k] = np.packbits(with_k > without)
+            np.maximum(with_k, without, out=without)  # with_k is a copy: no aliasing
 
     mask = np.zeros(n, dtype=bool)
     mask[deepest] = True
     capacity = resolution - int(reach_bins[deepest])
     for k in range(deepest + 1, n):  # the sweep in reverse: deepest items were decided last
-        if k in taken and taken[k][capacity // 8] >> (7 - capacity % 8) & 1:
+        spare = capacity - int(item_bins[k])
+        if k in taken and spare >= 0 and taken[k][spare // 8] >> (7 - spare % 8) & 1:
             mask[k] = True
-            capacity -= int(item_bins[k])
+            capacity = spare
     return mask
 
 

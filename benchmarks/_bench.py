@@ -63,12 +63,13 @@ def prepare(name, input_size, seed=0, learning_rate=1e-6, data='noise'):
 
 def machine():
     """dict: processor, cores, versions."""
+    command_line.quiet_tensorflow()
     import tensorflow as tf
     from tensorflow import keras
 
     from profiler import host_description
     return dict(host=host_description(), tensorflow=tf.__version__, keras=keras.__version__,
-                python=sys.version.split()[0])
+                numpy=np.__version__, python=sys.version.split()[0])
 
 
 class OtherLoad:
@@ -147,6 +148,22 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None):
     parser.add_argument('--seed', type=whole(int, low=0), default=0)
     parser.add_argument('--json', metavar='PATH',
                         help='default: benchmarks/results/{}.json'.format(name))
+
+
+def parsed(parser, argv):
+    """The arguments; UserError where --json cannot be written, before anything is measured."""
+    args = parser.parse_args(argv)
+    if args.json:
+        folder = os.path.dirname(os.path.abspath(args.json))
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise command_line.UserError("--json '{}': no such folder can be made ({})".format(
+                args.json, error))
+        if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
+            raise command_line.UserError(
+                "--json '{}' is not a file that can be written".format(args.json))
+    return args
 
 
 def _model(text):

@@ -98,7 +98,7 @@ def main(argv=None):
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=command_line.number(float, above=0, high=1))
     _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=15)
-    args = parser.parse_args(argv)
+    args = _bench.parsed(parser, argv)
     results = list(_bench.each('achieved_speedup', _bench.calls(
         args, args.rhos, args.rounds, args.seed)))
     print('step over full step; targets in brackets')

@@ -105,7 +105,7 @@ def main(argv=None):
     parser.add_argument('--steps', type=command_line.number(int, low=1), default=400,
                         help='of source training (default: %(default)s)')
     _bench.add_flags(parser, 'importance', input_size=64)
-    args = parser.parse_args(argv)
+    args = _bench.parsed(parser, argv)
     result = measure(args.learning_rates, args.input_size, args.batch_size, args.steps, args.seed)
     cells = []
     for found in result['rows']:

@@ -129,7 +129,7 @@ def main(argv=None):
     parser.add_argument('--selections', type=command_line.number(int, low=4), default=40)
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
     _bench.add_flags(parser, 'overhead', DEFAULT_MODELS)
-    args = parser.parse_args(argv)
+    args = _bench.parsed(parser, argv)
     results = list(_bench.each('overhead', _bench.calls(
         args, args.selections, args.rho, args.seed)))
     print('costs in full steps, medians [10 %, 90 %]; targets: importance {:g} a probe batch, '

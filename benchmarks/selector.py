@@ -14,19 +14,14 @@ it is, and with the exact selection for the time that the recursion's selection 
 """
 
 import argparse
-import json
-import os
-import platform
 import time
 import tracemalloc
 
 import _bench
-import _path
 import numpy as np
 from tqdm import tqdm
 
 import command_line
-from command_line import UserError
 from selection_solver_DP import select_tensors, select_tensors_paper
 
 TENSORS = (161, 214, 600)  # ResNet50 without and with its convolution biases; beyond the paper
@@ -233,21 +228,8 @@ def main(argv=None):
                         default=TENSORS, help='default: {} {} {}'.format(*TENSORS))
     parser.add_argument('--limits', action='store_true',
                         help='the second table: large networks, many bins')
-    parser.add_argument('--input_size', type=command_line.number(int, low=32), default=64,
-                        help='of the networks of --limits (default: %(default)s)')
-    parser.add_argument('--seed', type=command_line.number(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH', help=(
-        'default: selector.json or, of --limits, selector_limits.json in benchmarks/results/'))
-    args = parser.parse_args(argv)
-    args.json = args.json or os.path.join(
-        _path.RESULTS, 'selector_limits.json' if args.limits else 'selector.json')
-    folder = os.path.dirname(os.path.abspath(args.json))
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise UserError("--json '{}': no such folder can be made ({})".format(args.json, error))
-    if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
-        raise UserError("--json '{}' is not a file that can be written".format(args.json))
+    _bench.add_flags(parser, 'selector', input_size=64)
+    args = _bench.parsed(parser, argv)
 
     if args.limits:
         rows = measure_limits(args)
@@ -256,13 +238,9 @@ def main(argv=None):
         rows = measure_speed(args)
         text, target = report(rows, args.repeats), verdict(rows)
     print(text)
-    machine = {'python': platform.python_version(), 'numpy': np.__version__,
-               'machine': platform.machine(), 'system': platform.system(), 'cpus': os.cpu_count()}
-    with open(args.json, 'w', encoding='utf-8') as file:
-        json.dump({'seed': args.seed, 'repeats': args.repeats, 'machine': machine,
-                   'target': target, 'rows': rows}, file, indent=1)
-        file.write('\n')
-    print('written: {}'.format(os.path.relpath(args.json)))
+    _bench.write('selector_limits' if args.limits else 'selector', dict(
+        _bench.machine(), seed=args.seed, repeats=args.repeats, target=target, rows=rows),
+        args.json)
 
 
 if __name__ == '__main__':

@@ -112,7 +112,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.5)
     _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=25)
-    args = parser.parse_args(argv)
+    args = _bench.parsed(parser, argv)
     results = list(_bench.each('throttling', _bench.calls(args, args.rho, args.rounds, args.seed)))
     print('step over full step under each condition; asked {:g}, at most {:g} % over it'.format(
         args.rho, 100 * WITHIN))

@@ -80,7 +80,7 @@ def main(argv=None):
     _bench.add_flags(parser, 'time_model', DEFAULT_MODELS, rounds=15)
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
-    args = parser.parse_args(argv)
+    args = _bench.parsed(parser, argv)
     results = []
     for result in _bench.each('time_model', _bench.calls(args, args.masks, args.rounds,
                                                         args.seed)):

@@ -22,7 +22,16 @@ import models
 import profiler
 from backward_graph import OpTimes, attribute, executed_graph, read_trace, record_trace, serial_ops
 from masked_step import StepMaker
-from profiler import TensorTimings, Totals, build_table, chain_timings
+from tensor_timings import (
+    DEPTH_SCALE,
+    TensorTimings,
+    Totals,
+    build_table,
+    chain_timings,
+    own_and_shared_scale,
+    scaled_by_depth,
+    upper_parts,
+)
 from training_step import make_optimizer
 
 STEPS = 3  # traced
@@ -420,7 +429,7 @@ def test_own_and_shared_ops_are_scaled_to_the_two_measured_totals():
     groups = {0b01: 2.0, 0b10: 1.0, 0b11: 4.0}
     # All: 0.5 * 3 + 2 * 4 = 9.5; the deepest, tensor 0: 0.5 * 2 + 2 * 4 = 9.
     totals = Totals(1.0, 9.5, 1.0, 9.0, 0)
-    assert profiler.own_and_shared_scale(groups, totals, 2) == pytest.approx((0.5, 2.0))
+    assert own_and_shared_scale(groups, totals) == pytest.approx((0.5, 2.0))
     table = build_table(['a', 'b'], [(1,), (2,)], op_times(groups, 2), totals, {})
     assert table.backward_time([True, True]) == pytest.approx(9.5)
     assert table.backward_time([True, False]) == pytest.approx(9.0)
@@ -432,7 +441,7 @@ def test_own_and_shared_ops_are_scaled_to_the_two_measured_totals():
     ({0b01: 2.0, 0b10: 1.0, 0b11: 4.0}, 7.0, 50.0),  # a noisy measurement
     ({0b01: 2.0, 0b10: 1.0, 0b11: 4.0}, 7.0, 1e-3)])
 def test_one_scale_serves_both_where_the_two_totals_do_not_tell_them_apart(groups, t_bp, t_chain):
-    own, shared = profiler.own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, t_chain, 0), 2)
+    own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, t_chain, 0))
     assert own == shared == pytest.approx(t_bp / sum(groups.values()))
 
 
@@ -565,7 +574,7 @@ def test_times_follow_what_was_measured_between_two_depths():
     groups = {0b0001: 4.0, 0b0010: 3.0, 0b0100: 2.0, 0b1000: 1.0,
               0b0111: 5.0, 0b0011: 3.0, 0b0001 | 0b0010 | 0b0100 | 0b1000: 2.0}
     totals = Totals(1.0, 20.0, 0.0, 10.0, 0, (([2, 3], 10.0), ([3], 3.6)))
-    scaled = profiler.scaled_by_depth(groups, totals)
+    scaled = scaled_by_depth(groups, totals)
 
     def needed(tensors):
         bits = sum(1 << k for k in tensors)
@@ -574,8 +583,8 @@ def test_times_follow_what_was_measured_between_two_depths():
     assert needed([0, 1, 2, 3]) == pytest.approx(20.0)
     assert scaled[0b0001] / scaled[0b0010] == pytest.approx(4 / 3)
 
-    wild = profiler.scaled_by_depth(groups, totals._replace(upper=(([3], 1e6),)))
-    limit = profiler.DEPTH_SCALE ** 2
+    wild = scaled_by_depth(groups, totals._replace(upper=(([3], 1e6),)))
+    limit = DEPTH_SCALE ** 2
     assert sum(wild.values()) == pytest.approx(20.0)
     assert wild[0b1000] / wild[0b0001] == pytest.approx(limit / 4)
 
@@ -583,5 +592,5 @@ def test_times_follow_what_was_measured_between_two_depths():
 def test_upper_parts_are_nested_and_end_at_the_output():
     # From the output on, the tensors' shares of it are 1/6, 1/2, 5/6 and all.
     groups = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0, 0b0111: 1.0, 0b0011: 1.0}
-    assert profiler.upper_parts(groups, 4) == [[2, 3], [3]]
-    assert profiler.upper_parts({0b1: 1.0}, 1) == []
+    assert upper_parts(*chain_timings(groups, 4)) == [[2, 3], [3]]
+    assert upper_parts(*chain_timings({0b1: 1.0}, 1)) == []

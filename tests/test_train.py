@@ -11,9 +11,10 @@ import train
 from backbone import Backbone
 from datasets import load_dataset
 from models import build_model
-from profiler import TensorTimings, chain_timings, profile_model
+from profiler import profile_model
 from runs import EPOCH_COLUMNS, Recorder, read_run
 from selection_solver_DP import InfeasibleBudget
+from tensor_timings import TensorTimings, chain_timings
 from training_step import make_optimizer
 
 SIZE, BATCH, STEPS = 32, 16, 6
