@@ -44,11 +44,12 @@ def boolean(text):
     return value
 
 
-def number(kind, low=None, high=None, above=None):
-    """argparse type: a finite number of `kind` with low <= x <= high and x > above."""
+def number(kind, low=None, high=None, above=None, below=None):
+    """argparse type: a finite number of `kind` with low <= x <= high and above < x < below."""
     limits = [text for text, bound in (('at least {}'.format(low), low),
                                        ('above {}'.format(above), above),
-                                       ('at most {}'.format(high), high)) if bound is not None]
+                                       ('at most {}'.format(high), high),
+                                       ('below {}'.format(below), below)) if bound is not None]
     allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(limits))
 
     def parse(text):
@@ -57,7 +58,8 @@ def number(kind, low=None, high=None, above=None):
         except ValueError:
             raise argparse.ArgumentTypeError("'{}' is not {}".format(text, allowed))
         if ((kind is float and not math.isfinite(value)) or (low is not None and value < low)
-                or (high is not None and value > high) or (above is not None and value <= above)):
+                or (high is not None and value > high) or (above is not None and value <= above)
+                or (below is not None and value >= below)):
             raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
         return value
     return parse

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_stack
+import trial_graph
 from masked_step import StepMaker
 from runs import METRICS
 
@@ -43,43 +44,55 @@ class Evaluator:
     The forward pass is in training mode, but with dropout off, in both passes of a trial: its noise
     in the loss drowns a first-order drop.
     maker: masked_step.StepMaker of the training step. scale: of the trial update that held last;
-    where it held with room to spare, twice that.
+    where it held with room to spare, twice that. seed: of the metric `random`.
     """
 
-    def __init__(self, maker):
+    def __init__(self, maker, seed=0):
         self.maker = maker
+        self.random = np.random.RandomState(seed)
         self.scale = 1.0
         self.variables = [keras_stack.raw(v) for v in maker.model.trainable_variables]
-        self.pass_ms = []  # of every call of `gradients` but the first, which compiles
-        self._pass = None
-        self._update = maker.updates()
+        self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
+        self._quiet_maker = self._pass = self._trial = None
+        self._update = trial_graph.updates(maker)
 
     def gradients(self, images, labels):
         """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
-        begin, first = time.perf_counter(), self._pass is None
-        if first:
-            self._pass = StepMaker(self.maker.model, None, 0.0, images, labels,
-                                   dropout=False).gradients()
-        loss, _, *gradients = self._pass(images, labels)
-        loss = float(loss)  # waits for the device
-        if not first:
-            self.pass_ms.append(1e3 * (time.perf_counter() - begin))
-        return loss, gradients
+        if self._pass is None:
+            self._pass = self._quiet(images, labels).gradients()
+            self._pass(images, labels)[0].numpy()  # compiles; usual times are wanted
+        loss, _, *gradients = self._timed(self._pass, images, labels)
+        return float(loss), gradients
 
     def updates(self, gradients):
         """N updates that the optimizer would make, without weight decay; changes nothing."""
         return self._update(*gradients)
 
-    def shift(self, updates, scale):
-        """Adds scale * updates to the weights."""
-        for variable, update in zip(self.variables, updates):
-            variable.assign_add(update if scale == 1 else scale * update, read_value=False)
+    def trial(self, images, labels, updates, scale):
+        """(loss, (N,) float64 drops) at w + scale * updates; changes nothing.
 
-    @staticmethod
-    def scores(gradients, updates):
-        """(N,) float64: the first-order drop in loss of each update, - sum_i g_i dw_i."""
-        products = [tf.reduce_sum(g * u) for g, u in zip(gradients, updates)]
-        return -tf.stack(products).numpy().astype(np.float64)
+        A drop is the first-order drop in loss of one tensor's whole update, - sum_i g_i dw_i.
+        """
+        scale = tf.constant(scale, tf.float32)
+        if self._trial is None:
+            self._trial = trial_graph.drops(self._quiet(images, labels))
+            self._trial(images, labels, scale, *updates)[0].numpy()  # compiles
+        loss, _, drops = self._timed(self._trial, images, labels, scale, *updates)
+        return float(loss), drops.numpy().astype(np.float64)
+
+    def _timed(self, function, *arguments):
+        begin = time.perf_counter()
+        results = function(*arguments)
+        results[0].numpy()  # waits for the device
+        self.pass_ms.append(1e3 * (time.perf_counter() - begin))
+        return results
+
+    def _quiet(self, images, labels):
+        """The StepMaker without dropout."""
+        if self._quiet_maker is None:
+            self._quiet_maker = StepMaker(self.maker.model, None, 0.0, images, labels,
+                                          dropout=False)
+        return self._quiet_maker
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
@@ -94,6 +107,8 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     weight decay out. It includes momentum as the first real step would: the momentum of a tensor
     that was left out is as old as its last selection.
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
+    fisher: sum_i (dL/dw_i w_i)^2. random: drawn anew each time. depth: the variable nearest the
+    output outweighs all that are farther from it together.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
     evaluator: an Evaluator of the two, to avoid tracing again.
@@ -104,10 +119,16 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     if metric not in METRICS:
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
             metric, ', '.join(METRICS)))
-    variables = model.trainable_variables
+    # The model's own list takes Keras milliseconds to gather.
+    variables = evaluator.variables if evaluator else model.trainable_variables
     if metric == 'weight_magnitude':
         return np.array([np.abs(keras_stack.raw(v).numpy()).sum(dtype=np.float64)
                          for v in variables])
+    if metric == 'random':
+        random = evaluator.random if evaluator else np.random.RandomState()
+        return random.random_sample(len(variables))
+    if metric == 'depth':
+        return 0.5 ** np.minimum(np.arange(len(variables))[::-1], 1000)
     total, count = np.zeros(len(variables)), 0
     for images, labels in batches:
         evaluator = evaluator or Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
@@ -116,8 +137,9 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
             if trials is not None:
                 trials.append(trial)
         else:
-            importance = [np.abs(g.numpy()).sum(dtype=np.float64)
-                          for g in evaluator.gradients(images, labels)[1]]
+            score = _fisher if metric == 'fisher' else _magnitude
+            importance = [score(gradient.numpy(), variable) for gradient, variable in zip(
+                evaluator.gradients(images, labels)[1], evaluator.variables)]
         total += importance
         count += 1
     if not count:
@@ -127,16 +149,21 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     return total / count
 
 
+def _magnitude(gradient, variable):
+    return np.abs(gradient).sum(dtype=np.float64)
+
+
+def _fisher(gradient, variable):
+    return np.square(gradient * variable.numpy()).sum(dtype=np.float64)
+
+
 def _trial(evaluator, images, labels):
     """((N,) float64, Trial) for one batch, from the evaluator's scale of the update down."""
-    loss, first = evaluator.gradients(images, labels)
-    updates = evaluator.updates(first)
+    loss, gradients = evaluator.gradients(images, labels)
+    updates = evaluator.updates(gradients)
     while True:
         scale = evaluator.scale
-        with keras_stack.restored_afterwards(evaluator.variables):
-            evaluator.shift(updates, scale)
-            loss_after, second = evaluator.gradients(images, labels)
-        importance = evaluator.scores(second, updates)
+        loss_after, importance = evaluator.trial(images, labels, updates, scale)
         trial = Trial(scale, scale * float(importance.sum()), loss - loss_after)
         if trial.holds or scale <= SMALLEST_SCALE:
             return importance, trial

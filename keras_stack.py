@@ -3,10 +3,19 @@
 import contextlib
 import os
 
+import tensorflow as tf
 from tensorflow import keras
 
 KERAS_3 = int(keras.__version__.split('.')[0]) >= 3
 MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
+
+
+def set_seed(seed):
+    """Seeds what Keras, TensorFlow, NumPy and Python draw from."""
+    if hasattr(keras.utils, 'set_random_seed'):
+        keras.utils.set_random_seed(seed)
+    else:
+        tf.random.set_seed(seed)
 
 
 def raw(variable):
@@ -20,6 +29,11 @@ def variable_name(variable):
     if path[-1] == 'depthwise_kernel':  # Keras 2.7; Keras 3 calls it kernel
         path[-1] = 'kernel'
     return '/'.join(path[-2:])
+
+
+def layer_path(variable):
+    """What the tensors of one layer have in common: the path without its last part."""
+    return (variable.path if KERAS_3 else variable.name).rsplit('/', 1)[0]
 
 
 def build_optimizer(optimizer, variables):
@@ -37,6 +51,32 @@ def build_optimizer(optimizer, variables):
 def optimizer_variables(optimizer):
     """Iteration count and slots."""
     return list(optimizer.variables if KERAS_3 else optimizer.variables())
+
+
+def slots(optimizer, variables):
+    """The slots that the optimizer, SGD or Adam, keeps of each of `variables`: a list of lists."""
+    if not KERAS_3:
+        names = sorted(optimizer.get_slot_names())
+        return [[optimizer.get_slot(v, name) for name in names] for v in variables]
+    kinds = [getattr(optimizer, kind, ()) for kind in ('momentums', '_momentums', '_velocities')]
+    return [list(of_one) for of_one in zip(*[kind for kind in kinds if len(kind)])]
+
+
+def graph_nodes(network):
+    """(layer, input tensors, output tensors) of every call in a functional model, in order.
+
+    The model's inputs are not among them.
+    """
+    for depth in sorted(network._nodes_by_depth, reverse=True):
+        for node in network._nodes_by_depth[depth]:
+            layer = node.operation if KERAS_3 else node.layer
+            if not isinstance(layer, keras.layers.InputLayer):
+                inputs = node.arguments.keras_tensors if KERAS_3 else node.keras_inputs
+                yield layer, inputs, _flat(node.outputs)
+
+
+def _flat(tensors):
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
 
 
 def apply_gradients(optimizer, gradients, variables):

@@ -10,15 +10,17 @@ import argparse
 import gc
 import os
 import platform
+import resource
 import sys
 
 import command_line
 from command_line import UserError, number
-from runs import METRICS, TRAIN_TYPES, Recorder, is_finished, open_run
+from runs import GRANULARITIES, METRICS, TRAIN_TYPES, Recorder, is_finished, open_run
 
 ALIASES = {'prunetrain': 'prune_training'}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
              'elastic_training_grad_magnitude': 'grad_magnitude'}
+FIRST_BATCHES = 4  # whose loss sets the penalty of prune_training
 
 
 def parse_arguments(argv=None):
@@ -27,7 +29,7 @@ def parse_arguments(argv=None):
         epilog='Flags take real booleans: bare, 1/0 or true/false.')
     command_line.add_model_flags(parser)
     parser.add_argument('--train_type', default='elastic_training', metavar='TYPE',
-                        help='{} (default: %(default)s)'.format(', '.join(TRAIN_TYPES[:-1])))
+                        help='{} (default: %(default)s)'.format(', '.join(TRAIN_TYPES)))
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='checked against the data set, which decides by default')
     parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
@@ -42,9 +44,22 @@ def parse_arguments(argv=None):
                              '(default: %(default)s)')
     parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
                         help='elastic: {} (default: gradient_update)'.format(', '.join(METRICS)))
+    parser.add_argument('--granularity', choices=GRANULARITIES, default='tensor',
+                        help='elastic: choose single tensors, or all of a layer together '
+                             '(default: %(default)s)')
     parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
                         help='elastic: batches each importance is averaged over '
                              '(default: %(default)s)')
+    parser.add_argument('--prune_interval', type=number(int, low=0), default=5, metavar='EPOCHS',
+                        help='prune_training: remove vanished channels every so many epochs; 0: '
+                             'never (default: %(default)s)')
+    parser.add_argument('--prune_penalty_ratio', type=number(float, above=0, below=1),
+                        default=0.2, metavar='X',
+                        help='prune_training: share of the group lasso in loss plus penalty before '
+                             'training (default: %(default)s)')
+    parser.add_argument('--prune_threshold', type=number(float, above=0), default=1e-4,
+                        metavar='X', help='prune_training: a channel has vanished where all its '
+                                          'weights are smaller (default: %(default)s)')
     command_line.add_flag(parser, '--closed_loop',
                           'elastic: measure both passes anew at each selection, so that rho holds '
                           'while the device changes speed; always off with --deterministic',
@@ -76,9 +91,6 @@ def check_arguments(args):
     from models import canonical_name, check_weights
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           TRAIN_TYPES, 'train type')
-    if args.train_type == 'prune_training':
-        raise UserError('prune_training is not part of this version; allowed: {}'.format(
-            ', '.join(TRAIN_TYPES[:-1])))
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
@@ -118,7 +130,11 @@ def run_settings(args):
     settings = {flag: value for flag, value in vars(args).items()
                 if flag not in ('logs_dir', 'run_name', 'save_txt')}
     if not is_elastic(args):
-        for flag in ('rho', 'interval', 'importance', 'probe_batches', 'closed_loop'):
+        for flag in ('rho', 'interval', 'importance', 'granularity', 'probe_batches',
+                     'closed_loop'):
+            settings[flag] = None
+    if args.train_type != 'prune_training':
+        for flag in ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'):
             settings[flag] = None
     return settings
 
@@ -127,16 +143,14 @@ def start(args):
     """TensorFlow, its threads, seeds and determinism."""
     command_line.start_tensorflow(args.inter_op_threads)
     import tensorflow as tf
-    from tensorflow import keras
+
+    import keras_stack
     if args.deterministic:
         if not hasattr(tf.config.experimental, 'enable_op_determinism'):
             raise UserError('--deterministic needs TensorFlow 2.9 or later; this is {}'.format(
                 tf.__version__))
         tf.config.experimental.enable_op_determinism()
-    if hasattr(keras.utils, 'set_random_seed'):
-        keras.utils.set_random_seed(args.seed)
-    else:
-        tf.random.set_seed(args.seed)
+    keras_stack.set_seed(args.seed)
 
 
 def load_data(args):
@@ -164,9 +178,9 @@ def profile(args, model, dataset, again=False):
 
 def timing_table(args, model, dataset):
     """TensorTimings of this run; UserError where rho is out of reach."""
-    from train import smallest_rho
+    from train import layers_of, smallest_rho
     table = profile(args, model, dataset)
-    least = smallest_rho(table)
+    least = smallest_rho(table, layers_of(model) if args.granularity == 'layer' else None)
     if args.rho < least:
         raise UserError('--rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full '
                         'step; the smallest rho that trains a tensor is {:.3f}'.format(
@@ -174,18 +188,33 @@ def timing_table(args, model, dataset):
     return table
 
 
-def make_scheme_for(args, model, dataset, table):
+def make_scheme_for(args, model, dataset, table, penalty):
     """(masked_step.StepMaker) -> train.Scheme."""
     import train
+    settings = loop_settings(args)
 
     def make(maker):
         if is_elastic(args):
             return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
-                                        loop_settings(args), args.importance,
+                                        settings, args.importance,
                                         lambda: profile(args, model, dataset, again=True),
-                                        dataset.train_size // args.batch_size)
+                                        train.count_steps(dataset))
+        if args.train_type == 'prune_training':
+            from prune import prune_scheme
+            return prune_scheme(args.train_type, maker, dataset, settings, penalty,
+                                args.prune_interval, args.prune_threshold)
         return train.fixed_scheme(args.train_type, train.fixed_mask(args.train_type, model))
     return make
+
+
+def penalty_for(args, model, dataset):
+    """The penalty beside the loss of this run's training, or None."""
+    if args.train_type != 'prune_training':
+        return None
+    from itertools import islice
+
+    from prune import GroupLasso
+    return GroupLasso(model, islice(dataset.probe, FIRST_BATCHES), args.prune_penalty_ratio)
 
 
 def loop_settings(args):
@@ -200,7 +229,8 @@ def summarise(args, result):
 
     from profiler import host_description
     summary = run_settings(args)
-    summary.update(result, run_name=args.run_name, scheme=args.train_type,
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    summary.update(result, run_name=args.run_name, scheme=args.train_type, peak_memory_mb=peak,
                    host=host_description(), stack='TensorFlow {}, Keras {}, Python {}'.format(
                        tf.__version__, keras.__version__, platform.python_version()))
     return summary
@@ -235,11 +265,13 @@ def main(argv=None):
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
     recorder = Recorder(folder)
+    penalty = penalty_for(args, model, dataset)
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
-        result = train.train(model, dataset, make_scheme_for(args, model, dataset, table),
-                             loop_settings(args), recorder)
+        result, model = train.train(
+            model, dataset, make_scheme_for(args, model, dataset, table, penalty),
+            loop_settings(args), recorder, penalty)
     except train.Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1

@@ -26,39 +26,41 @@ class StepMaker:
 
     images, labels: one batch, or tf.TensorSpecs of it: steps take batches of this very shape.
     weight_decay: see TrainingStep. optimizer: None for gradients alone.
-    dropout: False leaves it out.
+    dropout: False leaves it out. penalty: see TrainingStep.
     Steps share the model's and the optimizer's variables.
     """
 
-    def __init__(self, model, optimizer, weight_decay, images, labels, dropout=True):
+    def __init__(self, model, optimizer, weight_decay, images, labels, dropout=True,
+                 penalty=None):
         self.model = model
         self.optimizer = optimizer
-        everything = np.ones(len(model.trainable_variables), dtype=bool)
+        # Once: Keras takes milliseconds to gather them.
+        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
+        everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
-                            update=optimizer is not None)
+                            update=optimizer is not None, penalty=penalty)
         with contextlib.ExitStack() as stack:
             if not dropout:
                 stack.enter_context(keras_stack.dropout_off(model))
             concrete = full.function.get_concrete_function(images, labels)
         self.concrete = concrete  # as traced; owns what the captured handles refer to
-        self._captured = list(concrete.captured_inputs)
-        self._function = _resolved(concrete.function_def)
-        self._shape = tuple(int(n) for n in images.shape)
-        self._nodes = {node.name: node for node in self._function.node_def}
-        self.owners = self._owners(model)
-        self.graph = analyse(_analysable(self._function), len(everything), self.owners, {})
+        self.captured = list(concrete.captured_inputs)
+        self.function = _resolved(concrete.function_def)
+        self.shape = tuple(int(n) for n in images.shape)
+        self.nodes = {node.name: node for node in self.function.node_def}
+        self.owners = self._owners()
+        self.graph = analyse(_analysable(self.function), len(everything), self.owners, {})
         self._config = _config()
         self._made = 0
-        names = [argument.name for argument in self._function.signature.input_arg]
-        self._handles = names[2:]
-        self._weights = {k: names[i] for i, k in self.owners.items() if k is not None}
+        names = [argument.name for argument in self.function.signature.input_arg]
+        self.handles = names[2:]
+        self.weights = {k: names[i] for i, k in self.owners.items() if k is not None}
 
-    def _owners(self, model):
+    def _owners(self):
         """Argument index -> k for the argument that is the handle of tensor k."""
-        handles = {id(keras_stack.raw(v).handle): k
-                   for k, v in enumerate(model.trainable_variables)}
+        handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         return {i + 2: handles.get(id(handle))  # arguments 0 and 1 are images and labels
-                for i, handle in enumerate(self._captured)}
+                for i, handle in enumerate(self.captured)}
 
     def step(self, mask, update=True):
         """The MaskedStep of the (N,) bool mask; ValueError where nothing is selected.
@@ -66,26 +68,26 @@ class StepMaker:
         update: False leaves out decay and update: forward and backward pass alone, no effect.
         """
         mask = np.asarray(mask, dtype=bool)
-        if mask.shape != (len(self.model.trainable_variables),):
+        if mask.shape != (len(self.variables),):
             raise ValueError('the mask has shape {}, the model {} trainable tensors'.format(
-                mask.shape, len(self.model.trainable_variables)))
+                mask.shape, len(self.variables)))
         if not mask.any():
             raise ValueError('a training step needs at least one selected tensor')
         if update:
             left_out = {name for name, k in self.graph.update.items()
                         if k is not None and not mask[k]}
-            effects = self._effects(left_out)
+            effects = self.effects(left_out)
         else:
             # Computed and freed at once, as an update does; results are all held to the end.
             left_out = set(self.graph.update)
             names = [self._node_of(2 + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
-        return MaskedStep(self._cut(effects, 2, left_out), mask, self)
+        return MaskedStep(self.cut(effects, 2, left_out), mask, self)
 
     def gradients(self):
         """(images, labels) -> [loss, number correct, N gradients]; changes nothing."""
-        outputs = 2 + len(self.model.trainable_variables)
-        return MaskedStep(self._cut({}, outputs, set(self.graph.update)), None, self)
+        outputs = 2 + len(self.variables)
+        return MaskedStep(self.cut({}, outputs, set(self.graph.update)), None, self)
 
     def with_gradients(self):
         """As the step of all tensors, with the N gradients behind its two results.
@@ -93,140 +95,61 @@ class StepMaker:
         For the profiler, to find them in the executed graph. Not for timing: holding all of them to
         the end makes the late layers' large ones slower.
         """
-        mask = np.ones(len(self.model.trainable_variables), dtype=bool)
-        return MaskedStep(self._cut(self._effects(set()), 2 + len(mask), set()), mask, self)
+        mask = np.ones(len(self.variables), dtype=bool)
+        return MaskedStep(self.cut(self.effects(set()), 2 + len(mask), set()), mask, self)
 
     def forward(self):
         """(images, labels) -> [loss, number correct] of the forward pass alone, in training mode.
 
         Changes nothing, neither random states nor BN statistics.
         """
-        return MaskedStep(self._cut({}, 2, set(self.graph.update)), None, self)
+        return MaskedStep(self.cut({}, 2, set(self.graph.update)), None, self)
 
-    def updates(self):
-        """(N gradients) -> N updates that the optimizer makes of them; changes nothing.
-
-        Weight decay is left out. Cut out where the gradients enter, which become its arguments;
-        weights and the optimizer's state are put back in the same graph.
-        """
-        names = {self._function.ret[output.name]: 'gradient_{}'.format(k)
-                 for k, output in enumerate(self._function.signature.output_arg[2:])}
-        # Of all nodes only those of the update, and reads, which other nodes wait for.
-        left_out = {name for name, node in self._nodes.items()
-                    if name not in self.graph.update and node.op != 'ReadVariableOp'}
-        behind, todo = set(), list(names)  # what is computed from a gradient; decay is not
-        readers = {}
-        for name, node in self._nodes.items():
-            for tensor in node.input:
-                # Through control edges too: the new momentum is read back from its variable.
-                for source in (tensor, tensor.lstrip('^').split(':')[0]):
-                    readers.setdefault(source, []).append(name)
-        while todo:
-            for name in readers.get(todo.pop(), ()):
-                if name not in behind and name not in left_out:
-                    behind.add(name)
-                    todo.append(name)
-        effects = {result: name for result, name in self._effects(left_out).items()
-                   if name in behind}
-        decay = set(self._effects(left_out).values()) - behind
-        cut = self._cut(effects, 0, left_out | decay)
-        for node in cut.node_def:
-            _set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
-        arguments = list(cut.signature.input_arg)[2:]
-        del cut.signature.input_arg[:]
-        cut.arg_attr.clear()
-        for k, output in enumerate(self._function.signature.output_arg[2:]):
-            cut.signature.input_arg.add(name='gradient_{}'.format(k), type=output.type)
-        cut.signature.input_arg.extend(arguments)
-        self._undo(cut, effects)
-        return GraphFunction(cut, self)
-
-    def _undo(self, cut, effects):
-        """Turns a graph that updates weights into one that returns the updates and undoes them."""
-        dtypes = {id(keras_stack.raw(v).handle): keras_stack.raw(v).dtype.as_datatype_enum
-                  for v in list(self.model.trainable_variables)
-                  + keras_stack.optimizer_variables(self.optimizer)}
-        types = {name: dtypes.get(id(handle)) for name, handle in zip(
-            self._handles, self._captured)}
-        written = {}  # handle argument -> type, of every variable that an effect may change
-        for name in effects.values():
-            for argument in self._nodes[name].input:
-                if argument in types:
-                    written[argument] = types[argument]
-        for node in cut.node_def:
-            if node.name in effects.values():
-                node.input.append('^undo/all_before')
-        for argument, dtype in written.items():
-            _add(cut, 'ReadVariableOp', 'undo/before/' + argument, [argument], dtype=dtype)
-        _add(cut, 'NoOp', 'undo/all_before', ['^undo/before/' + a for a in written])
-        _add(cut, 'NoOp', 'undo/all_updated', ['^' + name for name in effects.values()])
-        restored = []
-        for k, argument in sorted(self._weights.items()):
-            before = 'undo/before/{}:value:0'.format(argument)
-            _add(cut, 'ReadVariableOp', 'undo/after/' + argument,
-                 [argument, '^undo/all_updated'], dtype=written[argument])
-            _add(cut, 'Sub', 'undo/update/' + argument,
-                 ['undo/after/{}:value:0'.format(argument), before], T=written[argument])
-            output = cut.signature.output_arg.add(name='update_{}'.format(k),
-                                                  type=written[argument])
-            cut.ret[output.name] = 'undo/update/{}:z:0'.format(argument)
-            restored.append('^undo/update/' + argument)
-        _add(cut, 'NoOp', 'undo/all_read', restored)
-        del cut.signature.control_output[:]
-        cut.control_ret.clear()
-        for argument, dtype in written.items():
-            name = 'undo/restore/' + argument
-            _add(cut, 'AssignVariableOp', name,
-                 [argument, 'undo/before/{}:value:0'.format(argument), '^undo/all_read'],
-                 dtype=dtype)
-            cut.signature.control_output.append(name)
-            cut.control_ret[name] = name
-
-    def _effects(self, left_out):
+    def effects(self, left_out):
         """result name -> node of everything that changes a variable, but for `left_out`."""
-        return {result: name for result, name in self._function.control_ret.items()
-                if name not in left_out and self._nodes[name].op != 'ReadVariableOp'}
+        return {result: name for result, name in self.function.control_ret.items()
+                if name not in left_out and self.nodes[name].op != 'ReadVariableOp'}
 
     def _node_of(self, output):
-        name = self._function.signature.output_arg[output].name
-        return self._function.ret[name].split(':')[0]
+        name = self.function.signature.output_arg[output].name
+        return self.function.ret[name].split(':')[0]
 
-    def _cut(self, effects, num_outputs, left_out):
+    def cut(self, effects, num_outputs, left_out):
         """FunctionDef with the ancestors of the outputs and of `effects` alone.
 
         A control edge orders two nodes: it is followed, so that order passes on through nodes
         which compute nothing, but not into updates that are left out.
         """
-        outputs = list(self._function.signature.output_arg)[:num_outputs]
+        outputs = list(self.function.signature.output_arg)[:num_outputs]
         kept = set()
         stack = list(effects.values()) + [self._node_of(i) for i in range(num_outputs)]
         while stack:
             name = stack.pop()
-            if name in kept or name in left_out or name not in self._nodes:
+            if name in kept or name in left_out or name not in self.nodes:
                 continue
             kept.add(name)
-            stack.extend(source.lstrip('^').split(':')[0] for source in self._nodes[name].input)
+            stack.extend(source.lstrip('^').split(':')[0] for source in self.nodes[name].input)
         self._made += 1
         cut = function_pb2.FunctionDef()
-        cut.signature.CopyFrom(self._function.signature)
+        cut.signature.CopyFrom(self.function.signature)
         cut.signature.name = '{}_masked_{}'.format(cut.signature.name, self._made)
         del cut.signature.output_arg[:]
         del cut.signature.control_output[:]
         cut.signature.output_arg.extend(outputs)
         cut.signature.control_output.extend(effects)
-        for node in self._function.node_def:
+        for node in self.function.node_def:
             if node.name in kept:
                 copy = cut.node_def.add()
                 copy.CopyFrom(node)
-                _set_inputs(copy, [source for source in node.input if not (
+                set_inputs(copy, [source for source in node.input if not (
                     source.startswith('^') and source[1:] not in kept)])
         for output in outputs:
-            cut.ret[output.name] = self._function.ret[output.name]
+            cut.ret[output.name] = self.function.ret[output.name]
         for result, name in effects.items():
             cut.control_ret[result] = name
-        for key, value in self._function.attr.items():
+        for key, value in self.function.attr.items():
             cut.attr[key].CopyFrom(value)
-        for key, value in self._function.arg_attr.items():
+        for key, value in self.function.arg_attr.items():
             cut.arg_attr[key].CopyFrom(value)
         return cut
 
@@ -237,9 +160,10 @@ class GraphFunction:
     nodes: name -> op type of the graph, which leaves TensorFlow's memory with this object.
     """
 
-    def __init__(self, definition, maker):
+    def __init__(self, definition, maker, captured=None):
         self.nodes = {node.name: node.op for node in definition.node_def}
-        self._maker = maker
+        self._maker = maker  # keeps alive what the handles refer to
+        self._captured = maker.captured if captured is None else captured
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
         self._attributes = ('executor_type', '', 'config_proto', maker._config)
@@ -248,7 +172,7 @@ class GraphFunction:
     def __call__(self, *tensors):
         return eager_execute.execute(
             self._name, num_outputs=self._num_outputs,
-            inputs=list(tensors) + self._maker._captured, attrs=self._attributes,
+            inputs=list(tensors) + self._captured, attrs=self._attributes,
             ctx=eager_context.context())
 
     def __del__(self):
@@ -266,30 +190,23 @@ class MaskedStep(GraphFunction):
     Made by StepMaker. mask: (N,) bool, None where nothing is updated.
     """
 
-    def __init__(self, definition, mask, maker):
-        super().__init__(definition, maker)
+    def __init__(self, definition, mask, maker, captured=None):
+        super().__init__(definition, maker, captured)
+        self._shape = maker.shape
         self.mask = mask
         self.called = False  # the first call compiles; the loop books it apart
 
-    def __call__(self, images, labels):
-        if tuple(images.shape) != self._maker._shape:
+    def __call__(self, images, labels, *more):
+        if tuple(images.shape) != self._shape:
             raise ValueError('this step was made for images of shape {}, not {}'.format(
-                self._maker._shape, tuple(images.shape)))
-        return super().__call__(images, labels)
+                self._shape, tuple(images.shape)))
+        return super().__call__(images, labels, *more)
 
     def milliseconds(self, images, labels):
         """What one call takes until the device is done."""
         begin = time.perf_counter()
         self(images, labels)[0].numpy()
         return 1e3 * (time.perf_counter() - begin)
-
-
-def _add(function_def, op, name, inputs, **types):
-    """A new node; types: its type attributes."""
-    node = function_def.node_def.add(name=name, op=op)
-    node.input.extend(inputs)
-    for key, value in types.items():
-        node.attr[key].type = value
 
 
 def _config():
@@ -324,13 +241,13 @@ def _resolved(function_def):
         return tensor
 
     for node in resolved.node_def:
-        _set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
+        set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
     for output in resolved.signature.output_arg:
         resolved.ret[output.name] = source(resolved.ret[output.name], ('Identity', 'IdentityN'))
     return resolved
 
 
-def _set_inputs(node, inputs):
+def set_inputs(node, inputs):
     if list(node.input) != inputs:
         del node.input[:]
         node.input.extend(inputs)

@@ -289,6 +289,49 @@ def _draw_share_per_epoch(axis, mask, share):
     return handles
 
 
+def accuracy_against_time(points, output):
+    """Final accuracy against training time, one panel a model: up and to the left is better.
+
+    points: dicts of model, label, scheme (a key of SCHEMES), rho (None for fixed schemes), variant
+    (True for another choice of tensors than the paper's, drawn small), and seconds, accuracy
+    (0..1), each with its standard error seconds_se, accuracy_se (NaN where there is one run), n.
+    Returns the paths written.
+    """
+    if not points:
+        raise UserError('no run given')
+    models = sorted({point['model'] for point in points})
+    header = ('model', 'label', 'scheme', 'rho', 'n', 'accuracy', 'accuracy_se', 'seconds',
+              'seconds_se')
+    return _write(output, (7.2, 0.6 + 2.9 * len(models)),
+                  lambda figure: _draw_points(figure, models, points), header,
+                  [[point[column] for column in header] for point in points])
+
+
+def _draw_points(figure, models, points):
+    axes = figure.subplots(len(models), 1, squeeze=False, gridspec_kw={
+        'left': 0.08, 'right': 0.97, 'top': 1 - 0.3 / figure.get_size_inches()[1], 'hspace': 0.42,
+        'bottom': 0.45 / figure.get_size_inches()[1]})[:, 0]
+    for axis, model in zip(axes, models):
+        of_model = [point for point in points if point['model'] == model]
+        for point in of_model:
+            _, color, marker = SCHEMES[point['scheme']]
+            size = 4.5 if point['variant'] else 7
+            axis.errorbar(point['seconds'], 100 * point['accuracy'],
+                          xerr=point['seconds_se'], yerr=100 * point['accuracy_se'], color=color,
+                          marker=marker, markersize=size, markeredgecolor='white', linewidth=0.9,
+                          linestyle='none', zorder=3)
+            axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']),
+                          xytext=(6, -3 if point['variant'] else 4), textcoords='offset points',
+                          fontsize=6.5 if point['variant'] else 8, color='#222222')
+        line = sorted((point['seconds'], 100 * point['accuracy']) for point in of_model
+                      if point['scheme'] == 'elastic_training' and not point['variant'])
+        axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1) if line else None
+        axis.set(title=model, ylabel='final test accuracy (%)',
+                 xlabel='training time (s), selection included, validation excluded')
+        axis.set_xlim(left=0, right=1.18 * max(point['seconds'] for point in of_model))
+        axis.grid(True)
+
+
 def timing_bars(table, output):
     """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
 

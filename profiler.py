@@ -19,6 +19,7 @@ import command_line
 from tensor_timings import TensorTimings, Totals, build_table, chain_timings, upper_parts
 
 MIN_COVERAGE = 0.95
+MAX_SPREAD = 0.10  # of the full step, from which on something else was running
 TABLE_FILE = 'timings.json'
 
 
@@ -79,8 +80,9 @@ def measure_totals(maker, groups, images, labels, seconds):
     t_fp = float(np.median(ms[:, 0]))
     # Differences within a round, so that a slow spell of the machine cancels.
     t_chain, t_bp, t_all, *parts = np.maximum(np.median(ms[:, 1:] - ms[:, :1], axis=0), 1e-3)
+    low, middle, high = np.percentile(ms[:, 3], (25, 50, 75))
     return Totals(t_fp, float(t_bp), float(max(t_all - t_bp, 0.0)), float(t_chain), deepest,
-                  tuple(zip(upper, map(float, parts))))
+                  tuple(zip(upper, map(float, parts))), float((high - low) / 2 / middle))
 
 
 def interleaved_ms(functions, images, labels, seconds, rounds=(5, 40)):
@@ -173,12 +175,18 @@ def table_for(model, input_size, num_classes, batch_size, optimizer, weight_deca
         table.save(os.path.join(folder, TABLE_FILE))
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
                                                 os.path.join(folder, TABLE_FILE)))
-        warn_of_coverage(table)
+        warn_of(table)
     return table
 
 
-def warn_of_coverage(table):
-    """Says so, with names, where too little of the traced time could be attributed."""
+def warn_of(table):
+    """Says so where steps varied while they were timed, or, with names, where too little of the
+    traced time could be attributed.
+    """
+    if table.spread > MAX_SPREAD:
+        print('warning: the same step took {:.0f} % more or less from one call to the next; is '
+              'something else running? On a quiet machine, profiler.py --force measures again'
+              .format(100 * table.spread))
     if table.coverage < MIN_COVERAGE:
         print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
               '(at least {:.0f} % is usual); left out: {}'.format(

@@ -24,7 +24,9 @@ from command_line import UserError
 TRAIN_TYPES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training',
                'elastic_training', 'elastic_training_weight_magnitude',
                'elastic_training_grad_magnitude', 'prune_training')
-METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude')  # importance.py
+METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude', 'fisher', 'random',
+           'depth')  # importance.py
+GRANULARITIES = ('tensor', 'layer')
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'seed', 'epochs',
                 'stack', 'host')
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test_accuracy',

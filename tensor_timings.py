@@ -29,7 +29,8 @@ class TensorTimings(NamedTuple):
     left_out: (event, ms) that was not. key: what the table is valid for.
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
-    seconds: how long the profile took.
+    seconds: how long the profile took. spread: half the distance between the quartiles of the full
+    step while it was measured, over its median.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -48,6 +49,7 @@ class TensorTimings(NamedTuple):
     key: Dict
     t_loop: float = 0.0
     seconds: float = 0.0
+    spread: float = 0.0
 
     @property
     def t_step(self):
@@ -154,6 +156,7 @@ class Totals(NamedTuple):
 
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
     upper: (tensors, ms) of the backward pass of all tensors above some depth, deepest set first.
+    spread: see TensorTimings.
     """
     t_fp: float
     t_bp: float
@@ -161,6 +164,7 @@ class Totals(NamedTuple):
     t_chain: float
     deepest: int
     upper: Tuple = ()
+    spread: float = 0.0
 
 
 def upper_parts(t_dw, t_dy, order):
@@ -199,7 +203,7 @@ def build_table(names, shapes, times, totals, key):
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update, order, [_tensors(mask) for mask, _ in groups],
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key)
+                         times.left_out[:20], key, spread=totals.spread)
 
 
 def own_and_shared_scale(groups, totals):

@@ -37,6 +37,8 @@ class Settings(NamedTuple):
     rho: float = 0.533
     probe_batches: int = 1
     closed_loop: bool = True
+    granularity: str = 'tensor'
+    seed: int = 0
 
 
 class Choice(NamedTuple):
@@ -45,6 +47,7 @@ class Choice(NamedTuple):
     mask: (N,) bool, model.trainable_variables order. importance: (N,), timings: the TensorTimings
     it was chosen by; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial
     of each probe batch. drift: of the time shares since the profile (closed_loop.py).
+    maker: a new StepMaker, where the model and its optimizer are others from now on.
     """
     mask: np.ndarray
     importance: Optional[np.ndarray] = None
@@ -52,6 +55,7 @@ class Choice(NamedTuple):
     fallback: bool = False
     trials: Sequence = ()
     drift: float = 0.0
+    maker: Optional[object] = None
 
     @property
     def predicted_ms(self):
@@ -105,7 +109,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
-    evaluator = Evaluator(maker)
+    evaluator = Evaluator(maker, settings.seed)
+    layers = layers_of(maker.model) if settings.granularity == 'layer' else None
     batches = iter(probe)
     loop = ClosedLoop(timings, maker, profile) if settings.closed_loop else None
     current = None
@@ -132,49 +137,83 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             drift = loop.update(*batch, evaluator.pass_ms, *ran, remaining_seconds=(
                 steps * settings.rho * loop.timings.t_step / 1e3))
             table = loop.timings
-        mask, fallback = choose_tensors(table, importance, _reachable(table, settings.rho))
+        mask, fallback = choose_tensors(
+            table, importance, _reachable(table, settings.rho, layers), layers)
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
     select.importance_seconds = 0.0
     return Scheme(name, select)
 
 
-def _reachable(timings, rho):
+def layers_of(model):
+    """(N,) int: which layer each trainable tensor is of."""
+    paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
+    return np.array([paths.index(path) for path in paths])
+
+
+def _reachable(timings, rho, layers):
     """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
-    least = smallest_rho(timings) * (1 + 1e-9)
+    least = smallest_rho(timings, layers) * (1 + 1e-9)
     if rho < least:
         print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(
             rho, least))
     return max(rho, least)
 
 
-def choose_tensors(timings, importance, rho):
+class _Items(NamedTuple):
+    """What can be chosen, L items: tensors one by one, or all of a layer together; deepest first.
+
+    member: (N, L) float64, 1 where the tensor belongs to the item. cost: (L,) ms of own gradients
+    and updates. t_dy: (L,) ms by which the error gradient goes on to each item.
+    """
+    member: np.ndarray
+    cost: np.ndarray
+    t_dy: np.ndarray
+
+
+def _items(timings, layers):
+    """_Items by the chain; layers: (N,) int, None for single tensors."""
+    order = timings.order
+    of = (np.arange(len(order)) if layers is None else np.asarray(layers))[order]  # deepest first
+    _, first = np.unique(of, return_index=True)
+    first = np.sort(first)  # where the deepest tensor of each item stands
+    member = np.zeros((len(order), len(first)))
+    member[order] = of[:, None] == of[first]
+    return _Items(member, member.T @ (timings.t_dw + timings.t_up),
+                  np.add.reduceat(timings.t_dy[order], first))
+
+
+def choose_tensors(timings, importance, rho, layers=None):
     """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
 
     The solver works on the chain, an upper bound of the graph's cost; what it leaves of the budget
     is then spent tensor by tensor, priced on the graph, the most importance per ms first.
+    layers: (N,) int, which layer a tensor is of, where those of a layer go together; else None.
     Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
     """
     budget = rho * timings.t_step - timings.fixed  # ms of backward pass and updates
     if budget <= 0:
-        raise InfeasibleBudget(budget, smallest_rho(timings) * timings.t_step - timings.fixed)
-    order = timings.order
-    chosen = select_tensors((timings.t_dw + timings.t_up)[order], timings.t_dy[order],
-                            np.asarray(importance)[order], budget)
-    mask = np.zeros(len(order), dtype=bool)
-    mask[order] = chosen.mask
-    return _spend_rest(timings, importance, mask, budget), chosen.fallback
+        raise InfeasibleBudget(
+            budget, smallest_rho(timings, layers) * timings.t_step - timings.fixed)
+    items = _items(timings, layers)
+    importance = np.asarray(importance) @ items.member
+    chosen = select_tensors(items.cost, items.t_dy, importance, budget)
+    mask = _spend_rest(timings, items, importance, chosen.mask, budget)
+    return items.member @ mask > 0, chosen.fallback
 
 
-def _spend_rest(timings, importance, mask, budget):
-    """The mask with every tensor of positive importance added that still fits, best value first."""
-    matrix = timings.group_matrix()  # (G, N)
+def _spend_rest(timings, items, importance, mask, budget):
+    """The (L,) mask with every item of positive importance added that still fits, best value first.
+    """
+    needs = (timings.group_matrix() @ items.member > 0).astype(np.float64)  # (G, L)
+    t_up = timings.t_up @ items.member
     mask = mask.copy()
-    left = budget - timings.backward_time(mask) - timings.t_up[mask].sum()
+    tensors = items.member @ mask > 0
+    left = budget - timings.backward_time(tensors) - timings.t_up[tensors].sum()
     while True:
-        unpaid = timings.group_ms * (matrix @ mask == 0)         # (G,) ms
-        cost = unpaid @ matrix + timings.t_up                    # (N,) ms to add each tensor
-        fits = ~mask & (np.asarray(importance) > 0) & (cost <= left)
+        unpaid = timings.group_ms * (needs @ mask == 0)         # (G,) ms
+        cost = unpaid @ needs + t_up                            # (L,) ms to add each item
+        fits = ~mask & (importance > 0) & (cost <= left)
         if not fits.any():
             return mask
         value = np.where(fits, importance / np.maximum(cost, 1e-9), -np.inf)
@@ -183,12 +222,14 @@ def _spend_rest(timings, importance, mask, budget):
         left -= cost[best]
 
 
-def smallest_rho(timings):
-    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3)."""
-    n = len(timings.names)
-    alone = np.array([timings.step_time(np.arange(n) == k) for k in range(n)])
-    chain = np.cumsum(timings.t_dy[timings.order][::-1])[::-1]
-    by_chain = timings.fixed + chain + (timings.t_dw + timings.t_up)[timings.order]
+def smallest_rho(timings, layers=None):
+    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3).
+
+    layers: as in choose_tensors.
+    """
+    items = _items(timings, layers)
+    alone = np.array([timings.step_time(member > 0) for member in items.member.T])
+    by_chain = timings.fixed + np.cumsum(items.t_dy[::-1])[::-1] + items.cost
     return float(max(alone.min(), by_chain.min()) / timings.t_step)
 
 
@@ -218,27 +259,42 @@ class Clock:
         return self.seconds['step'] + self.seconds['selection']
 
 
-def train(model, dataset, make_scheme, settings, recorder):
-    """Trains the model and records every epoch; returns the measured part of the run's summary.
+def optimizer_for(dataset, settings, variables):
+    """The optimizer of a run, on its schedule over all steps."""
+    return make_optimizer(settings.optimizer, settings.learning_rate,
+                          settings.num_epochs * count_steps(dataset), variables)
+
+
+def count_steps(dataset):
+    return dataset.train_size // int(dataset.train.element_spec[0].shape[0])
+
+
+def train(model, dataset, make_scheme, settings, recorder, penalty=None):
+    """Trains the model and records every epoch; returns (measured part of the summary, the model).
 
     make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
-    dataset: datasets.Dataset. recorder: runs.Recorder.
+    dataset: datasets.Dataset. recorder: runs.Recorder. penalty: see TrainingStep.
+    The model returned is another one where the scheme replaced it.
     Raises Diverged when the loss stops being finite.
     """
-    steps = dataset.train_size // int(dataset.train.element_spec[0].shape[0])
-    optimizer = make_optimizer(settings.optimizer, settings.learning_rate,
-                               settings.num_epochs * steps, model.trainable_variables)
+    steps = count_steps(dataset)
+    optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(), None, [], []
     before = dict(clock.seconds)
     with clock('selection'):
-        maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec)
+        maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
+                          penalty=penalty)
         scheme = make_scheme(maker)
     result = None
     for epoch in range(1, settings.num_epochs + 1):
         importance_before = _importance_seconds(scheme)
         with clock('selection'):
             choice = scheme.select(epoch, result)
+            if choice is not None and choice.maker is not None:
+                maker, step = choice.maker, None
+                model, optimizer = maker.model, maker.optimizer
+                evaluate = evaluation_function(model)
             if choice is not None and (step is None or (choice.mask != step.mask).any()):
                 step = None  # the old graph goes before the new one comes
                 step = maker.step(choice.mask)
@@ -273,7 +329,8 @@ def train(model, dataset, make_scheme, settings, recorder):
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
         selection_seconds=clock.seconds['selection'],
         importance_seconds=_importance_seconds(scheme),
-        validation_seconds=clock.seconds['validation'], step_ms=float(np.median(step_ms)))
+        validation_seconds=clock.seconds['validation'], step_ms=float(np.median(step_ms)),
+        **getattr(scheme.select, 'summary', {})), model
 
 
 class EpochResult(NamedTuple):

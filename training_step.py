@@ -46,10 +46,11 @@ class TrainingStep:
         TensorFlow.
     outputs_gradients: also return the gradients, as a third result.
     update: False leaves out decay and update, and the optimizer may be None.
+    penalty: (model) -> scalar tensor, trained beside the loss but no part of the loss returned.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
-                 update=True):
+                 update=True, penalty=None):
         self.model = model
         self.mask = np.asarray(mask, dtype=bool)
         if self.mask.shape != (len(model.trainable_variables),):
@@ -63,6 +64,7 @@ class TrainingStep:
         self.weight_decay = weight_decay
         self.outputs_gradients = outputs_gradients
         self.update = update
+        self.penalty = penalty
         self.loss = loss_function(model)
         self.function = tf.function(self._step)
 
@@ -75,7 +77,8 @@ class TrainingStep:
             tape.watch(sources)
             predictions = self.model(images, training=True)  # (B, classes)
             loss = self.loss(labels, predictions)
-        gradients = tape.gradient(loss, sources, unconnected_gradients='zero')
+            objective = loss + self.penalty(self.model) if self.penalty else loss
+        gradients = tape.gradient(objective, sources, unconnected_gradients='zero')
         if self.update:
             self._apply(gradients)
         result = (loss, count_correct(labels, predictions))

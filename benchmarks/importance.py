@@ -42,9 +42,9 @@ def true_values(evaluator, forward, batch, updates, scale):
     """(N,) what undoing one tensor's update costs: loss with it put back - loss of all updated."""
     import keras_stack
     with keras_stack.restored_afterwards(evaluator.variables):
-        evaluator.shift(updates, scale)
-        after = float(forward(*batch)[0])
-        values = []
+        for variable, update in zip(evaluator.variables, updates):
+            variable.assign_add(scale * update)
+        after, values = float(forward(*batch)[0]), []
         for variable, update in zip(evaluator.variables, updates):
             with keras_stack.restored_afterwards([variable]):
                 variable.assign_sub(scale * update)
@@ -56,7 +56,6 @@ def row(model, batch, rate):
     """dict of one learning rate: the full update, and the scale that held."""
     from scipy.stats import spearmanr
 
-    import keras_stack
     from importance import Evaluator, Trial, evaluate_importance
     from masked_step import StepMaker
     from training_step import make_optimizer
@@ -69,10 +68,7 @@ def row(model, batch, rate):
     forward = StepMaker(model, None, 0.0, *batch, dropout=False).forward()
     found = dict(learning_rate=rate, scale=trials[0].scale)
     for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):
-        with keras_stack.restored_afterwards(evaluator.variables):
-            evaluator.shift(updates, scale)
-            after, second = evaluator.gradients(*batch)
-        importance = evaluator.scores(second, updates)
+        after, importance = evaluator.trial(*batch, updates, scale)
         values = true_values(evaluator, forward, batch, updates, scale)
         trial = Trial(scale, scale * float(importance.sum()), loss - after)
         found[name] = dict(predicted=trial.predicted_drop, real=trial.real_drop,

@@ -12,7 +12,7 @@ from training_step import TrainingStep, make_optimizer
 
 def small_model(bn_statistics='train'):
     """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is."""
-    keras.utils.set_random_seed(0) if keras_stack.KERAS_3 else tf.random.set_seed(0)
+    keras_stack.set_seed(0)
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3)(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
@@ -148,3 +148,32 @@ def test_unknown_metric_and_no_batch_are_refused():
         evaluate_importance(model, optimizer, batches(1), 'guess')
     with pytest.raises(ValueError, match='at least one'):
         evaluate_importance(model, optimizer, [])
+
+
+def test_fisher_is_the_squared_product_of_gradient_and_weight():
+    model = small_model()
+    optimizer, _ = trained(model)
+    (images, labels), = batches(1)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
+    gradients = evaluator.gradients(images, labels)[1]
+    expected = [float((np.float64(g.numpy() * keras_stack.raw(v).numpy()) ** 2).sum())
+                for g, v in zip(gradients, model.trainable_variables)]
+    assert evaluate_importance(model, optimizer, [(images, labels)], 'fisher',
+                               evaluator) == pytest.approx(expected, rel=1e-4)
+
+
+def test_random_is_drawn_anew_and_repeats_with_the_seed():
+    model = small_model()
+    optimizer, _ = trained(model)
+    maker = StepMaker(model, optimizer, 0.0, *batches(1)[0])
+    drawn = [[evaluate_importance(model, optimizer, batches(1), 'random', evaluator)
+              for _ in range(2)] for evaluator in (Evaluator(maker, 1), Evaluator(maker, 1))]
+    assert (drawn[0][0] != drawn[0][1]).all()
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def test_depth_puts_the_output_before_everything_else():
+    model = small_model()
+    optimizer, _ = trained(model)
+    importance = evaluate_importance(model, optimizer, batches(1), 'depth')
+    assert all(importance[k] > importance[:k].sum() for k in range(len(importance)))

@@ -39,7 +39,9 @@ def flags(tmp_path, *more):
     (['--dataset_name', 'caltech_birds'], "did you mean 'caltech_birds2011'?"),
     (['--train_type', 'elastic'], 'did you mean'),
     (['--train_type', 'full_trainin'], "did you mean 'full_training'?"),
-    (['--train_type', 'prunetrain'], 'prune_training is not part of this version'),
+    (['--prune_penalty_ratio', '1'], '--prune_penalty_ratio'),
+    (['--prune_threshold', '0'], '--prune_threshold'),
+    (['--prune_interval', '-1'], '--prune_interval'), (['--granularity', 'block'], 'choose from'),
     (['--rho', '0'], '--rho'), (['--rho', '1.01'], '--rho'), (['--rho', 'nan'], '--rho'),
     (['--rho', '-0.5'], '--rho'), (['--batch_size', '0'], '--batch_size'),
     (['--learning_rate', '-1'], '--learning_rate'), (['--learning_rate', 'inf'], 'learning_rate'),
@@ -260,3 +262,17 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
         os.listdir(str(folder)))
     assert profiler.main(arguments) == 0
     assert 'timing table: ' in capsys.readouterr().out
+
+
+def test_prune_training_shrinks_the_network_and_saves_the_smaller_one(tmp_path, capsys):
+    """A threshold that many fresh channels fall below: what years of training would make vanish."""
+    from models import build_model
+    arguments = flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',
+                      '--prune_threshold', '0.12', '--save_model', '--run_name', 'pruned')
+    assert main.main(arguments) == 0
+    assert 'channels have vanished: the network is rebuilt' in capsys.readouterr().out
+    summary = read_run(str(tmp_path / 'pruned')).summary
+    assert summary['scheme'] == 'prune_training' and summary['channels_removed'] > 0
+    whole = build_model('mobilenetv2', (32, 32, 3), 10, 'none', alpha=0.35)
+    with np.load(str(tmp_path / 'pruned' / 'checkpoint' / 'weights.npz')) as stored:
+        assert sum(stored[key].size for key in stored.files) < whole.count_params()

@@ -315,3 +315,22 @@ def test_the_script_refuses_an_unknown_figure_at_once():
     assert result.returncode == 2 and result.stdout.split() == ['[]']
     assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
                              'curves, selection, timings\n')
+
+
+def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):
+    points = [dict(model=model, label=label, scheme=scheme, rho=rho, variant=variant, n=n,
+                   accuracy=accuracy, accuracy_se=error, seconds=seconds, seconds_se=error)
+              for model in ('mobilenetv2', 'MobileNet')
+              for label, scheme, rho, variant, n, accuracy, seconds, error in (
+                  ('full', 'full_training', None, False, 3, 0.98, 80.0, 0.01),
+                  ('elastic 0.5', 'elastic_training', 0.5, False, 1, 0.97, 41.0, float('nan')),
+                  ('elastic 0.5, random', 'elastic_training', 0.5, True, 1, 0.9, 40.0,
+                   float('nan')))]
+    paths = plot.accuracy_against_time(points, str(tmp_path / 'accuracy'))
+    assert [os.path.splitext(path)[1] for path in paths] == ['.png', '.pdf', '.csv']
+    rows = read_csv(paths[2])
+    assert [(row['model'], row['label']) for row in rows] == [
+        (point['model'], point['label']) for point in points]
+    assert float(rows[0]['accuracy_se']) == 0.01 and rows[1]['accuracy_se'] == ''
+    with pytest.raises(UserError, match='no run'):
+        plot.accuracy_against_time([], str(tmp_path / 'nothing'))

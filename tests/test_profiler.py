@@ -594,3 +594,10 @@ def test_upper_parts_are_nested_and_end_at_the_output():
     groups = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0, 0b0111: 1.0, 0b0011: 1.0}
     assert upper_parts(*chain_timings(groups, 4)) == [[2, 3], [3]]
     assert upper_parts(*chain_timings({0b1: 1.0}, 1)) == []
+
+
+def test_a_disturbed_profile_says_so(branching_table, capsys):
+    profiler.warn_of(branching_table._replace(spread=0.02, coverage=1.0))
+    assert capsys.readouterr().out == ''
+    profiler.warn_of(branching_table._replace(spread=0.3, coverage=1.0))
+    assert 'took 30 % more or less' in capsys.readouterr().out

@@ -174,7 +174,7 @@ print(json.dumps(rows))"""
 
 
 @pytest.mark.parametrize('name', ['time_model', 'achieved_speedup', 'overhead', 'throttling',
-                                  'importance', 'selector'])
+                                  'importance', 'selector', 'accuracy'])
 def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path):
     """In a folder of its own; TensorFlow would make itself known by a module of that name there."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("TensorFlow was loaded")')
@@ -190,3 +190,34 @@ def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path)
     status, output, errors = run(sys.executable, script, '--help', cwd=str(tmp_path),
                                  env=environment)
     assert (status, errors) == (0, '') and '--json' in output
+
+
+def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them(tmp_path):
+    """Records of the form that runs.read_run gives, three seeds of four schemes."""
+    code = """
+import json, accuracy
+from runs import Run
+network = accuracy.NETWORKS['mobilenetv2']
+def runs(final, seconds):
+    return [Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0),
+                {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
+            for a, s in zip(final, seconds)]
+made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6] * 3, [30] * 3),
+        'BN + bias': runs([0.9] * 3, [80] * 3), 'elastic 0.5': runs([0.955, 0.975, 0.965],
+                                                                    [50, 55, 45])}
+rows = [row for row in accuracy.rows_of(False) if row.label in made]
+results = [accuracy.result_of(network, row, made[row.label], made['full']) for row in rows]
+print(accuracy.report(results))
+print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
+    status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
+        os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks'), PYTHONIOENCODING='utf-8'))
+    assert status == 0, errors
+    (full, _), (head, _), (bias, _), (elastic, verdict) = json.loads(output.splitlines()[-1])
+    assert [r['label'] for r in (full, head, bias, elastic)] == [
+        'full', 'head only', 'BN + bias', 'elastic 0.5']
+    assert elastic['to_full'] == pytest.approx(-0.005) and elastic['to_full_se'] < 1e-9
+    assert elastic['speed_up'] == pytest.approx(2.0) and elastic['n'] == 3
+    assert full['reached'][0] == pytest.approx((50 + 55 + 45) / 3)  # 95 %: after the first epoch
+    assert np.isnan(bias['reached'][1]) and 'never' in output
+    assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
+    assert '± 0.6' in output  # standard error of 96, 98, 97

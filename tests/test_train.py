@@ -48,7 +48,7 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
         scheme = train.elastic_scheme(name, maker, dataset.probe, timings, settings)
         return scheme._replace(select=spy(scheme.select)) if spy else scheme
     recorder = Recorder(str(folder))
-    result = train.train(model, dataset, make, settings, recorder)
+    result, model = train.train(model, dataset, make, settings, recorder)
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
                          dataset_name='d', seed=0, stack='s', host='h'))
     return result, model
@@ -83,6 +83,30 @@ def test_choice_never_exceeds_rho_and_leaves_nothing_that_fits():
         for k in np.flatnonzero(~mask & (importance > 0)):
             with_k = mask | (np.arange(20) == k)
             assert table.step_time(with_k) > rho * table.t_step - 1e-9
+
+
+@pytest.mark.filterwarnings('ignore:no feasible tensor')
+def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
+    rng = np.random.RandomState(0)
+    for _ in range(60):
+        table, importance = synthetic_timings(rng), rng.randn(20)
+        layers = np.repeat(rng.permutation(8), 4)[:20]
+        rho = rng.uniform(train.smallest_rho(table, layers), 1)
+        mask, _ = train.choose_tensors(table, importance, rho, layers)
+        assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
+        for layer in set(layers):
+            of_layer = layers == layer
+            assert mask[of_layer].all() or not mask[of_layer].any()
+            if not mask[of_layer].any() and importance[of_layer].sum() > 0:
+                assert table.step_time(mask | of_layer) > rho * table.t_step - 1e-9
+
+
+def test_layers_are_those_of_the_network():
+    model = new_model()
+    layers, names = train.layers_of(model), [keras_stack.variable_name(v).split('/')[0]
+                                             for v in model.trainable_variables]
+    assert [name == names[layer] for name, layer in zip(names, layers)] == [True] * len(names)
+    assert len(set(layers)) == len(set(names)) < len(names)
 
 
 def test_rho_1_trains_every_tensor_of_positive_importance():
