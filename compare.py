@@ -15,6 +15,7 @@ from runs import read_run
 
 ACCURACY_POINTS = 2.0    # elastic training may lose so many points to full training
 RESELECTION_SHARE = 0.05  # of the elastic run's training time
+VARIED = ('importance', 'interval', 'granularity')  # told in the label where runs differ in them
 
 
 def compare(runs):
@@ -27,14 +28,16 @@ def compare(runs):
     """
     groups = {}
     for run in runs:
-        key = (run.summary['scheme'], run.summary['rho'], run.summary['importance'])
+        key = (run.summary['scheme'], run.summary['rho']) + tuple(
+            run.summary.get(name) for name in VARIED)
         # Before the first epoch every scheme compiles its step; what comes later is re-selection.
         later = sum(run.epochs['selection_seconds'][1:])
         groups.setdefault(key, []).append(dict(run.summary, reselection_seconds=later))
-    full = groups.get(('full_training', None, None))
-    head = groups.get(('traditional_tl_training', None, None))
+    full, head = [next((group for key, group in groups.items() if key[0] == name), None)
+                  for name in ('full_training', 'traditional_tl_training')]
     rows, verdicts = [], []
-    for (scheme, rho, _), summaries in groups.items():
+    for key, summaries in groups.items():
+        scheme, rho = key[:2]
         targets = []
         if full and scheme == 'full_training' and head:
             gain = _points(full) - _points(head)
@@ -43,7 +46,7 @@ def compare(runs):
             targets = _elastic_targets(summaries, full, rho)
         verdicts += [met for _, met in targets]
         rows.append([
-            scheme + ('' if rho is None else ' rho {:g}'.format(rho)), len(summaries),
+            _label(key, groups), len(summaries),
             _spread([100 * s['final_accuracy'] for s in summaries], '{:.1f}'),
             _spread([100 * s['best_accuracy'] for s in summaries], '{:.1f}'),
             _spread([s['train_seconds'] for s in summaries], '{:.1f}'),
@@ -55,6 +58,16 @@ def compare(runs):
     header = ['scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
               'speed-up', 'of steps', 'target']
     return command_line.table(header, rows, '<>>>>>>>><'), all(verdicts)
+
+
+def _label(key, keys):
+    """Scheme and rho, and what else tells it from other runs of the scheme."""
+    label = key[0] + ('' if key[1] is None else ' rho {:g}'.format(key[1]))
+    rivals = [other for other in keys if other[0] == key[0]]
+    for name, value, values in zip(VARIED, key[2:], list(zip(*rivals))[2:]):
+        if len(set(values)) > 1:
+            label += ', {} {}'.format(name, value)
+    return label
 
 
 def _elastic_targets(summaries, full, rho):

@@ -48,6 +48,10 @@ class StepMaker:
         self.function = _resolved(concrete.function_def)
         self.shape = tuple(int(n) for n in images.shape)
         self.nodes = {node.name: node for node in self.function.node_def}
+        self._sources = {name: [source.lstrip('^').split(':')[0] for source in node.input]
+                         for name, node in self.nodes.items()}
+        self._waits_for = {name: [source[1:] for source in node.input if source[0] == '^']
+                           for name, node in self.nodes.items()}
         self.owners = self._owners()
         self.graph = analyse(_analysable(self.function), len(everything), self.owners, {})
         self._config = _config()
@@ -128,7 +132,7 @@ class StepMaker:
             if name in kept or name in left_out or name not in self.nodes:
                 continue
             kept.add(name)
-            stack.extend(source.lstrip('^').split(':')[0] for source in self.nodes[name].input)
+            stack.extend(self._sources[name])
         self._made += 1
         cut = function_pb2.FunctionDef()
         cut.signature.CopyFrom(self.function.signature)
@@ -137,11 +141,10 @@ class StepMaker:
         del cut.signature.control_output[:]
         cut.signature.output_arg.extend(outputs)
         cut.signature.control_output.extend(effects)
-        for node in self.function.node_def:
-            if node.name in kept:
-                copy = cut.node_def.add()
-                copy.CopyFrom(node)
-                set_inputs(copy, [source for source in node.input if not (
+        cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
+        for node in cut.node_def:
+            if any(name not in kept for name in self._waits_for[node.name]):
+                set_inputs(node, [source for source in node.input if not (
                     source.startswith('^') and source[1:] not in kept)])
         for output in outputs:
             cut.ret[output.name] = self.function.ret[output.name]
@@ -160,10 +163,9 @@ class GraphFunction:
     nodes: name -> op type of the graph, which leaves TensorFlow's memory with this object.
     """
 
-    def __init__(self, definition, maker, captured=None):
+    def __init__(self, definition, maker):
         self.nodes = {node.name: node.op for node in definition.node_def}
         self._maker = maker  # keeps alive what the handles refer to
-        self._captured = maker.captured if captured is None else captured
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
         self._attributes = ('executor_type', '', 'config_proto', maker._config)
@@ -172,7 +174,7 @@ class GraphFunction:
     def __call__(self, *tensors):
         return eager_execute.execute(
             self._name, num_outputs=self._num_outputs,
-            inputs=list(tensors) + self._captured, attrs=self._attributes,
+            inputs=list(tensors) + self._maker.captured, attrs=self._attributes,
             ctx=eager_context.context())
 
     def __del__(self):
@@ -190,16 +192,15 @@ class MaskedStep(GraphFunction):
     Made by StepMaker. mask: (N,) bool, None where nothing is updated.
     """
 
-    def __init__(self, definition, mask, maker, captured=None):
-        super().__init__(definition, maker, captured)
-        self._shape = maker.shape
+    def __init__(self, definition, mask, maker):
+        super().__init__(definition, maker)
         self.mask = mask
         self.called = False  # the first call compiles; the loop books it apart
 
     def __call__(self, images, labels, *more):
-        if tuple(images.shape) != self._shape:
+        if tuple(images.shape) != self._maker.shape:
             raise ValueError('this step was made for images of shape {}, not {}'.format(
-                self._shape, tuple(images.shape)))
+                self._maker.shape, tuple(images.shape)))
         return super().__call__(images, labels, *more)
 
     def milliseconds(self, images, labels):

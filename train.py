@@ -22,6 +22,10 @@ from masked_step import StepMaker
 from selection_solver_DP import InfeasibleBudget, select_tensors
 from training_step import evaluation_function, make_optimizer
 
+# Rounding up costs at most 1 / BINS_PER_ITEM of the budget; on networks of 600 to 900 tensors some
+# 0.4 % of the importance for less than 0.1 s (benchmarks/selector.py --limits).
+BINS_PER_ITEM, LEAST_BINS = 50, 10_000
+
 
 class Diverged(RuntimeError):
     """The loss is no longer finite."""
@@ -138,7 +142,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                 steps * settings.rho * loop.timings.t_step / 1e3))
             table = loop.timings
         mask, fallback = choose_tensors(
-            table, importance, _reachable(table, settings.rho, layers), layers)
+            table, importance, reachable(table, settings.rho, layers), layers)
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
     select.importance_seconds = 0.0
@@ -151,7 +155,7 @@ def layers_of(model):
     return np.array([paths.index(path) for path in paths])
 
 
-def _reachable(timings, rho, layers):
+def reachable(timings, rho, layers=None):
     """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
     least = smallest_rho(timings, layers) * (1 + 1e-9)
     if rho < least:
@@ -197,7 +201,8 @@ def choose_tensors(timings, importance, rho, layers=None):
             budget, smallest_rho(timings, layers) * timings.t_step - timings.fixed)
     items = _items(timings, layers)
     importance = np.asarray(importance) @ items.member
-    chosen = select_tensors(items.cost, items.t_dy, importance, budget)
+    chosen = select_tensors(items.cost, items.t_dy, importance, budget,
+                            max(LEAST_BINS, BINS_PER_ITEM * len(importance)))
     mask = _spend_rest(timings, items, importance, chosen.mask, budget)
     return items.member @ mask > 0, chosen.fallback
 

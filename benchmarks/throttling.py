@@ -4,8 +4,9 @@
 
 One network, profiled on the idle machine, then disturbed: confined to one core, beside a program
 that moves memory, beside one that computes. In each condition tensors are chosen by the table as
-profiled and by the table that the closed loop has put right, and both steps run interleaved with
-the full step: their ratio is the share of full training that a step takes under that condition.
+profiled and by the table that the closed loop has put right, in two selections with some steps
+between them, as in training. Both steps then run interleaved with the full step: their ratio is the
+share of full training that a step takes under that condition.
 An oracle that profiles anew under each condition tells what the loop's choice is worth: importance
 that it buys over what the oracle buys.
 """
@@ -27,6 +28,8 @@ HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
                       'while True: b[:] = a',
         'CPU hog': 'while True: pass'}
 SETTLE_SECONDS = 2.0
+SELECTIONS = 2
+STEPS = 20  # between two selections
 
 
 @contextlib.contextmanager
@@ -63,7 +66,7 @@ def run_model(name, input_size, rho, rounds, seed):
     from closed_loop import ClosedLoop
     from importance import Evaluator, evaluate_importance
     from profiler import profile_model
-    from train import choose_tensors
+    from train import choose_tensors, reachable
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
 
     def profile():
@@ -74,13 +77,21 @@ def run_model(name, input_size, rho, rounds, seed):
                                      evaluator=Evaluator(maker))
     loop = ClosedLoop(table, maker, profile)
     full = _bench.call(maker.step(prepared.everything), prepared)
-    fixed, _ = choose_tensors(table, importance, rho)
+
+    def choose(timings):
+        return choose_tensors(timings, importance, reachable(timings, rho))[0]
+    fixed = choose(table)
     rows = []
     for title in ('idle', 'one core') + tuple(HOGS) + ('idle again',):
         with condition(title):
-            drift = loop.update(*batch)
-            held, _ = choose_tensors(loop.timings, importance, rho)
-            oracle, _ = choose_tensors(profile(), importance, rho)
+            ran = {}
+            for _ in range(SELECTIONS):
+                drift = loop.update(*batch, **ran)
+                held = choose(loop.timings)
+                step = maker.step(held)
+                ran = dict(mask=held, step_ms=[step.milliseconds(*batch)
+                                               for _ in range(1 + STEPS)][1:])
+            oracle = choose(profile())
             steps = [_bench.call(maker.step(mask), prepared) for mask in (fixed, held, oracle)]
             for function in [full] + steps:
                 function()

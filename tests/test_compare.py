@@ -41,3 +41,12 @@ def test_the_first_selection_is_not_re_selection():
 def test_without_full_training_there_is_no_speed_up():
     text, met = compare([run('elastic_training', 0, 0.9, 50.0, 0.5)])
     assert met and 'points to full' not in text
+
+
+def test_runs_that_choose_in_another_way_are_rows_of_their_own():
+    elastic = run('elastic_training', 0, 0.97, 50.0, rho=0.5)
+    others = [elastic._replace(summary=dict(elastic.summary, **changes)) for changes in (
+        dict(granularity='layer'), dict(interval=0), dict(importance='fisher'))]
+    text, _ = compare([elastic] + others)
+    for words in ('granularity layer', 'interval 0', 'importance fisher'):
+        assert text.count(words) == 1
