@@ -22,8 +22,8 @@ from masked_step import StepMaker
 from selection_solver_DP import InfeasibleBudget, select_tensors
 from training_step import evaluation_function, make_optimizer
 
-# Rounding up costs at most 1 / BINS_PER_ITEM of the budget; on networks of 600 to 900 tensors some
-# 0.4 % of the importance for less than 0.1 s (benchmarks/selector.py --limits).
+# Rounding up then wastes at most 1 / BINS_PER_ITEM of the budget, and the largest networks take
+# less than 0.1 s (benchmarks/README.md, selector.py --limits).
 BINS_PER_ITEM, LEAST_BINS = 50, 10_000
 
 
