@@ -113,6 +113,7 @@ def summary_of(network, row, seed, epochs):
 
 def prepare(network):
     """Source weights and timing table, made once."""
+    print('{}: source weights and timing table'.format(network.name), flush=True)
     command('main.py', *(network.flags + network.source + [
         '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
         '--logs_dir', LOGS, '--run_name', network.name + '_source', '--save_model']))
@@ -123,8 +124,6 @@ def prepare(network):
 def measure(network, rows, seeds, epochs):
     """label -> list of runs.Run, one a seed; seed by seed, so that a seed's rows lie close in time.
     """
-    print('{}: source weights and timing table'.format(network.name), flush=True)
-    prepare(network)
     runs = {}
     for seed in seeds:
         for row in rows:
@@ -235,6 +234,7 @@ def main(argv=None):
     for name in args.networks:
         network = NETWORKS[name]
         rows = rows_of(variants=name == args.networks[0] and not args.quick)
+        prepare(network)
         runs = measure(network, rows, seeds, args.epochs)
         if not any(run.summary['channels_removed'] for run in runs['PruneTrain']):
             rows.insert(4, STRONGER)
