@@ -11,11 +11,10 @@ import os
 import numpy as np
 
 import command_line
-from runs import read_run
+from runs import VARIED, distinctions, read_run
 
 ACCURACY_POINTS = 2.0    # elastic training may lose so many points to full training
 RESELECTION_SHARE = 0.05  # of the elastic run's training time
-VARIED = ('importance', 'interval', 'granularity')  # told in the label where runs differ in them
 
 
 def compare(runs):
@@ -63,11 +62,8 @@ def compare(runs):
 def _label(key, keys):
     """Scheme and rho, and what else tells it from other runs of the scheme."""
     label = key[0] + ('' if key[1] is None else ' rho {:g}'.format(key[1]))
-    rivals = [other for other in keys if other[0] == key[0]]
-    for name, value, values in zip(VARIED, key[2:], list(zip(*rivals))[2:]):
-        if len(set(values)) > 1:
-            label += ', {} {}'.format(name, value)
-    return label
+    rivals = [other[2:] for other in keys if other[0] == key[0]]
+    return label + ''.join(', {} {}'.format(*told) for told in distinctions(key[2:], rivals))
 
 
 def _elastic_targets(summaries, full, rho):

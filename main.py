@@ -20,7 +20,6 @@ from runs import GRANULARITIES, METRICS, TRAIN_TYPES, Recorder, is_finished, ope
 ALIASES = {'prunetrain': 'prune_training'}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
              'elastic_training_grad_magnitude': 'grad_magnitude'}
-FIRST_BATCHES = 4  # whose loss sets the penalty of prune_training
 
 
 def parse_arguments(argv=None):
@@ -178,7 +177,7 @@ def profile(args, model, dataset, again=False):
 
 def timing_table(args, model, dataset):
     """TensorTimings of this run; UserError where rho is out of reach."""
-    from train import layers_of, smallest_rho
+    from tensor_choice import layers_of, smallest_rho
     table = profile(args, model, dataset)
     least = smallest_rho(table, layers_of(model) if args.granularity == 'layer' else None)
     if args.rho < least:
@@ -211,10 +210,8 @@ def penalty_for(args, model, dataset):
     """The penalty beside the loss of this run's training, or None."""
     if args.train_type != 'prune_training':
         return None
-    from itertools import islice
-
     from prune import GroupLasso
-    return GroupLasso(model, islice(dataset.probe, FIRST_BATCHES), args.prune_penalty_ratio)
+    return GroupLasso(model, dataset.probe, args.prune_penalty_ratio)
 
 
 def loop_settings(args):

@@ -18,6 +18,7 @@ from tensorflow.python.eager import execute as eager_execute
 
 import keras_stack
 from backward_graph import Node, analyse
+from command_line import UserError
 from training_step import TrainingStep
 
 
@@ -59,6 +60,21 @@ class StepMaker:
         names = [argument.name for argument in self.function.signature.input_arg]
         self.handles = names[2:]
         self.weights = {k: names[i] for i, k in self.owners.items() if k is not None}
+        self._check_reads()
+
+    def _check_reads(self):
+        """UserError where the forward or backward pass takes a weight other than as a whole.
+
+        Its gradient would be of rows alone, and no trial could put other values in its place.
+        """
+        of_weight = {argument: k for k, argument in self.weights.items()}
+        for node in self.function.node_def:
+            whole = node.op == 'ReadVariableOp' or node.name in self.graph.update
+            for source in [] if whole else node.input:
+                if source in of_weight:
+                    raise UserError(
+                        '{} is read by {}, row by row: networks with such layers cannot be trained '
+                        'here'.format(self.variables[of_weight[source]].name, node.op))
 
     def _owners(self):
         """Argument index -> k for the argument that is the handle of tensor k."""
@@ -203,11 +219,16 @@ class MaskedStep(GraphFunction):
                 self._maker.shape, tuple(images.shape)))
         return super().__call__(images, labels, *more)
 
-    def milliseconds(self, images, labels):
-        """What one call takes until the device is done."""
+    def timed(self, *arguments):
+        """(results, ms) of one call, until the device is done."""
         begin = time.perf_counter()
-        self(images, labels)[0].numpy()
-        return 1e3 * (time.perf_counter() - begin)
+        results = self(*arguments)
+        results[0].numpy()
+        return results, 1e3 * (time.perf_counter() - begin)
+
+    def milliseconds(self, images, labels):
+        """What one call takes."""
+        return self.timed(images, labels)[1]
 
 
 def _config():

@@ -20,7 +20,15 @@ import numpy as np
 
 import command_line
 from command_line import UserError
-from runs import fault, finite, read_json, read_run, selection_per_epoch
+from runs import (
+    VARIED,
+    distinctions,
+    fault,
+    finite,
+    read_json,
+    read_run,
+    selection_per_epoch,
+)
 
 FIGURES = ('curves', 'selection', 'timings')
 # Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
@@ -33,7 +41,7 @@ SCHEMES = {
     'elastic_training_weight_magnitude': ('Elastic, weight magnitude', '#CC79A7', 'P'),
     'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
-CONFIGURATION = ('scheme', 'rho', 'model_name', 'importance')  # runs alike in these are averaged
+CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
@@ -154,8 +162,10 @@ def _curves(runs):
 def _label(key, keys=(), n=1):
     """The label of one configuration among `keys`: what tells it from the others, and n."""
     label = SCHEMES[key[0]][0] + ('' if key[1] is None else f', ρ = {key[1]:g}')
-    for part, rivals in ((2, keys), (3, [other for other in keys if other[0] == key[0]])):
-        label += f', {key[part]}' if len({other[part] for other in rivals}) > 1 else ''
+    label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
+    rivals = [other[3:] for other in keys if other[0] == key[0]]
+    for name, value in distinctions(key[3:], rivals):
+        label += f', {value}' if name == 'importance' else f', {name} {value}'
     return label + (f', n = {n}' if n > 1 else '')
 
 
@@ -317,7 +327,8 @@ def _draw_points(figure, models, points):
             _, color, marker = SCHEMES[point['scheme']]
             size = 4.5 if point['variant'] else 7
             axis.errorbar(point['seconds'], 100 * point['accuracy'],
-                          xerr=point['seconds_se'], yerr=100 * point['accuracy_se'], color=color,
+                          xerr=_known(point['seconds_se']),
+                          yerr=_known(100 * point['accuracy_se']), color=color,
                           marker=marker, markersize=size, markeredgecolor='white', linewidth=0.9,
                           linestyle='none', zorder=3)
             axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']),
@@ -325,11 +336,16 @@ def _draw_points(figure, models, points):
                           fontsize=6.5 if point['variant'] else 8, color='#222222')
         line = sorted((point['seconds'], 100 * point['accuracy']) for point in of_model
                       if point['scheme'] == 'elastic_training' and not point['variant'])
-        axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1) if line else None
+        if line:
+            axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1)
         axis.set(title=model, ylabel='final test accuracy (%)',
                  xlabel='training time (s), selection included, validation excluded')
         axis.set_xlim(left=0, right=1.18 * max(point['seconds'] for point in of_model))
         axis.grid(True)
+
+
+def _known(error):
+    return None if math.isnan(error) else error
 
 
 def timing_bars(table, output):

@@ -10,6 +10,7 @@ one that reads it has let go of it (the paper's channel union). Transformer bloc
 of their MLP. What uses channels in any other way keeps all of them.
 """
 
+from itertools import islice
 from typing import Dict, List, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from masked_step import StepMaker
 from train import Choice, Scheme, optimizer_for
 from training_step import loss_function
 
+FIRST_BATCHES = 4  # whose loss sets the penalty
 EPSILON = 1e-12  # under the root of a norm: its gradient at zero
 
 
@@ -166,12 +168,13 @@ class GroupLasso:
     A group is the weights of one output channel or of one input channel of a convolution, or those
     into or out of one hidden unit of a transformer block. The image's own channels are none.
     batches: iterable of (images, labels). ratio: what share of loss plus penalty the penalty is on
-    them, before training: the paper's way to set the coefficient (section 4.1).
+    the first FIRST_BATCHES, before training: the paper's way to set the coefficient.
     """
 
     def __init__(self, model, batches, ratio):
         loss = loss_function(model)
-        losses = [float(loss(labels, model(images, training=False))) for images, labels in batches]
+        losses = [float(loss(labels, model(images, training=False)))
+                  for images, labels in islice(batches, FIRST_BATCHES)]
         self.coefficient = (ratio / (1 - ratio) * float(np.mean(losses))
                             / max(float(self.norms(model)), EPSILON))
 

@@ -34,6 +34,9 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test
                  'validation_seconds', 'train_seconds')
 
 
+VARIED = ('importance', 'interval', 'granularity')  # of runs of one scheme
+
+
 class SelectionRow(NamedTuple):
     """One tensor of one selection; importance and time_share are None where none was recorded."""
     epoch: int
@@ -75,6 +78,8 @@ def read_run(folder):
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
                      f"{summary.get('finished')}; allowed are true and {', '.join(TRAIN_TYPES)}")
     summary['run_name'] = os.path.basename(folder)
+    for key in VARIED:
+        summary.setdefault(key, None)
     return Run(summary, _read_epochs(folder, summary['epochs']),
                _read_selections(folder, summary['epochs']))
 
@@ -154,6 +159,12 @@ def _read_selections(folder, epochs):
             raise fault(folder, f'selections.csv: the selection of epoch {epoch} does not name '
                          f'each of the tensors 0 to {len(tensors[1]) - 1} once')
     return rows
+
+
+def distinctions(values, rivals):
+    """[(name, value)] of VARIED where the rivals differ; each is a tuple of values in its order."""
+    return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
+            if len(set(others)) > 1]
 
 
 def selection_per_epoch(run):

@@ -52,7 +52,7 @@ def updates(maker):
     for k, output in enumerate(maker.function.signature.output_arg[2:]):
         cut.signature.input_arg.add(name='gradient_{}'.format(k), type=output.type)
     cut.signature.input_arg.extend(arguments)
-    _undo(maker, cut, computed.values(), {
+    _undo(maker, cut, set(computed.values()), {
         maker.nodes[name].input[0]: (maker.nodes[name].op, tensor)
         for name, tensor in added.items()})
     return GraphFunction(cut, maker)
@@ -132,17 +132,14 @@ def drops(quiet):
 
     All at the weights w + scale * update: what the graph reads of each variable is replaced by the
     sum. A drop is - sum_i g_i update_i of one tensor, scale left out.
-    Raises NotImplementedError where a layer takes its weights in parts.
     """
     cut = quiet.cut({}, 2 + len(quiet.variables), set(quiet.graph.update))
     argument_of = {argument: k for k, argument in quiet.weights.items()}
     moved = {}  # what a read gives -> what stands for it
     for node in cut.node_def:
-        for k in (argument_of[tensor] for tensor in node.input if tensor in argument_of):
-            if node.op != 'ReadVariableOp':
-                raise NotImplementedError('{} takes {} in parts'.format(
-                    node.op, quiet.variables[k].name))
-            moved[node.name + ':value:0'] = 'trial/weights/{}:z:0'.format(k)
+        if node.op == 'ReadVariableOp' and node.input[0] in argument_of:
+            moved[node.name + ':value:0'] = 'trial/weights/{}:z:0'.format(
+                argument_of[node.input[0]])
     for node in cut.node_def:
         set_inputs(node, [moved.get(tensor, tensor) for tensor in node.input])
     gradients = [cut.ret.pop(output.name) for output in cut.signature.output_arg[2:]]

@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow import keras
 from tensorflow.python.eager import context
 from test_importance import batches, small_model
@@ -23,6 +24,7 @@ from test_training_step import (
 )
 
 import keras_stack
+from command_line import UserError
 from masked_step import StepMaker
 from training_step import TrainingStep, make_optimizer
 
@@ -183,3 +185,22 @@ def test_wrong_masks_and_batches_are_refused():
         maker.step([True] * (N + 1))
     with pytest.raises(ValueError, match='made for images of shape'):
         maker.step(mask_of(HEAD_BIAS))(*batch(size=3))
+
+
+class Lookup(keras.layers.Layer):
+    """Takes rows of a weight, as an embedding does, without reading the whole."""
+
+    def build(self, input_shape):
+        self.table = self.add_weight(name='table', shape=(4, 3))
+        super().build(input_shape)
+
+    def call(self, images):
+        rows = tf.cast(images[:, 0, 0, 0] > 0, tf.int32)
+        return tf.gather(keras_stack.raw(self.table), rows)
+
+
+def test_a_weight_that_is_read_row_by_row_is_refused():
+    inputs = keras.Input((12, 12, 3))
+    model = keras.Model(inputs, Lookup(name='lookup')(inputs))
+    with pytest.raises(UserError, match='table.*row by row'):
+        maker_of(model)

@@ -14,6 +14,7 @@ from models import build_model
 from profiler import profile_model
 from runs import EPOCH_COLUMNS, Recorder, read_run
 from selection_solver_DP import InfeasibleBudget
+from tensor_choice import choose_tensors, layers_of, smallest_rho
 from tensor_timings import TensorTimings, chain_timings
 from training_step import make_optimizer
 
@@ -77,8 +78,8 @@ def test_choice_never_exceeds_rho_and_leaves_nothing_that_fits():
     for _ in range(60):
         table = synthetic_timings(rng)
         importance = rng.randn(20)
-        rho = rng.uniform(train.smallest_rho(table), 1)
-        mask, _ = train.choose_tensors(table, importance, rho)
+        rho = rng.uniform(smallest_rho(table), 1)
+        mask, _ = choose_tensors(table, importance, rho)
         assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
         for k in np.flatnonzero(~mask & (importance > 0)):
             with_k = mask | (np.arange(20) == k)
@@ -91,8 +92,8 @@ def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
     for _ in range(60):
         table, importance = synthetic_timings(rng), rng.randn(20)
         layers = np.repeat(rng.permutation(8), 4)[:20]
-        rho = rng.uniform(train.smallest_rho(table, layers), 1)
-        mask, _ = train.choose_tensors(table, importance, rho, layers)
+        rho = rng.uniform(smallest_rho(table, layers), 1)
+        mask, _ = choose_tensors(table, importance, rho, layers)
         assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
         for layer in set(layers):
             of_layer = layers == layer
@@ -103,7 +104,7 @@ def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
 
 def test_layers_are_those_of_the_network():
     model = new_model()
-    layers, names = train.layers_of(model), [keras_stack.variable_name(v).split('/')[0]
+    layers, names = layers_of(model), [keras_stack.variable_name(v).split('/')[0]
                                              for v in model.trainable_variables]
     assert [name == names[layer] for name, layer in zip(names, layers)] == [True] * len(names)
     assert len(set(layers)) == len(set(names)) < len(names)
@@ -112,7 +113,7 @@ def test_layers_are_those_of_the_network():
 def test_rho_1_trains_every_tensor_of_positive_importance():
     rng = np.random.RandomState(1)
     table = synthetic_timings(rng)
-    mask, fallback = train.choose_tensors(table, rng.rand(20) + 0.1, 1.0)
+    mask, fallback = choose_tensors(table, rng.rand(20) + 0.1, 1.0)
     assert mask.all() and not fallback
 
 
@@ -120,11 +121,11 @@ def test_smallest_rho_is_reachable_and_nothing_below_is_promised():
     rng = np.random.RandomState(2)
     for _ in range(20):
         table = synthetic_timings(rng)
-        least = train.smallest_rho(table)
-        mask, _ = train.choose_tensors(table, rng.rand(20), least + 1e-6)
+        least = smallest_rho(table)
+        mask, _ = choose_tensors(table, rng.rand(20), least + 1e-6)
         assert mask.any()
         with pytest.raises(InfeasibleBudget):
-            train.choose_tensors(table, rng.rand(20), table.fixed / table.t_step * 0.99)
+            choose_tensors(table, rng.rand(20), table.fixed / table.t_step * 0.99)
 
 
 # ---------------------------------------------------------------- schemes
