@@ -54,7 +54,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     with restored_afterwards(model.variables):
         statistics_from_batch(model, images)
         trained_by = make_optimizer(optimizer, 1e-6, 1000, variables)
-        maker = StepMaker(model, trained_by, weight_decay, images, labels)
+        maker = StepMaker(model, trained_by, weight_decay, images, labels, named=True)
         graph = executed_graph(maker, images, labels)
         trace = record_trace(maker.step(everything), images, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))

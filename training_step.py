@@ -87,8 +87,8 @@ class TrainingStep:
     def _apply(self, gradients):
         if self.weight_decay:
             decay = keras_stack.learning_rate(self.optimizer) * self.weight_decay
-            for variable in self.variables:
-                variable.assign_sub(tf.cast(decay, variable.dtype) * variable)
+            for variable in map(keras_stack.raw, self.variables):  # Keras' own reads it twice
+                variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
         keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
 
 

@@ -22,9 +22,10 @@ def updates(maker):
     """
     names = {maker.function.ret[output.name]: 'gradient_{}'.format(k)
              for k, output in enumerate(maker.function.signature.output_arg[2:])}
-    # Of all nodes only those of the update, and reads, which other nodes wait for.
-    left_out = {name for name, node in maker.nodes.items()
-                if name not in maker.graph.update and node.op != 'ReadVariableOp'}
+    # Of all nodes only those of the update, constants, which it may share with the passes, and
+    # reads, which other nodes wait for.
+    left_out = {name for name, node in maker.nodes.items() if name not in maker.graph.update
+                and node.op not in ('ReadVariableOp', 'Const')}
     behind, todo = set(), list(names)  # what is computed from a gradient; decay is not
     readers = {}
     for name, node in maker.nodes.items():
