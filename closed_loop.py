@@ -8,7 +8,9 @@ not. One step time per mask cannot tell the two apart, so before a selection bot
 import numpy as np
 
 CALLS = 3              # of the forward pass and of forward and backward pass, each time
-CONFIRMING_CALLS = 7   # where those say that shares have drifted
+CONFIRMING_CALLS = 7   # where those say that shares have drifted: so many, and again
+MOST_CALLS = 35        # until the medians are known within
+PRECISION = 0.03       # or training would be held up
 NOISE = 0.10           # drift of backward over forward time that a few calls show by accident
 SHARE_DRIFT = 0.25     # from which on the shares of all tensors are measured anew
 CONFIRMING_SHARE = 0.01  # of the training time that is left: what confirming may take
@@ -30,6 +32,7 @@ class ClosedLoop:
         self.profiled = timings
         self.profile = profile
         self.profiles = 0  # how often it was measured anew
+        self._refused = 0.0  # drift at which a new profile was of no use
         self._maker = maker
         self._forward = self._both = None
 
@@ -44,14 +47,15 @@ class ClosedLoop:
         waiting for input, Python, and where they disagree the input pipeline's use of the cores.
         remaining_seconds: of training. The drift is the change of backward over forward time since
         the profile, 0 for none or what may be noise. Beyond SHARE_DRIFT the profile is taken again
-        if that takes no more than PROFILE_SHARE of what remains.
+        if that takes no more than PROFILE_SHARE of what remains. Where what slows the device down
+        also disturbs the new profile, the old one's shares, rescaled, are nearer the truth.
         """
         steps = None
         if len(step_ms):
             taken = float(np.median(step_ms[-WINDOW:]))
             steps = mask, taken - wait_ms
         t_fp, t_bp, drift = self._confirmed(images, labels, both_ms, steps, remaining_seconds)
-        if self.profile is not None and abs(drift) > SHARE_DRIFT:
+        if self.profile is not None and abs(drift - self._refused) > SHARE_DRIFT < abs(drift):
             text = 'backward over forward time changed by {:+.0f} % since the profile: '.format(
                 100 * drift)
             if self.profiled.seconds > PROFILE_SHARE * remaining_seconds:
@@ -59,9 +63,7 @@ class ClosedLoop:
                       .format(self.profiled.seconds, remaining_seconds))
             else:
                 print(text + 'profiling again')
-                self.profiled = self.profile()
-                self.profiles += 1
-                t_fp, t_bp, drift = self._confirmed(images, labels)
+                t_fp, t_bp, drift = self._profile_again(images, labels, t_fp, t_bp, drift)
         table = self.profiled.rescaled(t_fp, t_bp)
         t_loop = self.timings.t_loop
         if len(step_ms):
@@ -69,6 +71,18 @@ class ClosedLoop:
             t_loop = min(max(0.0, taken - predicted), LOOP_LIMIT * predicted)
         self.timings = table._replace(t_loop=t_loop)
         return drift
+
+    def _profile_again(self, images, labels, t_fp, t_bp, drift):
+        """(t_fp, t_bp, drift) against the new profile, or as given where that was disturbed."""
+        table = self.profile()
+        self.profiles += 1
+        if table.disturbed:
+            print('steps varied by {:.0f} % during the new profile: the old one is rescaled instead'
+                  .format(100 * table.spread))
+            self._refused = drift
+            return t_fp, t_bp, drift
+        self.profiled, self._refused = table, 0.0
+        return self._confirmed(images, labels)
 
     def _confirmed(self, images, labels, both_ms=(), steps=None, remaining_seconds=float('inf')):
         """(t_fp, t_bp, drift) as now; with the profile's shares where drift may be noise.
@@ -83,9 +97,10 @@ class ClosedLoop:
         t_fp, t_bp = self.measure(images, labels, CALLS, both_ms)
         drift, excess = self._compared(t_fp, t_bp, steps)
         if max(abs(drift), abs(excess)) > NOISE:
-            seconds = CONFIRMING_CALLS * (2 * t_fp + t_bp) / 1e3
-            if seconds <= CONFIRMING_SHARE * remaining_seconds:
-                t_fp, t_bp = self.measure(images, labels, CONFIRMING_CALLS)
+            calls = min(CONFIRMING_SHARE * remaining_seconds / ((2 * t_fp + t_bp) / 1e3),
+                        MOST_CALLS)
+            if calls >= CONFIRMING_CALLS:
+                t_fp, t_bp = self.measure(images, labels, calls)
                 drift, excess = self._compared(t_fp, t_bp, steps)
             elif max(abs(drift), abs(excess)) <= SHARE_DRIFT:
                 drift = excess = 0.0
@@ -110,13 +125,13 @@ class ClosedLoop:
         return drift, old.rescaled(t_fp, t_bp).step_time(mask) / max(ms, 1e-3) - 1
 
     def measure(self, images, labels, calls, both_ms=()):
-        """(t_fp, t_bp): ms of the forward and of the backward pass, the least of few calls in turn.
+        """(t_fp, t_bp): ms of the forward and of the backward pass, called in turn.
 
-        What disturbs a call makes it longer, and two or three have no median worth the name. From
-        CONFIRMING_CALLS on it is the median.
+        Of few calls the least: what disturbs a call makes it longer, and two or three have no
+        median worth the name. From CONFIRMING_CALLS on the median, of no more calls than it takes
+        to know it within PRECISION: beside a busy program that is many.
         both_ms: as in update; then only the forward pass is called.
         """
-        typical = np.median if calls >= CONFIRMING_CALLS else np.min
         if self._forward is None:
             self._forward = self._maker.forward()
             self._forward(images, labels)[0].numpy()  # the first call compiles
@@ -125,11 +140,21 @@ class ClosedLoop:
             self._both = self._maker.step(everything, update=False)
             self._both(images, labels)[0].numpy()
         functions = [self._forward] if len(both_ms) else [self._forward, self._both]
-        ms = [[function.milliseconds(images, labels) for function in functions]
-              for _ in range(calls)]
+        ms = []
+        while len(ms) < int(calls) and not (
+                ms and len(ms) % CONFIRMING_CALLS == 0 and uncertainty(ms) <= PRECISION):
+            ms.append([function.milliseconds(images, labels) for function in functions])
+        typical = np.median if calls >= CONFIRMING_CALLS else np.min
         t_fp = float(typical([row[0] for row in ms]))
         t_both = float(typical(both_ms if len(both_ms) else [row[1] for row in ms]))
         return t_fp, max(t_both - t_fp, 1e-3)
+
+
+def uncertainty(ms):
+    """Standard error of the medians of the columns, relative, the largest; by their quartiles."""
+    low, middle, high = np.percentile(ms, (25, 50, 75), axis=0)
+    # Of a normal distribution: sigma = 0.74 (high - low); of its median: 1.25 sigma / sqrt(n).
+    return float(np.max((high - low) / middle)) * 0.93 / np.sqrt(len(ms))
 
 
 def steps_drifted(step_ms, predicted_ms):

@@ -19,7 +19,6 @@ import command_line
 from tensor_timings import TensorTimings, Totals, build_table, chain_timings, upper_parts
 
 MIN_COVERAGE = 0.95
-MAX_SPREAD = 0.10  # of the full step, from which on something else was running
 TABLE_FILE = 'timings.json'
 
 
@@ -183,7 +182,7 @@ def warn_of(table):
     """Says so where steps varied while they were timed, or, with names, where too little of the
     traced time could be attributed.
     """
-    if table.spread > MAX_SPREAD:
+    if table.disturbed:
         print('warning: the same step took {:.0f} % more or less from one call to the next; is '
               'something else running? On a quiet machine, profiler.py --force measures again'
               .format(100 * table.spread))

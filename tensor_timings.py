@@ -12,6 +12,7 @@ import numpy as np
 
 PARTS = (1 / 3, 2 / 3)  # of the backward pass, from the output on: measured apart
 DEPTH_SCALE = 2.0       # so far at most they may change what the trace says
+MAX_SPREAD = 0.10       # of the full step, from which on something else was running
 
 
 class TensorTimings(NamedTuple):
@@ -50,6 +51,11 @@ class TensorTimings(NamedTuple):
     t_loop: float = 0.0
     seconds: float = 0.0
     spread: float = 0.0
+
+    @property
+    def disturbed(self):
+        """Whether something else kept the device busy during the profile."""
+        return self.spread > MAX_SPREAD
 
     @property
     def t_step(self):

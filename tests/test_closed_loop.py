@@ -5,7 +5,15 @@ import pytest
 from test_masked_step import maker_of
 from test_training_step import N, batch, conv_stack
 
-from closed_loop import LOOP_LIMIT, NOISE, STEP_DRIFT, ClosedLoop, steps_drifted
+from closed_loop import (
+    CONFIRMING_CALLS,
+    LOOP_LIMIT,
+    NOISE,
+    STEP_DRIFT,
+    ClosedLoop,
+    steps_drifted,
+    uncertainty,
+)
 from profiler import profile_model
 
 
@@ -16,7 +24,8 @@ def model():
 
 @pytest.fixture(scope='module')
 def table(model):
-    return profile_model(model, (12, 12, 3), 3, 4, num_steps=2, seconds=0)
+    table = profile_model(model, (12, 12, 3), 3, 4, num_steps=2, seconds=0)
+    return table._replace(spread=0.0)  # whatever else runs while so small a network is timed
 
 
 def test_rescaling_changes_every_part_and_keeps_what_masks_cost_in_proportion(table):
@@ -64,6 +73,29 @@ def test_shares_that_drifted_far_are_profiled_again_where_it_pays(model, table):
     assert short.timings.t_bp / short.timings.t_fp < 0.5 * wrong.t_bp / wrong.t_fp
     never = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model))
     assert never.update(*batch()) < -0.5 and never.profiles == 0
+
+
+def test_a_disturbed_new_profile_is_not_taken_and_not_asked_for_again(model, table):
+    profiled = []
+
+    def profile():
+        profiled.append(table)
+        return table._replace(spread=0.3)
+    wrong = table.rescaled(table.t_fp, 50 * table.t_bp)
+    loop = ClosedLoop(wrong, maker_of(model), profile)
+    for _ in range(3):
+        assert loop.update(*batch()) < -0.5
+        assert loop.profiled is wrong and len(profiled) == loop.profiles == 1
+    assert loop.timings.t_bp / loop.timings.t_fp < 0.5 * wrong.t_bp / wrong.t_fp
+
+
+def test_medians_are_known_sooner_where_passes_are_steady():
+    rng = np.random.RandomState(0)
+    assert uncertainty([[5.0, 20.0]] * CONFIRMING_CALLS) == 0
+    # 1.25 sigma / sqrt(n), of the column that varies most
+    ms = np.stack([rng.normal(5, 0.1, 4000), rng.normal(20, 2, 4000)], axis=1)
+    for n in (100, 4000):
+        assert uncertainty(ms[:n]) == pytest.approx(1.25 * 0.1 / n ** 0.5, rel=0.2)
 
 
 def test_what_steps_take_beyond_their_prediction_is_the_loops_and_paid_by_every_step(model, table):
