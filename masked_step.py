@@ -253,15 +253,17 @@ def _config():
 
 
 def _resolved(function_def):
-    """A copy without the nodes that would tie every tensor to every other, each constant once.
+    """A copy without the nodes that would tie every tensor to every other, and without detours.
 
     The gradients pass together through one IdentityN on their way to the optimizer, and results
-    through Identity nodes that wait for all updates. A new step's first call takes as long as it
-    has nodes, and one in six is a constant that is there already.
+    through Identity nodes that wait for all updates. A step takes as long to prepare as it has
+    nodes: each constant is kept once, and what is read back right after it was written is taken
+    from where it came.
     """
     resolved = function_pb2.FunctionDef()
     resolved.CopyFrom(function_def)
     nodes = {node.name: node for node in resolved.node_def}
+    same = dict(_equal_constants(resolved.node_def), **_read_back(nodes))
 
     def source(tensor, passed_on):
         parts = tensor.split(':')
@@ -269,19 +271,40 @@ def _resolved(function_def):
                 nodes[parts[0]].op in passed_on):
             tensor = nodes[parts[0]].input[int(parts[2])]
             parts = tensor.split(':')
-        return tensor
+        return source(same[tensor], passed_on) if tensor in same else tensor
 
-    constants, same = {}, {}
     for node in resolved.node_def:
-        if node.op == 'Const' and not node.input:
-            value = node.device, node.attr['value'].SerializeToString(deterministic=True)
-            same[node.name + ':output:0'] = constants.setdefault(value, node.name) + ':output:0'
-    for node in resolved.node_def:
-        inputs = [source(tensor, ('IdentityN',)) for tensor in node.input]
-        set_inputs(node, [same.get(tensor, tensor) for tensor in inputs])
+        set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
     for output in resolved.signature.output_arg:
         resolved.ret[output.name] = source(resolved.ret[output.name], ('Identity', 'IdentityN'))
     return resolved
+
+
+def _equal_constants(nodes):
+    """Tensor -> tensor, of every constant to the first one of the same value."""
+    first, same = {}, {}
+    for node in nodes:
+        if node.op == 'Const' and not node.input:
+            value = node.device, node.attr['value'].SerializeToString(deterministic=True)
+            if first.setdefault(value, node.name) != node.name:
+                same[node.name + ':output:0'] = first[value] + ':output:0'
+    return same
+
+
+def _read_back(nodes):
+    """Tensor -> tensor, of reads that wait for the one write of their variable to what it writes.
+    """
+    writes = {}
+    for node in nodes.values():
+        if node.op != 'ReadVariableOp' and node.input:
+            writes.setdefault(node.input[0], []).append(node)
+    same = {}
+    for node in nodes.values():
+        writers = writes.get(node.input[0], ()) if node.op == 'ReadVariableOp' else ()
+        if len(writers) == 1 and writers[0].op == 'AssignVariableOp' and (
+                '^' + writers[0].name in node.input):
+            same[node.name + ':value:0'] = writers[0].input[1]
+    return same
 
 
 def _number(function_def):

@@ -42,8 +42,10 @@ def updates(maker):
                if name in behind}
     decay = set(maker.effects(left_out).values()) - behind
     added = _added_to_weights(maker, effects, left_out)
+    weights = set(maker.weights.values())
+    # The rest, momentum and its like, is written where a weight's update waits for it.
     computed = {result: added[name].split(':')[0] if name in added else name
-                for result, name in effects.items()}
+                for result, name in effects.items() if maker.nodes[name].input[0] in weights}
     cut = maker.cut(computed, 0, left_out | decay | set(added))
     for node in cut.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
@@ -53,7 +55,8 @@ def updates(maker):
     for k, output in enumerate(maker.function.signature.output_arg[2:]):
         cut.signature.input_arg.add(name='gradient_{}'.format(k), type=output.type)
     cut.signature.input_arg.extend(arguments)
-    _undo(maker, cut, set(computed.values()), {
+    kept = {node.name for node in cut.node_def}
+    _undo(maker, cut, set(computed.values()) | kept.intersection(effects.values()), {
         maker.nodes[name].input[0]: (maker.nodes[name].op, tensor)
         for name, tensor in added.items()})
     return GraphFunction(cut, maker)
