@@ -78,7 +78,8 @@ def add_model_flags(parser):
                              'the path of a saved Keras model (default: %(default)s)')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
-                             'digits_shifted or folder:PATH (default: %(default)s)')
+                             'digits_shifted, digits_inverted or folder:PATH '
+                             '(default: %(default)s)')
     parser.add_argument('--input_size', type=number(int, low=8), default=224, metavar='PIXELS',
                         help='images are resized to this square (default: %(default)s)')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',

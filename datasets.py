@@ -1,7 +1,7 @@
-"""The data sets: three photo sets, two digit domains, a user's own image folder.
+"""The data sets: three photo sets, three digit domains, a user's own image folder.
 
     caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, through TensorFlow Datasets
-    digits, digits_shifted                              source and target domain; need no network
+    digits, digits_shifted, digits_inverted             source and target domains; need no network
     folder:PATH                                         one sub-folder of images per class
 
 Each becomes two splits of numbered images and a function that fetches the image of a number. Order
@@ -43,7 +43,7 @@ class Dataset(NamedTuple):
     probe: Any  # tf.data: endless training batches, augmented as in `train`, in an order of its own
     num_classes: int
     class_names: Tuple[str, ...]
-    train_size: int  # images
+    train_size: int  # images an epoch
     test_size: int  # images
     augmentation: str  # 'flip+rotate' or 'none'
 
@@ -79,7 +79,8 @@ def augmentation(name):
     return 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
 
 
-def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='auto', first_epoch=0):
+def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='auto', first_epoch=0,
+                 steps_per_epoch=None, validation_steps=None):
     """Dataset `name`, whole images resized to input_size x input_size.
 
     Every iter(train) begins the next epoch, from `first_epoch` on, and should be run through.
@@ -89,6 +90,8 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
     cache: 'memory' decodes all images now and keeps them as uint8, 'none' decodes them each
         epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory.
+    steps_per_epoch: an epoch is that many batches at most, each epoch of other images.
+    validation_steps: that many batches of test images at most, evenly spaced among all.
 
     Raises UserError for an unknown name, images that cannot be read or downloaded, and a batch
     larger than the training split.
@@ -105,10 +108,12 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * _available_bytes())
     train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
-    epochs, probe = [_shuffled(train, batch_size, seed, endless, kind != 'none', first_epoch)
-                     for endless in (False, True)]
-    return Dataset(name, epochs, _in_order(test, batch_size), probe, len(class_names),
-                   class_names, train.size, test.size, kind)
+    steps = min(train.size // batch_size, steps_per_epoch or train.size)
+    epochs, probe = [_shuffled(train, batch_size, seed, endless, kind != 'none', first_epoch, count)
+                     for endless, count in ((False, steps), (True, train.size // batch_size))]
+    tested = min(test.size, (validation_steps or test.size) * batch_size)
+    return Dataset(name, epochs, _in_order(test, batch_size, tested), probe, len(class_names),
+                   class_names, steps * batch_size if steps_per_epoch else train.size, tested, kind)
 
 
 def _fetch_batch(split, indices):
@@ -121,14 +126,14 @@ def _fetch_batch(split, indices):
             tf.ensure_shape(labels, shape[:1]))
 
 
-def _shuffled(split, batch_size, seed, endless, augmented, first_epoch):
-    """tf.data of full training batches: one epoch, or the endless one of the probe.
+def _shuffled(split, batch_size, seed, endless, augmented, first_epoch, steps):
+    """tf.data of full training batches: an epoch of so many steps, or the endless one of the probe.
 
     Each epoch's order is drawn with NumPy's RandomState, not with tf.data's shuffle: it is the
     same in every version of TensorFlow, needs no buffer of images, and can resume at any epoch.
     """
     import tensorflow as tf
-    stream_seed, steps = [seed % 2 ** 32, int(endless)], split.size // batch_size
+    stream_seed = [seed % 2 ** 32, int(endless)]
     key = int(np.random.RandomState(stream_seed).randint(2 ** 31))
     epochs = itertools.count(first_epoch)  # shared by all passes: each sees new augmentation
 
@@ -162,10 +167,11 @@ def _untuned(data):
     return data.with_options(options)
 
 
-def _in_order(split, batch_size):
-    """tf.data of all images of the split, in order and unchanged."""
+def _in_order(split, batch_size, count):
+    """tf.data of `count` images of the split, evenly spaced, in order and unchanged."""
     import tensorflow as tf
-    return _untuned(tf.data.Dataset.range(split.size).batch(batch_size).map(
+    indices = np.linspace(0, split.size - 1, count).round().astype(np.int64)
+    return _untuned(tf.data.Dataset.from_tensor_slices(indices).batch(batch_size).map(
         lambda indices: _fetch_batch(split, indices), num_parallel_calls=2).prefetch(4))
 
 

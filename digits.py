@@ -1,18 +1,19 @@
-"""The two digit domains: scikit-learn's bundled 8x8 digits, drawn large and in colour.
+"""The digit domains: scikit-learn's bundled 8x8 digits, drawn large and in colour.
 
-`digits` is the source domain, `digits_shifted` the target. Both draw their test images from the
-same originals, which no training image of either shows.
+`digits` is the source domain, `digits_shifted` the target, `digits_inverted` another one. All draw
+their test images from the same originals, which no training image of any of them shows.
 """
 
 import numpy as np
 
-DIGIT_NAMES = ('digits', 'digits_shifted')
+DIGIT_NAMES = ('digits', 'digits_shifted', 'digits_inverted')
 SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
 DIGIT_TEST_SHARE = 0.25
 RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
 DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
     'digits': (0, 0.1, 8, (150, 255), (0, 60)),
-    'digits_shifted': (1, 0.1, 12, (150, 255), (0, 100))}
+    'digits_shifted': (1, 0.1, 12, (150, 255), (0, 100)),
+    'digits_inverted': (2, 0.1, 12, (0, 100), (150, 255))}
 
 
 def cut(members, test_share, rng):
@@ -28,7 +29,7 @@ def cut(members, test_share, rng):
 def digit_originals(split_name):
     """Indices into scikit-learn's 1,797 digits of the originals behind 'train' or 'test'.
 
-    The same for both domains: no digit that tests the target domain was trained on in the source.
+    The same for all domains: no digit that tests the target domain was trained on in the source.
     """
     from sklearn.datasets import load_digits
     labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
@@ -40,7 +41,7 @@ def rendering(name, split_name, input_size):
     """(number of images, fetch): renderings of 8x8 digits, the same in every run.
 
     `digits`: upright, light ink of any colour on dark. `digits_shifted`: turned by 90 degrees, on a
-    far more coloured background, noisier.
+    far more coloured background, noisier. `digits_inverted`: upside down, dark ink on light.
     fetch: index () int64 -> image (input_size, input_size, 3) uint8, label () int32, in a graph.
     """
     import tensorflow as tf

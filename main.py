@@ -14,6 +14,7 @@ import resource
 import sys
 
 import command_line
+import energy
 from command_line import UserError, number
 from runs import GRANULARITIES, METRICS, TRAIN_TYPES, Recorder, is_finished, open_run
 
@@ -71,6 +72,12 @@ def parse_arguments(argv=None):
                              '(default with --weights none)')
     parser.add_argument('--data_dir', metavar='DIR',
                         help='where TensorFlow Datasets keeps its data')
+    parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
+                        help='end an epoch after so many steps, each epoch on other images '
+                             '(default: all training images)')
+    parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
+                        help='test on N batches, evenly spaced among the test images '
+                             '(default: all)')
     parser.add_argument('--seed', type=number(int, low=0), default=0, metavar='N',
                         help='of data order, augmentation, dropout, new weights '
                              '(default: %(default)s)')
@@ -81,6 +88,9 @@ def parse_arguments(argv=None):
     command_line.add_flag(parser, '--save_model',
                           'keep the trained weights and model in checkpoint/')
     command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
+    parser.add_argument('--meter_csv', metavar='FILE',
+                        help='log of an external power meter, written while training runs: columns '
+                             'timestamp (seconds since 1970) and watts')
     return parser.parse_args(argv)
 
 
@@ -98,6 +108,8 @@ def check_arguments(args):
     args.model_name = canonical_name(args.model_name)
     check_dataset_name(args.dataset_name)
     check_weights(args.weights)
+    if args.meter_csv:
+        energy.check_meter(args.meter_csv)
     args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
     args.closed_loop = args.closed_loop and not args.deterministic
     args.run_name = run_name(args)
@@ -127,7 +139,7 @@ def run_name(args):
 def run_settings(args):
     """dict of what decides the outcome of a run: a folder is reused only by the same."""
     settings = {flag: value for flag, value in vars(args).items()
-                if flag not in ('logs_dir', 'run_name', 'save_txt')}
+                if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv')}
     if not is_elastic(args):
         for flag in ('rho', 'interval', 'importance', 'granularity', 'probe_batches',
                      'closed_loop'):
@@ -156,7 +168,8 @@ def load_data(args):
     """The Dataset; UserError where --num_classes contradicts it."""
     from datasets import load_dataset
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
-                           args.seed)
+                           args.seed, steps_per_epoch=args.steps_per_epoch,
+                           validation_steps=args.validation_steps)
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))
@@ -257,18 +270,18 @@ def main(argv=None):
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
                         dataset.num_classes, args.weights, args.alpha, args.bn_statistics)
     table = timing_table(args, model, dataset) if is_elastic(args) else None
-    open_run(folder, settings)
+    lock = open_run(folder, settings)
     print('{}: {} on {}, {} images, {} tensors'.format(
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
-    recorder = Recorder(folder)
-    penalty = penalty_for(args, model, dataset)
+    recorder = Recorder(folder, lock)
+    penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result, model = train.train(
             model, dataset, make_scheme_for(args, model, dataset, table, penalty),
-            loop_settings(args), recorder, penalty)
+            loop_settings(args), recorder, penalty, meter)
     except train.Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1
@@ -276,10 +289,16 @@ def main(argv=None):
         recorder.text()
     if args.save_model:
         save(args, folder, model)
-    recorder.finish(summarise(args, result))
+    used = meter.result()
+    if args.meter_csv:
+        used = energy.from_meter(args.meter_csv, used['training_intervals'])
+    recorder.finish(summarise(args, dict(result, **used)))
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
           .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
-                  result['train_seconds'], result['selection_seconds']))
+                  result['train_seconds'], result['selection_seconds'])
+          + ('' if used['energy_joules'] is None else ', {:,.0f} J'.format(used['energy_joules'])))
+    if args.meter_csv and used['energy_joules'] is None:
+        print('energy not measured: {}'.format(used['energy_note']), file=sys.stderr)
     return 0
 
 

@@ -3,6 +3,7 @@
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
+    python plot.py FIGURE RUN [RUN ...] --output figures/NAME   those of the paper: paper_plots.py
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
 the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
@@ -13,6 +14,7 @@ import argparse
 import csv
 import math
 import os
+import re
 import tempfile
 from typing import NamedTuple
 
@@ -30,7 +32,8 @@ from runs import (
     selection_per_epoch,
 )
 
-FIGURES = ('curves', 'selection', 'timings')
+PAPER_FIGURES = ('curve_grid', 'bars', 'energy_bars', 'importance_stability', 'selection_panels')
+FIGURES = ('curves', 'selection', 'timings') + PAPER_FIGURES
 # Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
 SCHEMES = {
     'full_training': ('Full training', '#333333', 'o'),
@@ -64,7 +67,7 @@ class Curve(NamedTuple):
     std: dict
 
 
-def _write(output, size, draw, header, rows):
+def write_figure(output, size, draw, header, rows):
     """Draws and writes OUTPUT.png, .pdf and .csv; files already there stay whole on failure.
 
     size: inches; draw: called with the Figure; rows: of the CSV, NaN becomes an empty cell.
@@ -108,7 +111,21 @@ def accuracy_over_time(run_folders, output):
     for index, folder in enumerate(folders):
         if folder in folders[:index]:
             raise fault(folder, 'given twice')
-    curves = _curves([read_run(folder) for folder in run_folders])
+    curves = curves_of([read_run(folder) for folder in run_folders])
+    header, rows = curve_rows(curves)
+    longest = max(curve.mean['train_seconds'][-1] for curve in curves)
+    unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
+    texts = [_legend_text(curve, unit, seconds) for curve in curves]
+    half = math.ceil(len(texts) / 2)
+    columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
+    height = 3.2 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
+    return write_figure(output, (7.2, height), lambda figure: figure.legend(
+        _draw_curves(figure, curves, unit, seconds), texts, loc='lower center', ncol=columns,
+        borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
+
+
+def curve_rows(curves):
+    """(header, rows) of the CSV behind some Curves: a row an epoch."""
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
                                            for part in ('_mean', '_std'))
@@ -116,42 +133,42 @@ def accuracy_over_time(run_folders, output):
         float(values[column][epoch]) for column in CURVE_COLUMNS
         for values in (curve.mean, curve.std)]
             for curve in curves for epoch in range(curve.summary['epochs'])]
-    longest = max(curve.mean['train_seconds'][-1] for curve in curves)
-    unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
-    texts = [_legend_text(curve, unit, seconds) for curve in curves]
-    half = math.ceil(len(texts) / 2)
-    columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
-    height = 3.2 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
-    return _write(output, (7.2, height), lambda figure: figure.legend(
-        _draw_curves(figure, curves, unit, seconds), texts, loc='lower center', ncol=columns,
-        borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
+    return header, rows
 
 
-def _check_alike(run, other, keys):
+def configuration(summary):
+    """The values of CONFIGURATION: runs alike in them differ in their seed alone."""
+    return tuple(summary[key] for key in CONFIGURATION)
+
+
+def check_alike(run, other, keys):
     for key in keys:
-        if run.summary[key] != other.summary[key]:
+        # An update of Python's last digit makes no other stack.
+        here, there = (re.sub(r'(Python \d+\.\d+)\.\d+', r'\1', str(one.summary[key]))
+                       for one in (run, other))
+        if here != there:
             raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, run "
                             f"'{other.summary['run_name']}' has {other.summary[key]}: they cannot "
                             'be compared in one figure')
 
 
-def _curves(runs):
+def curves_of(runs):
     """The Curves of some Runs, in the order of SCHEMES; UserError where runs do not compare."""
     if not runs:
         raise UserError('no run given')
     groups = {}
     for run in runs:
-        _check_alike(run, runs[0], ('host', 'stack', 'dataset_name'))
-        group = groups.setdefault(tuple(run.summary[key] for key in CONFIGURATION), [])
+        check_alike(run, runs[0], ('host', 'stack', 'dataset_name'))
+        group = groups.setdefault(configuration(run.summary), [])
         group.append(run)
-        _check_alike(run, group[0], ('epochs',))
+        check_alike(run, group[0], ('epochs',))
     curves = []
     for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
         values = {column: np.array([run.epochs[column] for run in groups[key]])  # (n, epochs)
                   for column in CURVE_COLUMNS}
         n = len(groups[key])
         curves.append(Curve(
-            groups[key][0].summary, _label(key, groups, n),
+            groups[key][0].summary, label_of(key, groups, n),
             sum(curve.summary['scheme'] == key[0] for curve in curves), n,
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
@@ -159,7 +176,7 @@ def _curves(runs):
     return curves
 
 
-def _label(key, keys=(), n=1):
+def label_of(key, keys=(), n=1):
     """The label of one configuration among `keys`: what tells it from the others, and n."""
     label = SCHEMES[key[0]][0] + ('' if key[1] is None else f', ρ = {key[1]:g}')
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
@@ -196,8 +213,8 @@ def _draw_curves(figure, curves, unit, seconds):
     models = ', '.join(sorted({curve.summary['model_name'] for curve in curves}))
     figure.text(0.6 / width, 1 - 0.08 / height, va='top', fontsize=9,
                 s=f"{models} on {summary['dataset_name']}, host {summary['host']}")
-    lines = [(_draw_curve(left, curve, 'test_accuracy', seconds, 100),
-              _draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
+    lines = [(draw_curve(left, curve, 'test_accuracy', seconds, 100),
+              draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
     for axis, title in ((left, 'test accuracy (%)'), (right, 'test loss')):
         axis.set_xlim(left=0)
         axis.set(xlabel=f'training time ({unit}), validation excluded', ylabel=title)
@@ -207,7 +224,7 @@ def _draw_curves(figure, curves, unit, seconds):
     return lines
 
 
-def _draw_curve(axis, curve, column, seconds, scale):
+def draw_curve(axis, curve, column, seconds, scale):
     """Draws one Curve, with a marker where its training ends; returns its line."""
     _, color, marker = SCHEMES[curve.summary['scheme']]
     x = curve.mean['train_seconds'] / seconds
@@ -251,8 +268,9 @@ def selection_map(run_folder, output):
     names = {row.tensor: row.name for row in run.selections}
     rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
              float(share[epoch, tensor])] for epoch, tensor in np.ndindex(*mask.shape)]
-    return _write(output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
-                  ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
+    return write_figure(
+        output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
+        ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
 
 
 def _draw_selection(figure, run, mask, share):
@@ -270,7 +288,7 @@ def _draw_selection(figure, run, mask, share):
     for axis in (tensors.xaxis, tensors.yaxis):
         axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
-    label = _label([run.summary[key] for key in CONFIGURATION])
+    label = label_of(configuration(run.summary))
     figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
         label, **run.summary), va='top', fontsize=9)
     top = figure.add_subplot(grid[0, 0], sharex=tensors)
@@ -312,7 +330,7 @@ def accuracy_against_time(points, output):
     models = sorted({point['model'] for point in points})
     header = ('model', 'label', 'scheme', 'rho', 'n', 'accuracy', 'accuracy_se', 'seconds',
               'seconds_se')
-    return _write(output, (7.2, 0.6 + 2.9 * len(models)),
+    return write_figure(output, (7.2, 0.6 + 2.9 * len(models)),
                   lambda figure: _draw_points(figure, models, points), header,
                   [[point[column] for column in header] for point in points])
 
@@ -327,8 +345,8 @@ def _draw_points(figure, models, points):
             _, color, marker = SCHEMES[point['scheme']]
             size = 4.5 if point['variant'] else 7
             axis.errorbar(point['seconds'], 100 * point['accuracy'],
-                          xerr=_known(point['seconds_se']),
-                          yerr=_known(100 * point['accuracy_se']), color=color,
+                          xerr=known(point['seconds_se']),
+                          yerr=known(100 * point['accuracy_se']), color=color,
                           marker=marker, markersize=size, markeredgecolor='white', linewidth=0.9,
                           linestyle='none', zorder=3)
             axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']),
@@ -344,7 +362,7 @@ def _draw_points(figure, models, points):
         axis.grid(True)
 
 
-def _known(error):
+def known(error):
     return None if math.isnan(error) else error
 
 
@@ -370,7 +388,7 @@ def timing_bars(table, output):
         table['model'], *totals)
     rows = [[table['model'], tensor, *row, *totals]
             for tensor, row in enumerate(zip(table['names'], times['t_dw'], times['t_dy']))]
-    return _write(output, (7.2, 3), lambda figure: _draw_timings(figure, title, **times),
+    return write_figure(output, (7.2, 3), lambda figure: _draw_timings(figure, title, **times),
                   'model tensor name t_dw_ms t_dy_ms t_fp_ms t_bp_ms t_update_ms'.split(), rows)
 
 
@@ -399,7 +417,7 @@ def main(argv=None):
     parser.add_argument('--logs_dir', default='logs', help='where the runs are (default: logs)')
     args = parser.parse_args(argv)
     command_line.one_of(args.figure, FIGURES, 'figure')
-    if args.figure != 'curves' and len(args.inputs) > 1:
+    if args.figure in ('selection', 'timings') and len(args.inputs) > 1:
         raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
     named = [os.path.join(args.logs_dir, run) for run in args.inputs]
     folders = [run if os.path.isdir(run) and not os.path.isdir(name) else name
@@ -408,6 +426,9 @@ def main(argv=None):
         paths = accuracy_over_time(folders, args.output)
     elif args.figure == 'selection':
         paths = selection_map(folders[0], args.output)
+    elif args.figure in PAPER_FIGURES:
+        import paper_plots
+        paths = getattr(paper_plots, args.figure)(folders, args.output)
     else:
         paths = timing_bars(read_json(args.inputs[0]), args.output)
     print('\n'.join(paths))

@@ -34,7 +34,7 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test
                  'validation_seconds', 'train_seconds')
 
 
-VARIED = ('importance', 'interval', 'granularity')  # of runs of one scheme
+VARIED = ('importance', 'interval', 'granularity', 'probe_batches')  # of runs of one scheme
 
 
 class SelectionRow(NamedTuple):
@@ -186,7 +186,7 @@ def is_finished(folder, settings):
     settings: dict that JSON can hold. UserError where the folder holds anything but a run of the
     same settings.
     """
-    if not os.path.isdir(folder) or not os.listdir(folder):
+    if not os.path.isdir(folder) or all(name.endswith('.part') for name in os.listdir(folder)):
         return False
     path = os.path.join(folder, 'settings.json')
     if not os.path.exists(path):
@@ -199,34 +199,62 @@ def is_finished(folder, settings):
     if changed:
         raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
                     '{}'.format(', '.join(changed), folder))
-    return os.path.exists(os.path.join(folder, 'summary.json'))
+    try:  # a power cut may leave a summary that is empty
+        return bool(read_json(os.path.join(folder, 'summary.json')).get('finished'))
+    except UserError:
+        return False
 
 
 def open_run(folder, settings):
-    """Makes the folder ready; the records of an interrupted run are cleared: it starts over."""
-    for stale in ['epochs.csv', 'selections.csv', 'epochs.txt'] + [
+    """Makes the folder ready; the records of an interrupted run are cleared: it starts over.
+
+    Returns the lock that Recorder holds; UserError where another process trains this run.
+    """
+    os.makedirs(folder, exist_ok=True)
+    lock = _lock(folder)
+    for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
             os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
-    os.makedirs(folder, exist_ok=True)
     write_json(os.path.join(folder, 'settings.json'), settings)
+    return lock
+
+
+def _lock(folder):
+    """An exclusive lock on a run's folder, which the system frees with the process at the latest.
+
+    A number, to be closed with os.close.
+    """
+    import fcntl
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise fault(folder, 'another process is training it; wait for it or stop it')
+    return lock
 
 
 def write_json(path, content):
-    """Writes JSON so that the file appears whole or not at all."""
+    """Writes JSON so that the file appears whole or not at all, even where the power fails."""
     with open(path + '.part', 'w') as out:
         json.dump(content, out, indent=1, sort_keys=True)
         out.write('\n')
+        out.flush()
+        os.fsync(out.fileno())
     os.replace(path + '.part', path)
 
 
 class Recorder:
-    """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye."""
+    """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye.
 
-    def __init__(self, folder):
+    lock: of open_run, freed when the run is finished or this object goes.
+    """
+
+    def __init__(self, folder, lock=None):
         import tensorflow as tf
-        self.folder = folder
+        self.folder, self._lock = folder, lock
         self.summary = tf.summary
         self.writer = tf.summary.create_file_writer(folder)
         self.masks = []  # (first epoch, mask), one a selection
@@ -266,7 +294,19 @@ class Recorder:
     def finish(self, summary):
         """Writes summary.json: from now on the run counts as finished."""
         self.writer.close()
+        for name in ('epochs.csv', 'selections.csv'):  # on the disk before the summary is
+            if os.path.exists(os.path.join(self.folder, name)):
+                with open(os.path.join(self.folder, name), 'a') as records:
+                    os.fsync(records.fileno())
         write_json(os.path.join(self.folder, 'summary.json'), dict(summary, finished=True))
+        self._unlock()
+
+    def _unlock(self):
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    __del__ = _unlock
 
     def text(self):
         """Writes epochs.txt: the table of epochs for people."""

@@ -148,18 +148,25 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
 # ---------------------------------------------------------------- the loop
 
 class Clock:
-    """Monotonic seconds in named buckets; `with clock('step')` adds to one."""
+    """Monotonic seconds in named buckets; `with clock('step')` adds to one.
 
-    def __init__(self):
+    meter: energy.Meter, which runs in all of them but validation; None for none.
+    """
+
+    def __init__(self, meter=None):
         self.seconds = dict(step=0.0, selection=0.0, validation=0.0)
+        self._meter = meter
 
     @contextlib.contextmanager
     def __call__(self, bucket):
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[bucket] += time.perf_counter() - begin
+        with contextlib.ExitStack() as stack:
+            if self._meter is not None and bucket != 'validation':
+                stack.enter_context(self._meter.running())
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[bucket] += time.perf_counter() - begin
 
     def move(self, seconds, source, target):
         """Books seconds that were counted in `source` under `target` instead."""
@@ -181,18 +188,19 @@ def count_steps(dataset):
     return dataset.train_size // int(dataset.train.element_spec[0].shape[0])
 
 
-def train(model, dataset, make_scheme, settings, recorder, penalty=None):
+def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None):
     """Trains the model and records every epoch; returns (measured part of the summary, the model).
 
     make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
     dataset: datasets.Dataset. recorder: runs.Recorder. penalty: see TrainingStep.
+    meter: energy.Meter of what training uses, or None.
     The model returned is another one where the scheme replaced it.
     Raises Diverged when the loss stops being finite.
     """
     steps = count_steps(dataset)
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     evaluate = evaluation_function(model)
-    clock, step, rows, step_ms = Clock(), None, [], []
+    clock, step, rows, step_ms = Clock(meter), None, [], []
     before = dict(clock.seconds)
     with clock('selection'):
         maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,

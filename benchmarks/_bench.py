@@ -195,10 +195,18 @@ def each(module, calls):
         yield result
 
 
+def _without_nan(content):
+    if isinstance(content, dict):
+        return {key: _without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_nan(value) for value in content]
+    return None if content != content else content
+
+
 def write(name, content, path=None):
-    """Writes benchmarks/results/<name>.json, or `path`; says where."""
+    """Writes benchmarks/results/<name>.json, or `path`; says where. NaN becomes null."""
     path = path or os.path.join(_path.RESULTS, name + '.json')
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, 'w') as out:
-        json.dump(content, out, indent=1)
+        json.dump(_without_nan(content), out, indent=1)
     print('written: {}'.format(os.path.relpath(path)))

@@ -5,10 +5,11 @@
 
 Each network is trained on digits once, then adapted to the shifted digits (turned, coloured, noisy;
 2,250 test images whose originals the source training never saw) by every scheme, from the same
-weights at the same learning rate. Runs are those of main.py, under logs/accuracy/; a finished one
-is not repeated, so that a stopped benchmark goes on where it was, and prints the table of what is
-there when all of it is. The test set is used once an epoch for the curves; final accuracy is what
-counts, not the best epoch.
+weights at the same learning rate. Epochs are short, of images newly drawn, so that the interval of
+selections can be varied. Runs are those of main.py, under logs/accuracy/; a finished one is not
+repeated, so that a stopped benchmark goes on where it was, and prints the table of what is there
+when all of it is. The test set is used once an epoch for the curves; final accuracy is what counts,
+not the best epoch.
 """
 
 import argparse
@@ -26,10 +27,11 @@ import command_line
 
 LOGS = os.path.join('logs', 'accuracy')
 FULL = 'full'
-EPOCHS, INTERVAL, RHO = 3, 1, 0.5
+EPOCHS, STEPS, INTERVAL, RHO = 12, 70, 4, 0.5  # epochs of so many steps
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
-INTERVALS = (2, 0)
+INTERVALS = (1, 2, 8, 0)
+PRUNE_INTERVAL = '3'
 STRONG = ['--prune_penalty_ratio', '0.9', '--prune_threshold', '1e-3']
 REACHED = (0.95, 0.99)  # of full training's final accuracy
 POINTS = {0.5: 1.0, 0.35: 2.0}  # that elastic training may lose, by rho
@@ -71,7 +73,7 @@ def rows_of(variants):
     """The lines of one network; variants: also other metrics, intervals and whole layers."""
     rows = [Row(FULL, 'full_training'), Row('head only', 'traditional_tl_training'),
             Row('BN + bias', 'bn_plus_bias_training'),
-            Row('PruneTrain', 'prune_training', ['--prune_interval', '1'])]
+            Row('PruneTrain', 'prune_training', ['--prune_interval', PRUNE_INTERVAL])]
     rows += [elastic('elastic {:g}'.format(rho), rho) for rho in RHOS]
     if variants:
         rows += [elastic('elastic {:g}, {}'.format(RHO, metric), RHO, '--importance', metric)
@@ -83,7 +85,8 @@ def rows_of(variants):
     return rows
 
 
-STRONGER = Row('PruneTrain, strong', 'prune_training', ['--prune_interval', '1'] + STRONG)
+STRONGER = Row('PruneTrain, strong', 'prune_training',
+               ['--prune_interval', PRUNE_INTERVAL] + STRONG)
 
 
 def command(script, *flags):
@@ -105,7 +108,8 @@ def summary_of(network, row, seed, epochs):
     name = run_name(network, row, seed)
     command('main.py', *(network.flags + network.target + row.flags + [
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme, '--num_epochs',
-        str(epochs), '--seed', str(seed), '--logs_dir', LOGS, '--run_name', name, '--weights',
+        str(epochs), '--steps_per_epoch', str(STEPS), '--seed', str(seed), '--logs_dir', LOGS,
+        '--run_name', name, '--weights',
         os.path.join(LOGS, network.name + '_source', 'checkpoint', 'weights.npz')]
         + ([] if row.rho is None or '--interval' in row.flags else ['--interval', str(INTERVAL)])))
     return read_run(os.path.join(_path.ROOT, LOGS, name))
@@ -167,8 +171,13 @@ def result_of(network, row, runs, full):
         seconds=seconds, seconds_se=seconds_se, speed_up=speed, speed_up_se=speed_se,
         reached=[mean_error([seconds_to(run, share * whole.summary['final_accuracy'])
                              for run, whole in zip(runs, full)])[0] for share in REACHED],
-        peak_memory_mb=max(of('peak_memory_mb')),
+        peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
+
+
+def _mean_joules(runs):
+    joules = [run.summary.get('energy_joules') for run in runs]
+    return None if None in joules else float(np.mean(joules))
 
 
 def verdict(result, results):
@@ -200,7 +209,8 @@ def plus_minus(mean, error, form):
 
 
 def report(results):
-    """Aligned text of the lines of one network."""
+    """Aligned text of the lines of one network; energy where it was measured."""
+    metered = any(r['joules'] is not None for r in results)
     cells = [[r['label'], r['n'], plus_minus(100 * r['accuracy'], 100 * r['accuracy_se'], '{:.1f}'),
               '{:.1f}'.format(100 * r['best']),
               '' if r['label'] == FULL else plus_minus(
@@ -209,11 +219,13 @@ def report(results):
               plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}')]
              + ['never' if seconds != seconds else '{:.0f}'.format(seconds)
                 for seconds in r['reached']]
-             + ['{:,.0f}'.format(r['peak_memory_mb']), verdict(r, results)] for r in results]
+             + ['{:,.0f}'.format(r['peak_memory_mb'])]
+             + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
+             + [verdict(r, results)] for r in results]
     return command_line.table(
         [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'speed-up']
-        + ['to {:.0%} (s)'.format(share) for share in REACHED] + ['peak (MB)', 'target'], cells,
-        '<>>>>>>>>><')
+        + ['to {:.0%} (s)'.format(share) for share in REACHED] + ['peak (MB)']
+        + ['energy (J)'] * metered + ['target'], cells, '<>>>>>>>>>' + '>' * metered + '<')
 
 
 def main(argv=None):

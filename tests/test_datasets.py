@@ -161,7 +161,7 @@ def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, of
     assert 'oxford_iiit_pet cannot be prepared: no connection to ' in message.splitlines()[0]
     assert os.path.join(str(tmp_path), 'downloads', 'manual') in message
     assert 'images.tar.gz' in message and 'annotations.tar.gz' in message
-    assert 'digits, digits_shifted, folder:PATH' in message
+    assert 'digits, digits_shifted, digits_inverted, folder:PATH' in message
 
 
 def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
@@ -251,6 +251,22 @@ def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
     seen = {image.tobytes() for images, _ in first for image in images}
     again = {image.tobytes() for images, _ in second for image in images}
     assert len(seen) == 32 and not seen & again
+
+
+def test_short_epochs_are_of_other_images_and_short_tests_evenly_spaced():
+    data = datasets.load_dataset('digits', 8, 4, steps_per_epoch=3, validation_steps=5)
+    whole = datasets.load_dataset('digits', 8, 4)
+    assert (data.train_size, data.test_size) == (12, 20)
+    first, second = [[image.tobytes() for images, _ in arrays(data.train) for image in images]
+                     for _ in range(2)]
+    assert len(first) == 12 and not set(first) & set(second)
+    everything = np.concatenate([images for images, _ in arrays(whole.test)])
+    spaced = everything[np.linspace(0, len(everything) - 1, 20).round().astype(int)]
+    assert np.array_equal(np.concatenate([images for images, _ in arrays(data.test)]), spaced)
+    generous = datasets.load_dataset('digits', 8, 4, steps_per_epoch=10 ** 6,
+                                     validation_steps=10 ** 6)
+    assert same(arrays(generous.train), arrays(whole.train))
+    assert same(arrays(generous.test), arrays(whole.test))
 
 
 def test_draws_go_on_over_epochs(tmp_path):

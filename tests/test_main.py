@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import keras_stack
 import main
 import profiler
 from command_line import UserError
-from runs import read_run
+from runs import open_run, read_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--batch_size',
@@ -51,6 +52,9 @@ def flags(tmp_path, *more):
     (['--save_model', 'maybe'], 'is not 1, 0, true or false'),
     (['--optimizer', 'sdg'], "choose from"),
     (['--weights', '/nowhere/w.npz'], "no weights file at '/nowhere/w.npz'"),
+    (['--meter_csv', '/nowhere/meter.csv'], 'cannot read the meter log'),
+    (['--steps_per_epoch', '0'], '--steps_per_epoch'),
+    (['--validation_steps', '0'], '--validation_steps'),
     (['--run_name', '../outside'], 'leaves'), (['--run_name', '/tmp/outside'], 'leaves'),
     (['--run_name', 'a/../../b'], 'leaves'), (['--run_name', '.'], 'leaves'),
     (['--train_type', 'elastic_training_weight_magnitude', '--importance', 'gradient_update'],
@@ -179,8 +183,26 @@ def test_interrupted_run_starts_over(logs, capsys):
     settings = main.run_settings(main.check_arguments(main.parse_arguments(arguments)))
     (folder / 'two' / 'settings.json').write_text(json.dumps(settings))
     (folder / 'two' / 'epochs.csv').write_text('half a line')
-    assert main.main(arguments) == 0
-    assert read_run(str(folder / 'two')).summary['epochs'] == 1
+    (folder / 'two' / 'summary.json').write_text('')  # the power failed as it was written
+    now, meter = time.time(), folder / 'meter.csv'
+    meter.write_text('timestamp,watts\n' + ''.join(
+        '{},5\n'.format(now + second) for second in range(-5, 600)))
+    assert main.main(arguments + ['--meter_csv', str(meter)]) == 0
+    summary = read_run(str(folder / 'two')).summary
+    assert summary['epochs'] == 1 and summary['energy_source'] == 'meter log meter.csv'
+    assert summary['energy_joules'] == pytest.approx(5 * summary['train_seconds'], rel=0.05)
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
+    folder = str(tmp_path / 'run')
+    lock = open_run(folder, {'seed': 0})
+    (tmp_path / 'run' / 'epochs.csv').write_text('of the other process')
+    with pytest.raises(UserError, match="run 'run': another process is training it"):
+        open_run(folder, {'seed': 0})
+    assert (tmp_path / 'run' / 'epochs.csv').exists()
+    os.close(lock)
+    os.close(open_run(folder, {'seed': 0}))
+    assert not (tmp_path / 'run' / 'epochs.csv').exists()
 
 
 def test_table_is_reused_only_on_an_exact_match(logs, capsys):

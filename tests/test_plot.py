@@ -136,10 +136,10 @@ def test_seeds_become_a_mean_and_a_sample_deviation(tmp_path):
 def test_labels_tell_configurations_apart():
     keys = [('elastic_training', 0.5, 'vgg16', 'loss_drop'),
             ('elastic_training', 0.5, 'vgg16', 'random'), ('full_training', None, 'vit', None)]
-    assert [plot._label(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
+    assert [plot.label_of(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
         'ElasticTrainer, ρ = 0.5, vgg16, loss_drop',
         'ElasticTrainer, ρ = 0.5, vgg16, random, n = 3', 'Full training, vit']
-    assert plot._label(keys[2], keys[2:]) == 'Full training'
+    assert plot.label_of(keys[2], keys[2:]) == 'Full training'
 
 
 def test_a_selection_holds_until_the_next_one(tmp_path):
@@ -280,7 +280,8 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     plot.timing_bars(TABLE, figures / 'timings')
     before = folder_content(figures)
     with pytest.raises(AttributeError):  # fails in the middle of the drawing
-        plot._write(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(), ['a'], [])
+        plot.write_figure(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(),
+                          ['a'], [])
     assert folder_content(figures) == before
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot write'):
@@ -314,7 +315,7 @@ def test_the_script_refuses_an_unknown_figure_at_once():
                             cwd=os.path.dirname(os.path.abspath(plot.__file__)))
     assert result.returncode == 2 and result.stdout.split() == ['[]']
     assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-                             'curves, selection, timings\n')
+                             + ', '.join(plot.FIGURES) + '\n')
 
 
 def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):

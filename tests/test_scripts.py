@@ -14,7 +14,7 @@ SCRIPTS = os.path.join(ROOT, 'scripts')
 STACK = 'today' if sys.version_info >= (3, 10) else 'paper'
 VENV = {'today': '.venv', 'paper': '.venv-paper'}[STACK]
 PYTHON = 'python{}.{}'.format(*sys.version_info)
-TOOLS = 'bash cat cksum dirname ls mkdir readlink rm tail env'.split()
+TOOLS = 'basename bash cat cksum dirname ls mkdir readlink rm tail env'.split()
 
 
 def run(*command, **options):
@@ -135,6 +135,20 @@ def test_unfinished_environment_is_made_again_but_nobody_elses_is_removed(equipp
     status, _, errors = ensure_venv(repository, environment)
     assert (status, (venv / 'mine').exists()) == (0, False), errors
     assert 'was left unfinished: making it again' in errors
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='neither stack is made with Python 3.9')
+def test_a_figure_script_checks_its_arguments_before_anything_is_installed(equipped):
+    repository, environment = equipped
+    for name in ('reproduce.py', 'command_line.py'):
+        shutil.copy(os.path.join(ROOT, name), str(repository))
+    script = str(repository / 'scripts' / 'run_figure17ac_ego.sh')
+    for folder in (repository, repository / 'scripts'):  # called from anywhere
+        status, _, errors = run(script, '--only', 'vgg16', cwd=str(folder), env=environment)
+        assert status == 2 and "--only 'vgg16' fits no run of this figure" in errors
+    status, output, _ = run(script, '--help', env=environment)
+    assert status == 0 and 'usage: run_figure17ac_ego.sh [--dry_run' in output
+    assert not (repository / VENV).exists()
 
 
 def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path):

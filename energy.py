@@ -1,0 +1,374 @@
+"""Energy of a training run in joules, from what the device itself measures; never estimated.
+
+    python energy.py                              the sensors found here, and what they read now
+    python energy.py RUN --meter_csv METER.csv    adds an external meter's readings to finished runs
+
+Read are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel and AMD processors
+(powercap) and NVIDIA GPUs (NVML). A Raspberry Pi 4B has no power sensor: an external meter that
+logs `timestamp,watts` (seconds since 1970, watts) tells what it really used. Integrated over
+training alone, validation excluded, as all reported times are.
+"""
+
+import argparse
+import bisect
+import contextlib
+import csv
+import glob
+import os
+import threading
+import time
+
+import command_line
+from command_line import UserError
+from runs import finite, read_json, read_run, write_json
+
+PERIOD = 0.5   # s between two readings
+MAX_GAP = 5.0  # s between two readings of an external meter, beyond which they tell nothing
+CLOCK_STEP = 1.0  # s by which the clock may be set during training, for a meter's log to count
+WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that carry all of a Jetson
+NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); an external meter goes in with '
+             '--meter_csv')
+READ_ERRORS = (OSError, ValueError, RuntimeError)
+
+
+class Power:
+    """A sensor of watts, integrated by the trapezoidal rule. watts: () -> float."""
+
+    def __init__(self, name, watts):
+        self.name, self._watts, self._last = name, watts, None
+
+    def advance(self, now):
+        """Joules since the last call, 0 at the first; now: monotonic seconds."""
+        watts, last = self._watts(), self._last
+        self._last = now, watts
+        return (now - last[0]) * (watts + last[1]) / 2 if last else 0.0
+
+
+class Counter:
+    """A sensor that counts joules. joules: () -> float; wraps_at: where it starts at 0 again."""
+
+    def __init__(self, name, joules, wraps_at=None):
+        self.name, self._joules, self._wraps_at, self._last = name, joules, wraps_at, None
+
+    def advance(self, now):
+        """Joules since the last call, 0 at the first."""
+        joules, last = self._joules(), self._last
+        self._last = joules
+        if last is None:
+            return 0.0
+        if joules < last and self._wraps_at is None:
+            raise ValueError('the counter went back')
+        return joules - last + (self._wraps_at if joules < last else 0.0)
+
+
+# ---------------------------------------------------------------- what the device offers
+
+def find_sensors(root='/'):
+    """(sensors, notes): what measures this device as a whole, no part twice; why others do not.
+
+    root: where sys/ is; the GPUs of NVML are looked for under '/' alone.
+    """
+    notes = []
+    sensors = jetson_rails(root)
+    if not sensors:
+        sensors = rapl_counters(root, notes) + (nvidia_gpus(notes) if root == '/' else [])
+    return sensors, notes  # a processor that cannot be read beside a GPU that can stays a note
+
+
+def jetson_rails(root):
+    """Powers of the INA3221's rails: that of the whole board alone where there is one, else all."""
+    rails = {}
+    for path in _paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
+        channel = path.rsplit('_', 1)[1]
+        power = os.path.join(os.path.dirname(path), 'in_power{}_input'.format(channel))
+        if os.path.exists(power):
+            rails[_text(path)] = lambda power=power: float(_text(power)) / 1e3  # mW
+    for path in _paths(root, 'sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_label'):
+        volts = path[:-len('label')] + 'input'
+        amperes = os.path.join(os.path.dirname(path), 'curr{}_input'.format(
+            os.path.basename(path)[2:-len('_label')]))
+        if os.path.exists(volts) and os.path.exists(amperes):
+            rails[_text(path)] = lambda volts=volts, amperes=amperes: (
+                float(_text(volts)) * float(_text(amperes)) / 1e6)  # mV, mA
+    whole = [name for name in rails if name in WHOLE_BOARD]
+    rails.pop('NC', None)
+    if 'VIN_SYS_5V0' in rails:  # of an AGX Orin: feeds this one
+        rails.pop('VDDQ_VDD2_1V8AO', None)
+    return [Power('rail ' + name, rails[name]) for name in sorted(whole or rails)]
+
+
+def rapl_counters(root, notes):
+    """Counters of processor packages and memory; cores are part of their package.
+
+    None at all where one of them cannot be read: the rest would pass for the whole.
+    """
+    counters, unreadable = [], []
+    for zone in _paths(root, 'sys/class/powercap/*'):
+        name_file, energy = [os.path.join(zone, name) for name in ('name', 'energy_uj')]
+        if 'mmio' in os.path.basename(zone) or not os.path.exists(name_file):
+            continue  # the memory-mapped zones count the same packages once more
+        name = _text(name_file)
+        if not (name.startswith('package') or name == 'dram'):
+            continue
+        try:
+            wraps_at = float(_text(os.path.join(zone, 'max_energy_range_uj'))) / 1e6
+            float(_text(energy))
+        except READ_ERRORS as error:
+            unreadable.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
+                              .format(name, energy, getattr(error, 'strerror', None) or error,
+                                      energy))
+            continue
+        counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
+                                lambda energy=energy: float(_text(energy)) / 1e6, wraps_at))
+    notes += unreadable
+    return [] if unreadable else counters
+
+
+def nvidia_gpus(notes):
+    """The Counter of the GPU that trains, a Power where it does not count; [] where there is none.
+
+    That is the first of CUDA_VISIBLE_DEVICES, or the only one; of several none can be told.
+    """
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+    except Exception:  # whatever NVML raises: no NVIDIA driver here
+        return []
+    try:
+        chosen = os.environ.get('CUDA_VISIBLE_DEVICES')
+        count = pynvml.nvmlDeviceGetCount()
+        if count == 0 or chosen in ('', '-1'):
+            return []
+        if chosen is None and count > 1:
+            notes.append('{} GPUs: choose one with CUDA_VISIBLE_DEVICES'.format(count))
+            return []
+        first = (chosen or '0').split(',')[0].strip()
+        handle = (pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit()
+                  else pynvml.nvmlDeviceGetHandleByUUID(first))
+        return [_gpu_sensor(pynvml, handle, 'GPU ' + first)]
+    except pynvml.NVMLError as error:
+        notes.append('GPU: {}'.format(error))
+        return []
+
+
+def _gpu_sensor(pynvml, handle, name):
+    def checked(read, scale):
+        try:
+            return read(handle) / scale
+        except pynvml.NVMLError as error:
+            raise RuntimeError(str(error))
+    try:
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return Counter(name, lambda: checked(pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e3))
+    except pynvml.NVMLError:  # before Volta
+        pynvml.nvmlDeviceGetPowerUsage(handle)
+        return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage, 1e3))
+
+
+def _paths(root, pattern):
+    return sorted(glob.glob(os.path.join(root, pattern)))
+
+
+def _text(path):
+    with open(path) as file:
+        return file.read().strip()
+
+
+# ---------------------------------------------------------------- beside training
+
+class Meter:
+    """Adds up the joules of some sensors while `running()`, in a thread of its own.
+
+    sensors, notes: as find_sensors gives them. A sensor that stops answering leaves no number at
+    all: a sum without it would be too small.
+    """
+
+    def __init__(self, sensors, notes=(), period=PERIOD):
+        self.intervals = []  # [start, end] in seconds since 1970, of all that was measured
+        self._sensors, self._notes, self._period = sensors, list(notes), period
+        self._joules, self._fault, self._running = 0.0, None, False
+        self._clock_offset = None  # of the wall clock over the monotonic one, at the start
+        self._lock, self._closed, self._thread = threading.Lock(), threading.Event(), None
+
+    @contextlib.contextmanager
+    def running(self):
+        """What happens inside is measured."""
+        if self._thread is None and self._sensors:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        if self._clock_offset is None:
+            self._clock_offset = time.time() - time.perf_counter()
+        begin = time.perf_counter()
+        with self._lock:
+            self._read()
+            self._running = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._joules += self._read()
+                self._running = False
+            self.intervals.append([self._clock_offset + begin,
+                                   self._clock_offset + time.perf_counter()])
+
+    def _watch(self):
+        while not self._closed.wait(self._period):
+            with self._lock:
+                if self._running:
+                    self._joules += self._read()
+
+    def _read(self):
+        joules = 0.0
+        for sensor in self._sensors if self._fault is None else ():
+            try:
+                joules += sensor.advance(time.perf_counter())
+            except READ_ERRORS as error:
+                self._fault = '{} stopped answering: {}'.format(sensor.name, error)
+        return joules
+
+    def result(self):
+        """dict of energy_joules (None where it was not measured), energy_source, energy_note (why
+        not, or what is left out) and training_intervals (seconds since 1970; None where the
+        clock was set meanwhile).
+        """
+        self._closed.set()
+        source = ', '.join(sensor.name for sensor in self._sensors) or None
+        note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
+        measured = source is not None and self._fault is None
+        # A board without a clock of its own gets the time from the network, perhaps in between.
+        step = (time.time() - time.perf_counter() - self._clock_offset if self.intervals else 0.0)
+        return dict(energy_joules=self._joules if measured else None, energy_source=source,
+                    energy_note=note,
+                    training_intervals=self.intervals if abs(step) <= CLOCK_STEP else None)
+
+
+# ---------------------------------------------------------------- an external meter
+
+def read_meter(path):
+    """(times, watts): lists of an external meter's log; UserError where it is not one."""
+    rows = list(csv.DictReader(_lines(path)))
+    times, watts = [], []
+    for line, row in enumerate(rows, 2):
+        try:
+            times.append(finite(row['timestamp']))
+            watts.append(finite(row['watts']))
+        except (KeyError, TypeError, ValueError):
+            raise UserError('{}, line {}: expected the columns timestamp (seconds since 1970) and '
+                            'watts, both numbers'.format(path, line))
+        if not watts[-1] >= 0 or (line > 2 and not times[-1] > times[-2]):
+            raise UserError('{}, line {}: watts must not be negative and timestamps must grow'
+                            .format(path, line))
+    if len(times) < 2:
+        raise UserError('{} has {} readings; at least two are needed'.format(path, len(times)))
+    return times, watts
+
+
+def _lines(path):
+    """The whole lines of a log; the last one may be half written yet."""
+    try:
+        with open(path, encoding='utf-8', newline='') as file:
+            return [line for line in file if line.endswith('\n')]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError('cannot read the meter log {}: {}'.format(path, error))
+
+
+def check_meter(path):
+    """UserError where this cannot become a meter's log: checked before training starts."""
+    header = next(csv.reader(_lines(path)[:1]), None)
+    if header is not None and not {'timestamp', 'watts'} <= set(header):
+        raise UserError('{} has the columns {}; a meter log needs timestamp (seconds since 1970) '
+                        'and watts'.format(path, ', '.join(header)))
+
+
+def metered_joules(times, watts, intervals):
+    """Joules over [start, end] intervals, linear between readings.
+
+    UserError where readings are further apart than MAX_GAP inside an interval, or do not cover it,
+    and where intervals is None: see Meter.result.
+    """
+    if intervals is None:
+        raise UserError('the clock was set during training: a log by that clock does not fit')
+    return sum(_integral(times, watts, start, end) for start, end in intervals)
+
+
+def _integral(times, watts, start, end):
+    first, last = bisect.bisect_right(times, start), bisect.bisect_left(times, end)
+    if first == 0 or last == len(times):
+        raise UserError('the meter log covers {:.0f} to {:.0f}, training {:.0f} to {:.0f} (seconds '
+                        'since 1970)'.format(times[0], times[-1], start, end))
+    gap, where = max((times[i] - times[i - 1], times[i - 1]) for i in range(first, last + 1))
+    if gap > MAX_GAP:
+        raise UserError('the meter log has a hole of {:.0f} s at {:.0f}; during training at most '
+                        '{:g} s are allowed'.format(gap, where, MAX_GAP))
+
+    def at(t, i):  # on the line through readings i - 1 and i
+        share = (t - times[i - 1]) / (times[i] - times[i - 1])
+        return watts[i - 1] + share * (watts[i] - watts[i - 1])
+    points = ([(start, at(start, first))] + list(zip(times[first:last], watts[first:last]))
+              + [(end, at(end, last))])
+    return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in zip(points, points[1:]))
+
+
+def from_meter(path, intervals):
+    """As Meter.result, from an external meter's log; why not, where it does not cover training."""
+    result = dict(energy_joules=None, energy_source='meter log ' + os.path.basename(path),
+                  energy_note=None, training_intervals=intervals)
+    try:
+        result['energy_joules'] = metered_joules(*read_meter(path), intervals=intervals)
+    except UserError as error:
+        result['energy_note'] = str(error)
+    return result
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('runs', nargs='*', metavar='RUN', help='name under --logs_dir, or a path')
+    parser.add_argument('--meter_csv', metavar='FILE', help='log of an external meter')
+    parser.add_argument('--logs_dir', default='logs', metavar='DIR')
+    args = parser.parse_args(argv)
+    if bool(args.runs) != bool(args.meter_csv):
+        raise UserError('runs and --meter_csv belong together; given: {}'.format(
+            'runs alone' if args.runs else '--meter_csv alone'))
+    for name in args.runs:
+        folder = os.path.join(args.logs_dir, name)
+        add_to_run(folder if os.path.isdir(folder) else name, args.meter_csv)
+    return 0 if args.runs else _show_sensors()
+
+
+def add_to_run(folder, path):
+    """Adds the energy by an external meter's log to the summary of a finished run."""
+    read_run(folder)
+    summary_path = os.path.join(folder, 'summary.json')
+    summary = read_json(summary_path)
+    if 'training_intervals' not in summary:
+        raise UserError("run '{}' did not record when it trained; run it again".format(folder))
+    joules = metered_joules(*read_meter(path), intervals=summary['training_intervals'])
+    summary.update(energy_joules=joules, energy_note=None,
+                   energy_source='meter log ' + os.path.basename(path))
+    write_json(summary_path, summary)
+    print('{}: {:,.1f} J'.format(folder, joules))
+
+
+def _show_sensors():
+    sensors, notes = find_sensors()
+    meters = [Meter([sensor]) for sensor in sensors]
+    with contextlib.ExitStack() as stack:
+        for meter in meters:
+            stack.enter_context(meter.running())
+        time.sleep(2 * PERIOD if meters else 0)
+    rows = []
+    for sensor, meter in zip(sensors, meters):
+        result = meter.result()
+        seconds = sum(end - start for start, end in result['training_intervals'])
+        joules = result['energy_joules']
+        rows.append([sensor.name, result['energy_note'] if joules is None else '{:.2f}'.format(
+            joules / seconds)])
+    print(command_line.table(['sensor', 'power (W)'], rows) if rows else NO_SENSOR)
+    for note in notes:
+        print(note)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

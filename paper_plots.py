@@ -1,0 +1,362 @@
+"""The figures of the paper, each from the run folders that reproduce.py made.
+
+Every function takes run folders and the path of the picture without its ending, writes PNG, PDF
+and CSV, and returns their paths. UserError as runs.read_run, and for runs of several devices or
+software stacks: their times do not belong in one picture.
+"""
+
+import numpy as np
+
+from command_line import UserError
+from plot import (
+    IDLE,
+    SCHEMES,
+    TIME_UNITS,
+    TRAINED,
+    check_alike,
+    configuration,
+    curve_rows,
+    curves_of,
+    draw_curve,
+    label_of,
+    write_figure,
+)
+from runs import read_run, selection_per_epoch
+
+WIDTH = 7.2  # inches
+RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
+
+
+class Bar:
+    """The runs of one configuration on one model and data set; they differ in the seed alone."""
+
+    def __init__(self, runs):
+        self.summary = runs[0].summary
+        self.runs = runs
+
+    def values(self, key):
+        return np.array([run.summary[key] for run in self.runs], dtype=float)
+
+    @property
+    def order(self):
+        return RANK[self.summary['scheme']], str(self.summary['rho'])
+
+
+def _read(folders, *keys):
+    """The Runs, whose summaries have these keys too."""
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        check_alike(run, runs[0], ('host', 'stack'))
+        lacking = [key for key in keys if run.summary.get(key) is None]
+        if lacking:
+            raise UserError("run '{}' has no {} in its summary.json: it does not fit this figure"
+                            .format(run.summary['run_name'], ', '.join(lacking)))
+    return runs
+
+
+def _by(runs, key):
+    """value -> runs, in the order of their first appearance."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(run.summary[key], []).append(run)
+    return groups
+
+
+def _bars(runs):
+    """One Bar a configuration, in the order of SCHEMES."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(configuration(run.summary), []).append(run)
+    return sorted((Bar(group) for group in groups.values()), key=lambda bar: bar.order)
+
+
+def _unit(seconds):
+    return next(unit for unit in TIME_UNITS if seconds < unit[2])
+
+
+def _title(figure, text, runs):
+    width, height = figure.get_size_inches()
+    figure.text(0.08, 1 - 0.08 / height, text, va='top', fontsize=9)
+    figure.text(0.08, 1 - 0.26 / height, '{host}; {stack}'.format(**runs[0].summary), va='top',
+                fontsize=6, color='#666666')
+
+
+def _top(figure):
+    return 1 - 0.62 / figure.get_size_inches()[1]
+
+
+# ---------------------------------------------------------------- figures 15 and 16
+
+def curve_grid(folders, output):
+    """Test accuracy above test loss over training time, a column for each data set; side by side
+    for one.
+    """
+    runs = _read(folders)
+    columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
+    header, rows = curve_rows(sum(columns.values(), []))
+    size = (WIDTH, 3.4 if len(columns) == 1 else 5.0)
+    return write_figure(output, size, lambda figure: _draw_grid(figure, runs, columns), header,
+                        rows)
+
+
+def _draw_grid(figure, runs, columns):
+    height = figure.get_size_inches()[1]
+    shape = (1, 2) if len(columns) == 1 else (2, len(columns))
+    axes = figure.subplots(*shape, squeeze=False, gridspec_kw={
+        'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height, 'bottom': 0.86 / height,
+        'wspace': 0.26, 'hspace': 0.3}).reshape(2, -1)
+    _title(figure, ', '.join(_by(runs, 'model_name')), runs)
+    lines = {}
+    for (data, curves), accuracy, loss in zip(columns.items(), axes[0], axes[1]):
+        name, seconds, _ = _unit(max(curve.mean['train_seconds'][-1] for curve in curves))
+        for curve in curves:
+            draw_curve(loss, curve, 'test_loss', seconds, 1)
+            lines[curve.label] = draw_curve(accuracy, curve, 'test_accuracy', seconds, 100)
+        accuracy.set(title=data)
+        for axis in (accuracy, loss) if len(columns) == 1 else (loss,):
+            axis.set_xlabel('training time ({})'.format(name))
+        for axis in (accuracy, loss):
+            axis.set_xlim(left=0)
+            axis.grid(True)
+        ends = {curve.summary['scheme']: curve.mean['train_seconds'][-1] for curve in curves}
+        if 'full_training' in ends and 'elastic_training' in ends:
+            accuracy.text(0.97, 0.04, '{:.2f}× faster'.format(
+                ends['full_training'] / ends['elastic_training']), ha='right', fontsize=8,
+                transform=accuracy.transAxes, color=SCHEMES['elastic_training'][1],
+                bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 1, 'alpha': 0.8})
+    axes[0][0].set_ylabel('test accuracy (%)')
+    axes[1][0].set_ylabel('test loss')
+    _legend(figure, list(lines.values()), list(lines), 4)
+
+
+def _legend(figure, handles, labels, most):
+    """Below the panels, in as many columns as fit, at most so many."""
+    columns = max(1, min(most, int(110 / (7 + max(map(len, labels))))))
+    figure.legend(handles, labels, loc='lower center', ncol=columns, borderaxespad=0.3,
+                  columnspacing=1.4)
+
+
+# ---------------------------------------------------------------- figures 17, 19 and 23
+
+def bars(folders, output):
+    """Final test accuracy and training time of every configuration, grouped by network."""
+    runs = _read(folders, 'final_accuracy', 'train_seconds')
+    for run in runs:
+        check_alike(run, runs[0], ('dataset_name',))
+    unit = _unit(max(run.summary['train_seconds'] for run in runs))
+    panels = [('final test accuracy (%)', 'final_accuracy', 100.0),
+              ('training time ({})'.format(unit[0]), 'train_seconds', 1 / unit[1])]
+    return _bar_figure(runs, _by(runs, 'model_name'), panels, output)
+
+
+def energy_bars(folders, output):
+    """Energy and training time of every configuration, grouped by data set.
+
+    Where no sensor was there the picture says so; runs with and without do not go together, nor do
+    those of different sensors.
+    """
+    runs = _read(folders, 'train_seconds')
+    without = [run for run in runs if run.summary.get('energy_joules') is None]
+    if without and len(without) < len(runs):
+        raise UserError("run '{}' has no energy ({}), others of this figure have; remove its "
+                        'folder to run it again, or add a meter log with energy.py'.format(
+                            without[0].summary['run_name'],
+                            without[0].summary.get('energy_note')))
+    for run in runs:
+        if _source(run) != _source(runs[0]):
+            raise UserError("run '{}' was measured by {}, run '{}' by {}: they cannot be compared "
+                            'in one figure'.format(run.summary['run_name'], _source(run),
+                                                   runs[0].summary['run_name'], _source(runs[0])))
+    for run in without:
+        run.summary['energy_joules'] = float('nan')
+    unit = _unit(max(run.summary['train_seconds'] for run in runs))
+    panels = [('energy (kJ), ' + _source(runs[0]), 'energy_joules', 1e-3),
+              ('training time ({})'.format(unit[0]), 'train_seconds', 1 / unit[1])]
+    return _bar_figure(runs, _by(runs, 'dataset_name'), panels, output)
+
+
+def _source(run):
+    source = run.summary.get('energy_source') or 'not measured'
+    return 'external meter' if source.startswith('meter log') else source
+
+
+def _bar_figure(runs, groups, panels, output):
+    columns = {name: _bars(group) for name, group in groups.items()}
+    keys = ('model_name', 'dataset_name', 'scheme', 'rho')
+    header = keys + ('n',) + tuple(
+        key + part for _, key, _ in panels for part in ('_mean', '_std')) + ('energy_source',)
+    rows = [[bar.summary[key] for key in keys] + [len(bar.runs)]
+            + [number for _, key, _ in panels for number in _mean_std(bar.values(key))]
+            + [bar.summary.get('energy_source') or '']
+            for column in columns.values() for bar in column]
+    many = max(map(len, columns.values())) > 5
+    return write_figure(output, (WIDTH, 3.3 if many else 3.1), lambda figure: _draw_bars(
+        figure, runs, columns, panels), header, rows)
+
+
+def _mean_std(values):
+    return [float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float('nan')]
+
+
+def _draw_bars(figure, runs, columns, panels):
+    axes = figure.subplots(1, 2, gridspec_kw={
+        'left': 0.075, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
+    shown = ', '.join(sorted({run.summary['model_name'] for run in runs}))
+    _title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
+    alone = len(columns) == 1
+    for axis, (text, key, scale) in zip(axes, panels):
+        for i, column in enumerate(columns.values()):
+            _draw_group(axis, i, column, key, scale, alone)
+        axis.set(ylabel=text, xlim=(-0.5, len(columns) - 0.5))
+        axis.margins(y=0.12)
+        axis.set_xticks([] if alone else range(len(columns)))
+        axis.set_xticklabels([] if alone else list(columns))
+        axis.grid(True, axis='y')
+        notes = {run.summary.get('energy_note') for run in runs}
+        if key == 'energy_joules' and all(run.summary[key] != run.summary[key] for run in runs):
+            axis.set_yticks([])
+            axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(_wrapped(str(note))
+                                                              for note in sorted(notes, key=str)),
+                      ha='center', va='center', transform=axis.transAxes, fontsize=7)
+    handles = {label_of(configuration(bar.summary)): colour_of(bar)
+               for column in columns.values() for bar in column}
+    from matplotlib.patches import Patch
+    _legend(figure, [Patch(color=color) for color in handles.values()], list(handles), 5)
+
+
+def _wrapped(text, width=44):
+    import textwrap
+    return '\n'.join(textwrap.wrap(text, width))
+
+
+def _draw_group(axis, i, column, key, scale, alone):
+    """The bars of one group, about x = i; `alone`: it has the whole panel."""
+    width = 0.8 / len(column)
+    for j, bar in enumerate(column):
+        mean, std = _mean_std(scale * bar.values(key))
+        x = i + (j - (len(column) - 1) / 2) * width
+        axis.bar(x, mean, 0.9 * width, color=colour_of(bar), linewidth=0,
+                 yerr=None if np.isnan(std) else std, error_kw={'linewidth': 0.8})
+        if not np.isnan(mean):
+            text = '{:.3g}'.format(mean) if alone or mean < 100 else '{:.0f}'.format(mean)
+            axis.annotate(text, (x, mean + (0 if np.isnan(std) else std)), xytext=(0, 1.5),
+                          textcoords='offset points', ha='center', fontsize=6)
+
+
+def colour_of(bar):
+    """The scheme's colour; elastic training is the paler the larger its rho."""
+    from matplotlib.colors import to_rgb
+    color = np.array(to_rgb(SCHEMES[bar.summary['scheme']][1]))
+    rho = bar.summary['rho']
+    pale = 0.0 if rho is None else min(max((rho - 0.3) / 0.6, 0.0), 0.75)
+    return tuple(color + (1 - color) * pale)
+
+
+# ---------------------------------------------------------------- figure 7
+
+def importance_stability(folders, output):
+    """How alike successive importances are, and what they cost, by interval and probe batches.
+
+    Alike: cosine of the angle between the importance vectors of one selection and the next, mean
+    over a run. Cost: importance evaluation's share of the training time.
+    UserError for a run that selected only once.
+    """
+    runs = _read(folders, 'interval', 'probe_batches', 'importance_seconds', 'train_seconds')
+    rows = []
+    for run in runs:
+        vectors = importances(run)
+        if len(vectors) < 2:
+            raise UserError("run '{}' selected once: nothing to compare; it needs more epochs than "
+                            'its interval of {}'.format(run.summary['run_name'],
+                                                        run.summary['interval']))
+        cosines = [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+                   for a, b in zip(vectors, vectors[1:])]
+        rows.append([run.summary['interval'], run.summary['probe_batches'], run.summary['seed'],
+                     len(vectors), float(np.mean(cosines)), min(cosines), max(cosines),
+                     run.summary['importance_seconds'] / run.summary['train_seconds']])
+    header = ['interval', 'probe_batches', 'seed', 'selections', 'similarity', 'similarity_least',
+              'similarity_most', 'importance_share_of_time']
+    return write_figure(output, (WIDTH, 4.4),
+                        lambda figure: _draw_stability(figure, runs, rows), header, rows)
+
+
+def importances(run):
+    """(evaluations, N) float64: every tensor's importance. Where steps drift, tensors are chosen
+    again by the old one: that is no evaluation.
+    """
+    interval = run.summary['interval']
+    epochs = sorted({row.epoch for row in run.selections
+                     if row.epoch == 1 or interval and (row.epoch - 1) % interval == 0})
+    return np.array([[row.importance for row in sorted(run.selections, key=lambda row: row.tensor)
+                      if row.epoch == epoch] for epoch in epochs], dtype=float)
+
+
+def _draw_stability(figure, runs, rows):
+    axes = figure.subplots(2, 2, sharey='row', gridspec_kw={
+        'left': 0.085, 'right': 0.985, 'top': _top(figure), 'bottom': 0.1, 'wspace': 0.08,
+        'hspace': 0.2})
+    _title(figure, 'successive importances, {model_name} on {dataset_name}'.format(
+        **runs[0].summary), runs)
+    least_interval = min(row[0] for row in rows)
+    for column, (index, other, fixed, text) in enumerate((
+            (0, 1, 1, 'selection interval (epochs)'), (1, 0, least_interval, 'probe batches'))):
+        values = sorted({row[index] for row in rows if row[other] == fixed})
+        for x, value in enumerate(values):
+            alike = [row for row in rows if row[index] == value and row[other] == fixed]
+            mean = np.mean([row[4] for row in alike])
+            spread = np.maximum(0, [[mean - min(row[5] for row in alike)],
+                                    [max(row[6] for row in alike) - mean]])
+            axes[0][column].bar(x, mean, 0.6, color=TRAINED, yerr=spread,
+                                error_kw={'linewidth': 0.8})
+            axes[1][column].bar(x, 100 * np.mean([row[7] for row in alike]), 0.6, color='#E69F00')
+        for axis in axes[:, column]:
+            axis.set_xticks(range(len(values)))
+            axis.set_xticklabels(values)
+            axis.grid(True, axis='y')
+        axes[1][column].set_xlabel(text)
+    axes[0][0].set_ylabel('similarity, [least, most]')
+    axes[1][0].set_ylabel('cost (% of training time)')
+
+
+# ---------------------------------------------------------------- figure 21
+
+def selection_panels(folders, output):
+    """Which tensors were trained in which epoch, a panel for each data set; its first seed."""
+    runs = [group[0] for group in _by(_read(folders, 'rho'), 'dataset_name').values()]
+    maps = []
+    for run in runs:
+        if not run.selections:
+            raise UserError("run '{}' has no selections.csv: there is nothing to draw".format(
+                run.summary['run_name']))
+        maps.append(selection_per_epoch(run)[0])
+    header = ['dataset_name', 'epoch', 'tensor', 'name', 'selected']
+    names = [{row.tensor: row.name for row in run.selections} for run in runs]
+    rows = [[run.summary['dataset_name'], epoch + 1, tensor, of_run[tensor],
+             int(mask[epoch, tensor])]
+            for run, mask, of_run in zip(runs, maps, names)
+            for epoch, tensor in np.ndindex(*mask.shape)]
+    return write_figure(output, (WIDTH, 3.9), lambda figure: _draw_panels(figure, runs, maps),
+                        header, rows)
+
+
+def _draw_panels(figure, runs, maps):
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+    axes = figure.subplots(1, len(runs), squeeze=False, gridspec_kw={
+        'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.05, 'bottom': 0.2,
+        'wspace': 0.16})[0]
+    _title(figure, 'tensors trained in each epoch, {}, ρ = {:g}'.format(
+        runs[0].summary['model_name'], runs[0].summary['rho']), runs)
+    for axis, run, mask in zip(axes, runs, maps):
+        epochs, count = mask.shape
+        axis.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
+                    origin='lower', interpolation='nearest',
+                    extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+        axis.set(title='{} ({:.0f} % trained)'.format(
+            run.summary['dataset_name'], 100 * mask.mean()), xlabel='epoch')
+        axis.title.set_fontsize(8.5)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes[0].set_ylabel('tensor index (bottom: input)')
+    figure.legend(handles=[Patch(color=TRAINED, label='trained'),
+                           Patch(color=IDLE, label='not trained')], loc='lower center', ncol=2,
+                  borderaxespad=0.3)

@@ -1,0 +1,390 @@
+"""Every figure of the paper: the runs behind it, run where they are missing, and the picture.
+
+    python reproduce.py FIGURE [--dry_run | --rehearse] [--only PATTERN] [--seeds N] [--jobs FILE]
+
+scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated; an
+interrupted one starts over; figures share the runs that they have in common. A failed run is told
+at the end, and the others still run.
+"""
+
+import argparse
+import fnmatch
+import os
+import shlex
+import subprocess
+import sys
+import time
+from typing import NamedTuple, Optional, Tuple
+
+import command_line
+from command_line import UserError, number
+
+ROOT = os.path.dirname(os.path.abspath(__file__))
+CUB, PET, DOGS = 'caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs'
+DATA = {  # classes, training images, test images
+    CUB: (200, 5994, 5794), PET: (37, 3680, 3669), DOGS: (120, 12000, 8580)}
+BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
+ELASTIC, PRUNE = 'elastic_training', 'prune_training'
+RHO, INTERVAL = 0.5, 4
+REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
+REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.01,
+             'num_epochs': 5, 'steps_per_epoch': 10, 'validation_steps': 12}
+
+
+class Cell(NamedTuple):
+    """One run of a figure's grid, up to the seed; None: the flag is left at its default."""
+    model_name: str
+    dataset_name: str
+    train_type: str
+    rho: Optional[float] = None
+    interval: Optional[int] = None
+    probe_batches: Optional[int] = None
+
+
+class Figure(NamedTuple):
+    """title, board: what it shows in the paper, and where. hours: the paper's own, by board.
+
+    draw: name of the function of paper_plots.py. by_data: drawn of the data sets that are complete.
+    """
+    title: str
+    board: str
+    hours: str
+    cells: Tuple
+    draw: str
+    by_data: bool = False
+
+
+def elastic(model, data, rho=RHO, interval=INTERVAL, probe_batches=1):
+    return Cell(model, data, ELASTIC, rho, interval, probe_batches)
+
+
+def schemes(model, data, rho=RHO):
+    """The four schemes that the paper compares nearly everywhere."""
+    return [Cell(model, data, name) for name in BASELINES] + [elastic(model, data, rho)]
+
+
+def _figures():
+    """name -> Figure; `_ego`: elastic training alone."""
+    over_data = {data: schemes('resnet50', data) for data in (CUB, PET, DOGS)}
+    curves15 = sum(over_data.values(), [])
+    rhos = [elastic('resnet50', CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]
+    models = sum([schemes(model, CUB, 0.4) for model in ('resnet50', 'vgg16', 'mobilenetv2')], [])
+    stability = [elastic('resnet50', CUB, interval=interval) for interval in (1, 2, 4)] + [
+        elastic('resnet50', CUB, interval=1, probe_batches=count) for count in (2, 4, 8)]
+    tx2, pi = 'Jetson TX2', 'Raspberry Pi 4B'
+    figures = {
+        '7': Figure('Importance from selection to selection, by interval and probe batches', tx2,
+                    'not given', tuple(stability), 'importance_stability'),
+        '15': Figure('Accuracy and loss over time, ResNet50 on three data sets', tx2,
+                     '33 h on the TX2', tuple(curves15), 'curve_grid'),
+        '15ad': Figure('Accuracy and loss over time, ResNet50 on CUB-200', tx2,
+                       '10 h on the TX2', tuple(over_data[CUB]), 'curve_grid'),
+        '16': Figure('Accuracy and loss over time, ResNet50 on two data sets', pi,
+                     '221 h on the Pi', tuple(over_data[CUB] + over_data[PET]), 'curve_grid'),
+        '17ac': Figure('Accuracy and training time by rho, ResNet50 on CUB-200', tx2 + ', ' + pi,
+                       '15 h on the TX2, 190 h on the Pi', tuple(
+                           [Cell('resnet50', CUB, name) for name in BASELINES + (PRUNE,)] + rhos),
+                       'bars'),
+        '19': Figure('Accuracy and training time of three networks on CUB-200, rho 0.4',
+                     tx2 + ', ' + pi, '20 h on the TX2, 310 h on the Pi', tuple(models), 'bars'),
+        '21': Figure('Which tensors were trained in which epoch', tx2, 'those of figure 15',
+                     tuple(cell for cell in curves15 if cell.train_type == ELASTIC),
+                     'selection_panels'),
+        '23': Figure('Energy of each scheme', tx2 + ', ' + pi, 'those of figures 15 and 16',
+                     tuple(curves15), 'energy_bars', by_data=True)}
+    ego_hours = {'15': '6.5 h on the TX2', '15ad': 'not given', '16': '52 h on the Pi',
+                 '17ac': '9 h on the TX2, 85 h on the Pi',
+                 '19': '3.5 h on the TX2, 50 h on the Pi'}
+    for name, hours in ego_hours.items():
+        whole = figures[name]
+        figures[name + '_ego'] = whole._replace(
+            title=whole.title + ', elastic training alone', hours=hours,
+            cells=tuple(cell for cell in whole.cells if cell.train_type == ELASTIC))
+    return figures
+
+
+FIGURES = _figures()
+
+
+class Run(NamedTuple):
+    """name: the folder. flags: of main.py, all that differ from its defaults."""
+    name: str
+    cell: Cell
+    flags: Tuple
+
+
+def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
+    """The Runs of one figure, cell by cell, seed by seed."""
+    figure = FIGURES[name]
+    runs = []
+    for cell in figure.cells:
+        for seed in range(seeds):
+            values = {key: value for key, value in cell._asdict().items() if value is not None}
+            if rehearse:
+                values.update(REHEARSAL)
+                values['dataset_name'] = REHEARSED_DATA[cell.dataset_name]
+                if cell.train_type == PRUNE:
+                    values['prune_interval'] = 2
+            values.update(seed=seed, logs_dir=logs_dir(rehearse), run_name=run_name(cell, seed))
+            if meter_csv:
+                values['meter_csv'] = meter_csv
+            runs.append(Run(values['run_name'], cell, tuple(
+                '--{}={}'.format(key, value) for key, value in values.items())))
+    return runs
+
+
+def run_name(cell, seed):
+    name = '{}_{}_{}'.format(cell.model_name, cell.dataset_name, cell.train_type)
+    if cell.rho is not None:
+        name += '_rho{:g}_interval{}_probe{}'.format(cell.rho, cell.interval, cell.probe_batches)
+    return '{}_seed{}'.format(name, seed)
+
+
+def logs_dir(rehearse):
+    return os.path.join('logs', 'rehearsal') if rehearse else 'logs'
+
+
+def output_of(name, rehearse):
+    """Path of the picture, without its ending."""
+    return os.path.join('figures', 'rehearsal' if rehearse else '', 'figure' + name)
+
+
+def is_done(run):
+    """True for a finished run of these very settings; UserError for one of other settings."""
+    import main
+    from runs import is_finished
+    args = main.check_arguments(main.parse_arguments(list(run.flags)))
+    return is_finished(os.path.join(args.logs_dir, args.run_name), main.run_settings(args))
+
+
+def chosen(runs, pattern):
+    """The runs whose name contains the pattern (with * and ?); UserError where none does."""
+    found = [run for run in runs if fnmatch.fnmatchcase(run.name, '*{}*'.format(pattern))]
+    if not found:
+        raise UserError("--only '{}' fits no run of this figure{}; --dry_run lists them".format(
+            pattern, command_line.nearest(pattern, [run.name for run in runs])))
+    return found
+
+
+# ---------------------------------------------------------------- before: what it will take
+
+def dry_run(figure, runs):
+    """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
+    """
+    tables, rows, total = {}, [], 0.0
+    for run in runs:
+        done = is_done(run)
+        key = run.cell.model_name
+        if key not in tables and not done:
+            tables[key] = timings_for(run)
+        hours = 0.0 if done else estimated_hours(run, tables[key])
+        total += hours
+        rows.append([run.name, 'finished' if done else '', _hours(hours)])
+    print('\n' + command_line.table(['run', '', 'time here'], rows + [
+        ['total', '', _hours(total)]], '<<>'))
+    print('\nby the step times of this device, tests between epochs included, data preparation '
+          "not; the paper's: {}".format(figure.hours))
+
+
+def _hours(hours):
+    return '{:.1f} h'.format(hours) if hours >= 1 else '{:.1f} min'.format(60 * hours)
+
+
+def timings_for(run):
+    """TensorTimings of the run's network on this device: stored, or measured now.
+
+    Told on with other numbers of classes too: the head hardly matters.
+    """
+    import main
+    import profiler
+    from tensor_timings import TensorTimings
+    args = main.parse_arguments(list(run.flags))
+    classes = DATA[args.dataset_name][0] if args.dataset_name in DATA else 10
+    statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
+    flags = ['--{}={}'.format(flag, getattr(args, flag)) for flag in (
+        'model_name', 'dataset_name', 'input_size', 'batch_size', 'logs_dir')]
+    print('step times of {} on this device'.format(args.model_name), flush=True)
+    child = subprocess.run(
+        [sys.executable, 'profiler.py', '--num_classes={}'.format(classes),
+         '--bn_statistics=' + statistics] + flags, stdout=subprocess.PIPE,
+        universal_newlines=True, cwd=ROOT)
+    print('\n'.join(line for line in child.stdout.splitlines() if line.startswith('warning')))
+    if child.returncode:
+        raise UserError('profiler.py failed on {}; its words are above'.format(args.model_name))
+    return TensorTimings.load(os.path.join(profiler.table_folder(
+        os.path.join(ROOT, args.logs_dir), args.model_name, args.input_size, classes,
+        args.batch_size), profiler.TABLE_FILE))
+
+
+def estimated_hours(run, timings):
+    """Hours of one run. PruneTrain is taken as full training, which it is until channels go."""
+    import main
+    args = main.parse_arguments(list(run.flags))
+    _, train_images, test_images = DATA.get(args.dataset_name, (10, 10776, 2250))
+    steps = min(train_images // args.batch_size, args.steps_per_epoch or train_images)
+    tests = min(test_images / args.batch_size, args.validation_steps or test_images)
+    ms = step_ms(run.cell, timings)
+    return args.num_epochs * (steps * ms + tests * timings.t_fp) / 3.6e6
+
+
+def step_ms(cell, timings):
+    if cell.train_type == ELASTIC:
+        return cell.rho * timings.t_step
+    if cell.train_type in BASELINES[1:]:
+        head = timings.names[-1].split('/')[0]
+        small = ('gamma', 'beta', 'bias') if cell.train_type == BASELINES[2] else ()
+        return timings.step_time([name.split('/')[0] == head or name.split('/')[-1] in small
+                                  for name in timings.names])
+    return timings.t_step
+
+
+# ---------------------------------------------------------------- the runs
+
+def run_all(runs):
+    """Runs what is not finished, one after the other; list of (run, exit status) that failed."""
+    failed, begin = [], time.time()
+    for i, run in enumerate(runs, 1):
+        title = '[{}/{}] {}'.format(i, len(runs), run.name)
+        if is_done(run):
+            print('{}: finished before'.format(title), flush=True)
+            _meter(run)
+            continue
+        print('\n{}   {:.0f} min since the start'.format(title, (time.time() - begin) / 60),
+              flush=True)
+        status = subprocess.call([sys.executable, 'main.py'] + list(run.flags), cwd=ROOT,
+                                 preexec_fn=_die_with_parent)
+        if status in (-2, 130):  # Ctrl-C is meant for all of it
+            raise KeyboardInterrupt
+        if status:
+            failed.append((run, status))
+    return failed
+
+
+def _die_with_parent():
+    """In the child: a killed script leaves no training behind that the next one would meet."""
+    if sys.platform.startswith('linux'):
+        import ctypes
+        import signal
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _meter(run):
+    """Adds the energy by --meter_csv to a run that is finished without any."""
+    import energy
+    import main
+    from runs import read_run
+    args = main.parse_arguments(list(run.flags))
+    folder = os.path.join(ROOT, args.logs_dir, run.name)
+    if args.meter_csv and read_run(folder).summary.get('energy_joules') is None:
+        try:
+            energy.add_to_run(folder, args.meter_csv)
+        except UserError as error:
+            print('energy not measured: {}'.format(error), file=sys.stderr)
+
+
+def drawable(figure, runs, finished):
+    """The runs that the figure is drawn of: all, or those of the data sets that are complete.
+
+    finished: names of the finished runs. [] where the figure cannot be drawn.
+    """
+    if figure.by_data:
+        short = {run.cell.dataset_name for run in runs if run.name not in finished}
+        return [run for run in runs if run.cell.dataset_name not in short]
+    return runs if all(run.name in finished for run in runs) else []
+
+
+def draw(name, runs, rehearse):
+    """Draws the figure of these finished runs and notes which they were; the paths written."""
+    import paper_plots
+    from runs import write_json
+    folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
+    paths = getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
+    write_json(output_of(name, rehearse) + '.runs.json', {'runs': [run.name for run in runs]})
+    return paths
+
+
+def write_jobs(runs, path):
+    """One command a line, to be run in the repository's root."""
+    lines = ''.join('{} main.py {}\n'.format(
+        shlex.quote(sys.executable), ' '.join(map(shlex.quote, run.flags))) for run in runs)
+    if path == '-':
+        sys.stdout.write(lines)
+        return
+    with open(path, 'w') as out:
+        out.write(lines)
+    print('{} runs written to {}'.format(len(runs), path))
+
+
+def parse_arguments(argv=None):
+    script = os.environ.get('FIGURE_SCRIPT')  # that called us; then the figure is given
+    parser = argparse.ArgumentParser(
+        prog=script, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage='{} [--dry_run | --rehearse] [--only PATTERN] [--seeds N] [--jobs FILE] '
+              '[--meter_csv FILE]'.format('%(prog)s' if script else '%(prog)s FIGURE'))
+    parser.add_argument('figure', help=argparse.SUPPRESS if script else 'one of ' + ', '.join(
+        FIGURES))
+    parser.add_argument('--dry_run', action='store_true',
+                        help='print the runs, and hours by the step times of this device')
+    parser.add_argument('--rehearse', action='store_true', help='the same grid in minutes, on '
+                        'built-in digits and small; writes figures/rehearsal/')
+    parser.add_argument('--only', metavar='PATTERN', help='only runs whose name contains this')
+    parser.add_argument('--seeds', type=number(int, low=1), default=1, metavar='N',
+                        help='of each run; the figure shows mean and spread (default: 1)')
+    parser.add_argument('--jobs', metavar='FILE', help='run nothing, write the commands of the '
+                        'unfinished runs one a line (- for the terminal)')
+    parser.add_argument('--meter_csv', metavar='FILE', help='log of an external power meter: '
+                        'columns timestamp (seconds since 1970) and watts')
+    parser.add_argument('--check', action='store_true', help='check these arguments and stop')
+    args = parser.parse_args(argv)
+    command_line.one_of(args.figure, list(FIGURES), 'figure')
+    if args.meter_csv:
+        args.meter_csv = os.path.abspath(args.meter_csv)
+        if not os.path.isfile(args.meter_csv):
+            raise UserError('--meter_csv {}: no such file; start the meter before training'.format(
+                args.meter_csv))
+    if args.jobs and args.jobs != '-':
+        args.jobs = os.path.abspath(args.jobs)
+        if not os.access(os.path.dirname(args.jobs), os.W_OK) or os.path.isdir(args.jobs):
+            raise UserError('--jobs {}: cannot be written; give a file in a folder that is there'
+                            .format(args.jobs))
+    everything = runs_of(args.figure, args.seeds, args.rehearse, args.meter_csv)
+    return args, everything, chosen(everything, args.only) if args.only else everything
+
+
+def main(argv=None):
+    args, everything, runs = parse_arguments(argv)
+    if args.check:
+        return 0
+    os.chdir(ROOT)
+    figure = FIGURES[args.figure]
+    print('figure {}: {} (the paper: {})'.format(args.figure, figure.title, figure.board),
+          file=sys.stderr if args.jobs else sys.stdout)
+    finished = {run.name for run in everything if is_done(run)}  # UserError before anything heavy
+    if args.jobs:
+        write_jobs([run for run in runs if run.name not in finished], args.jobs)
+        return 0
+    if args.dry_run:
+        dry_run(figure, runs)
+        return 0
+    failed = ['failed with status {}: {}'.format(status, run.name)
+              for run, status in run_all(runs)]
+    finished = {run.name for run in everything if is_done(run)}
+    missing = [run.name for run in everything if run.name not in finished]
+    shown = drawable(figure, everything, finished)
+    print()
+    if missing:
+        print('{} of the {} runs of figure {} are not there: {}'.format(
+            len(missing), len(everything), args.figure, ', '.join(missing)))
+    try:
+        print('\n'.join(draw(args.figure, shown, args.rehearse)) if shown else
+              'figure {} is not drawn'.format(args.figure))
+    except UserError as error:
+        failed.append('figure {} is not drawn: {}'.format(args.figure, error))
+    import report
+    print(report.write(args.rehearse))
+    print('\n'.join(failed), file=sys.stderr, end='\n' if failed else '')
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

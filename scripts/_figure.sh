@@ -1,0 +1,28 @@
+# Sourced by run_figure*.sh: runs reproduce.py for the figure that the script is named after.
+#
+# The environment is today's where its Python is there, else the paper's (a Jetson's Python 3.8);
+# STACK=today or STACK=paper decides otherwise. Arguments are checked before anything is installed.
+set -euo pipefail
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
+
+FIGURE_SCRIPT=$(basename "$0")
+export FIGURE_SCRIPT
+figure=${FIGURE_SCRIPT#run_figure}
+figure=${figure%.sh}
+stack=${STACK:-}
+if [ -z "$stack" ]; then
+    stack=today
+    if [ ! -x "$ROOT/.venv/bin/python" ] && ! find_python today >/dev/null; then
+        if [ -x "$ROOT/.venv-paper/bin/python" ] || find_python paper >/dev/null; then
+            stack=paper
+        fi
+    fi
+fi
+if base=$(find_python "$stack"); then
+    case " $* " in
+        *' -h '* | *' --help '*) exec "$base" "$ROOT/reproduce.py" "$figure" "$@" ;;
+    esac
+    "$base" "$ROOT/reproduce.py" "$figure" --check "$@"
+fi
+ensure_venv "$stack"
+exec "$PYTHON" "$ROOT/reproduce.py" "$figure" "$@"

@@ -1,0 +1,182 @@
+"""The paper's figures: the grid, what is run and what is not, the page with all of it."""
+
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_train import synthetic_timings
+
+import main
+import report
+import reproduce
+from command_line import UserError
+from reproduce import CUB, DOGS, FIGURES, PET, runs_of
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
+
+
+def cells(name):
+    return [(cell.model_name, cell.dataset_name, cell.train_type, cell.rho)
+            for cell in FIGURES[name].cells]
+
+
+def four(model, data, rho=0.5):
+    return [(model, data, scheme, rho if scheme == 'elastic_training' else None)
+            for scheme in FOUR]
+
+
+@pytest.mark.parametrize('name, expected', [
+    ('15ad', four('resnet50', CUB)),
+    ('15', four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS)),
+    ('16', four('resnet50', CUB) + four('resnet50', PET)),
+    ('17ac', four('resnet50', CUB)[:3] + [('resnet50', CUB, 'prune_training', None)]
+     + [('resnet50', CUB, 'elastic_training', rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]),
+    ('19', four('resnet50', CUB, 0.4) + four('vgg16', CUB, 0.4) + four('mobilenetv2', CUB, 0.4)),
+    ('21', [('resnet50', data, 'elastic_training', 0.5) for data in (CUB, PET, DOGS)]),
+    ('23', four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS))])
+def test_every_cell_of_the_papers_grid_is_there_once(name, expected):
+    assert sorted(cells(name), key=str) == sorted(expected, key=str)
+
+
+def test_figure_7_varies_one_thing_at_a_time():
+    varied = [(cell.interval, cell.probe_batches) for cell in FIGURES['7'].cells]
+    assert len(set(varied)) == len(varied)
+    assert all(interval == 1 or count == 1 for interval, count in varied)
+    assert len({i for i, _ in varied}) > 2 and len({n for _, n in varied}) > 2
+
+
+@pytest.mark.parametrize('name', ['15', '15ad', '16', '17ac', '19'])
+def test_ego_is_the_elastic_part(name):
+    assert cells(name + '_ego') == [cell for cell in cells(name) if cell[2] == 'elastic_training']
+
+
+@pytest.mark.parametrize('rehearse', [False, True])
+@pytest.mark.parametrize('name', list(FIGURES))
+def test_every_run_is_one_that_main_accepts_under_a_name_of_its_own(name, rehearse):
+    runs = runs_of(name, seeds=2, rehearse=rehearse)
+    assert len({run.name for run in runs}) == len(runs) == 2 * len(FIGURES[name].cells)
+    for run in runs:
+        args = main.check_arguments(main.parse_arguments(list(run.flags)))
+        assert args.run_name == run.name and args.train_type == run.cell.train_type
+        assert args.logs_dir == ('logs/rehearsal' if rehearse else 'logs')
+
+
+@pytest.mark.parametrize('rehearse', [False, True])
+def test_runs_of_one_name_are_the_same_in_every_figure(rehearse):
+    flags = {}
+    for name in FIGURES:
+        for run in runs_of(name, rehearse=rehearse):
+            assert flags.setdefault(run.name, run.flags) == run.flags
+    for name in ('15ad', '16', '21', '23', '15_ego'):
+        assert {run.name for run in runs_of(name)} <= {run.name for run in runs_of('15')}
+
+
+def test_energy_is_drawn_of_the_data_sets_that_are_complete():
+    runs = runs_of('23')
+    there = {run.name for run in runs if run.cell.dataset_name != DOGS}
+    for figure, finished, expected in (
+            ('23', there, there), ('23', there - {runs[0].name}, {
+                run.name for run in runs if run.cell.dataset_name == PET}), ('23', set(), set()),
+            ('15', there, set())):
+        drawn = reproduce.drawable(FIGURES[figure], runs, finished)
+        assert {run.name for run in drawn} == expected
+
+
+def test_every_figure_has_its_script():
+    scripts = {os.path.basename(path)[len('run_figure'):-len('.sh')]
+               for path in glob.glob(os.path.join(ROOT, 'scripts', 'run_figure*.sh'))}
+    assert scripts == set(FIGURES)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A repository's root of its own, with the scripts in it."""
+    for name in os.listdir(ROOT):
+        if name.endswith('.py'):
+            (tmp_path / name).symlink_to(os.path.join(ROOT, name))
+    monkeypatch.setattr(reproduce, 'ROOT', str(tmp_path))
+    monkeypatch.setattr(report, 'ROOT', str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A figure of one tiny run, and of one that cannot work."""
+    cells = (reproduce.Cell('mobilenetv2', CUB, 'traditional_tl_training'),
+             reproduce.elastic('mobilenetv2', CUB, rho=0.01))
+    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=cells))
+    for key, value in dict(alpha=0.35, num_epochs=2, steps_per_epoch=2, validation_steps=2).items():
+        monkeypatch.setitem(reproduce.REHEARSAL, key, value)
+    return [run.name for run in runs_of('15ad', rehearse=True)]
+
+
+def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny, capfd):
+    head, impossible = tiny
+    assert reproduce.main(['15ad', '--rehearse']) == 1
+    out, err = capfd.readouterr()
+    assert 'rho 0.01 is out of reach' in err and 'failed with status 2: ' + impossible in err
+    assert '1 of the 2 runs of figure 15ad are not there: ' + impossible in out
+    assert 'figure 15ad is not drawn' in out
+    summary = here / 'logs/rehearsal' / head / 'summary.json'
+    before = summary.read_bytes()
+    assert reproduce.main(['15ad', '--rehearse', '--only', 'traditional']) == 0
+    assert head + ': finished before' in capfd.readouterr().out
+    assert summary.read_bytes() == before
+    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
+    assert 'Not drawn yet' in page and '1 finished runs' in page and impossible in page
+    paths = reproduce.draw('15ad', runs_of('15ad', rehearse=True)[:1], True)
+    report.write(True)
+    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
+    assert os.path.exists(paths[0]) and page.count('data:image/png;base64,') == 1
+    text = re.sub('base64,[^"]*', '', page)
+    assert 'http' not in text and 'width=device-width' in text
+    reproduce.main(['15ad', '--rehearse', '--dry_run'])
+    rows = [line.split() for line in capfd.readouterr().out.splitlines() if 'mobilenetv2_' in line]
+    assert rows[0] == [head, 'finished', '0.0', 'min'] and rows[1] == [impossible, '0.0', 'min']
+
+
+def test_a_run_with_other_settings_under_that_name_is_an_error(here):
+    run = runs_of('15ad', rehearse=True)[0]
+    args = main.check_arguments(main.parse_arguments(list(run.flags)))
+    folder = here / 'logs/rehearsal' / run.name
+    folder.mkdir(parents=True)
+    (folder / 'settings.json').write_text(json.dumps(dict(main.run_settings(args), rho=0.9)))
+    with pytest.raises(UserError, match='exists with other settings .*rho'):
+        reproduce.main(['15ad', '--rehearse'])
+
+
+def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):
+    reproduce.main(['17ac', '--jobs', 'jobs.txt', '--seeds', '3'])
+    lines = (here / 'jobs.txt').read_text().splitlines()
+    assert len(lines) == 27 and all(' main.py --model_name=resnet50 ' in line for line in lines)
+    assert not (here / 'logs').exists()
+
+
+@pytest.mark.parametrize('arguments, says', [
+    (['16', '--only', 'birds2012'], "--only 'birds2012' fits no run of this figure"),
+    (['18'], "unknown figure '18'"), (['15', '--meter_csv', 'none.csv'], 'no such file'),
+    (['15', '--seeds', '0'], '0 is not a whole number'),
+    (['15', '--jobs', 'no/such/folder'], '--jobs')])
+def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
+    code = ("import sys, command_line, reproduce\n"
+            "try: command_line.run(reproduce.main, {})\n"
+            "finally: print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
+    result = subprocess.run([sys.executable, '-c', code.format(arguments)], cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            universal_newlines=True)
+    assert result.returncode == 2 and result.stdout.split() == ['[]'] and says in result.stderr
+
+
+def test_hours_follow_steps_and_shares(tmp_path):
+    timings = synthetic_timings(np.random.RandomState(0))
+    whole, head, _, half = [reproduce.estimated_hours(run, timings) for run in runs_of('15ad')]
+    tests = 12 * 5794 / 4 * timings.t_fp / 3.6e6
+    assert whole == pytest.approx(12 * 1498 * timings.t_step / 3.6e6 + tests)
+    assert half - tests == pytest.approx(0.5 * (whole - tests)) and head < whole
