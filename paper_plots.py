@@ -105,22 +105,23 @@ def _draw_grid(figure, runs, columns):
     axes = figure.subplots(*shape, squeeze=False, gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height, 'bottom': 0.86 / height,
         'wspace': 0.26, 'hspace': 0.3}).reshape(2, -1)
-    _title(figure, ', '.join(_by(runs, 'model_name')), runs)
+    models, alone = ', '.join(_by(runs, 'model_name')), len(columns) == 1
+    _title(figure, models + (' on {}'.format(*columns) if alone else ''), runs)
     lines = {}
     for (data, curves), accuracy, loss in zip(columns.items(), axes[0], axes[1]):
         name, seconds, _ = _unit(max(curve.mean['train_seconds'][-1] for curve in curves))
         for curve in curves:
             draw_curve(loss, curve, 'test_loss', seconds, 1)
             lines[curve.label] = draw_curve(accuracy, curve, 'test_accuracy', seconds, 100)
-        accuracy.set(title=data)
-        for axis in (accuracy, loss) if len(columns) == 1 else (loss,):
+        accuracy.set_title('' if alone else data, fontsize=9)
+        for axis in (accuracy, loss) if alone else (loss,):
             axis.set_xlabel('training time ({})'.format(name))
         for axis in (accuracy, loss):
             axis.set_xlim(left=0)
             axis.grid(True)
         ends = {curve.summary['scheme']: curve.mean['train_seconds'][-1] for curve in curves}
         if 'full_training' in ends and 'elastic_training' in ends:
-            accuracy.text(0.97, 0.04, '{:.2f}× faster'.format(
+            accuracy.text(0.97, 0.04, '{:.2f}× speed-up'.format(
                 ends['full_training'] / ends['elastic_training']), ha='right', fontsize=8,
                 transform=accuracy.transAxes, color=SCHEMES['elastic_training'][1],
                 bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 1, 'alpha': 0.8})
@@ -200,13 +201,13 @@ def _mean_std(values):
 
 def _draw_bars(figure, runs, columns, panels):
     axes = figure.subplots(1, 2, gridspec_kw={
-        'left': 0.075, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
+        'left': 0.08, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
     shown = ', '.join(sorted({run.summary['model_name'] for run in runs}))
     _title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
     alone = len(columns) == 1
     for axis, (text, key, scale) in zip(axes, panels):
         for i, column in enumerate(columns.values()):
-            _draw_group(axis, i, column, key, scale, alone)
+            _draw_group(axis, i, column, key, scale)
         axis.set(ylabel=text, xlim=(-0.5, len(columns) - 0.5))
         axis.margins(y=0.12)
         axis.set_xticks([] if alone else range(len(columns)))
@@ -229,8 +230,8 @@ def _wrapped(text, width=44):
     return '\n'.join(textwrap.wrap(text, width))
 
 
-def _draw_group(axis, i, column, key, scale, alone):
-    """The bars of one group, about x = i; `alone`: it has the whole panel."""
+def _draw_group(axis, i, column, key, scale):
+    """The bars of one group, about x = i."""
     width = 0.8 / len(column)
     for j, bar in enumerate(column):
         mean, std = _mean_std(scale * bar.values(key))
@@ -238,8 +239,8 @@ def _draw_group(axis, i, column, key, scale, alone):
         axis.bar(x, mean, 0.9 * width, color=colour_of(bar), linewidth=0,
                  yerr=None if np.isnan(std) else std, error_kw={'linewidth': 0.8})
         if not np.isnan(mean):
-            text = '{:.3g}'.format(mean) if alone or mean < 100 else '{:.0f}'.format(mean)
-            axis.annotate(text, (x, mean + (0 if np.isnan(std) else std)), xytext=(0, 1.5),
+            axis.annotate('{:.1f}'.format(mean) if mean < 100 else '{:.0f}'.format(mean),
+                          (x, mean + (0 if np.isnan(std) else std)), xytext=(0, 1.5),
                           textcoords='offset points', ha='center', fontsize=6)
 
 
@@ -355,6 +356,7 @@ def _draw_panels(figure, runs, maps):
         axis.set(title='{} ({:.0f} % trained)'.format(
             run.summary['dataset_name'], 100 * mask.mean()), xlabel='epoch')
         axis.title.set_fontsize(8.5)
+        axis.tick_params(labelleft=axis is axes[0])
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[0].set_ylabel('tensor index (bottom: input)')
     figure.legend(handles=[Patch(color=TRAINED, label='trained'),

@@ -27,8 +27,8 @@ BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training'
 ELASTIC, PRUNE = 'elastic_training', 'prune_training'
 RHO, INTERVAL = 0.5, 4
 REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
-REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.01,
-             'num_epochs': 5, 'steps_per_epoch': 10, 'validation_steps': 12}
+REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.001,
+             'num_epochs': 5, 'steps_per_epoch': 20, 'validation_steps': 25}
 
 
 class Cell(NamedTuple):

@@ -17,8 +17,8 @@ from runs import open_run, read_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--batch_size',
-         '256', '--dataset_name', 'digits_shifted', '--weights', 'none', '--num_epochs', '2',
-         '--learning_rate', '0.02']
+         '64', '--dataset_name', 'digits_shifted', '--weights', 'none', '--num_epochs', '2',
+         '--learning_rate', '0.02', '--steps_per_epoch', '12', '--validation_steps', '4']
 
 
 def script(*arguments, **environment):
@@ -207,7 +207,7 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
 
 def test_table_is_reused_only_on_an_exact_match(logs, capsys):
     folder, arguments = logs
-    table = str(folder / 'mobilenetv2_32_10_256_profile' / 'timings.json')
+    table = str(folder / 'mobilenetv2_32_10_64_profile' / 'timings.json')
     stored = profiler.TensorTimings.load(table)
     capsys.readouterr()
     assert profiler.stored_table(os.path.dirname(table), stored.key).key == stored.key
