@@ -14,7 +14,6 @@ import argparse
 import csv
 import math
 import os
-import re
 import tempfile
 from typing import NamedTuple
 
@@ -143,10 +142,7 @@ def configuration(summary):
 
 def check_alike(run, other, keys):
     for key in keys:
-        # An update of Python's last digit makes no other stack.
-        here, there = (re.sub(r'(Python \d+\.\d+)\.\d+', r'\1', str(one.summary[key]))
-                       for one in (run, other))
-        if here != there:
+        if run.summary[key] != other.summary[key]:
             raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, run "
                             f"'{other.summary['run_name']}' has {other.summary[key]}: they cannot "
                             'be compared in one figure')
@@ -345,8 +341,8 @@ def _draw_points(figure, models, points):
             _, color, marker = SCHEMES[point['scheme']]
             size = 4.5 if point['variant'] else 7
             axis.errorbar(point['seconds'], 100 * point['accuracy'],
-                          xerr=known(point['seconds_se']),
-                          yerr=known(100 * point['accuracy_se']), color=color,
+                          xerr=_known(point['seconds_se']),
+                          yerr=_known(100 * point['accuracy_se']), color=color,
                           marker=marker, markersize=size, markeredgecolor='white', linewidth=0.9,
                           linestyle='none', zorder=3)
             axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']),
@@ -362,7 +358,7 @@ def _draw_points(figure, models, points):
         axis.grid(True)
 
 
-def known(error):
+def _known(error):
     return None if math.isnan(error) else error
 
 
