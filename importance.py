@@ -52,13 +52,13 @@ class Evaluator:
         self.scale = 1.0
         self.variables = maker.variables
         self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
-        self._quiet_maker = self._pass = self._trial = None
+        self._pass = self._trial = None
         self._update = trial_graph.updates(maker)
 
     def gradients(self, images, labels):
         """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
         if self._pass is None:
-            self._pass = self._quiet(images, labels).gradients()
+            self._pass = self.maker.gradients()
             self._pass(images, labels)[0].numpy()  # compiles; usual times are wanted
         loss, _, *gradients = self._timed(self._pass, images, labels)
         return float(loss), gradients
@@ -74,7 +74,7 @@ class Evaluator:
         """
         scale = tf.constant(scale, tf.float32)
         if self._trial is None:
-            self._trial = trial_graph.drops(self._quiet(images, labels))
+            self._trial = trial_graph.drops(self.maker)
             self._trial(images, labels, scale, *updates)[0].numpy()  # compiles
         loss, _, drops = self._timed(self._trial, images, labels, scale, *updates)
         return float(loss), drops.numpy().astype(np.float64)
@@ -83,13 +83,6 @@ class Evaluator:
         results, ms = function.timed(*arguments)
         self.pass_ms.append(ms)
         return results
-
-    def _quiet(self, images, labels):
-        """The StepMaker without dropout."""
-        if self._quiet_maker is None:
-            self._quiet_maker = StepMaker(self.maker.model, None, 0.0, images, labels,
-                                          dropout=False)
-        return self._quiet_maker
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,

@@ -94,17 +94,32 @@ def learning_rate(optimizer):
 
 
 @contextlib.contextmanager
-def dropout_off(model):
-    """Sets every dropout rate to 0 while a function is traced inside this context."""
+def dropout_as_product(model):
+    """Within, every dropout of the model computes inputs * noise, noise being its output for ones.
+
+    Yields a list, which receives the product, a tensor, of each as it is traced: a graph in which
+    ones stand for the noise is one without dropout.
+    """
     layers = [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.Dropout)]
-    rates = [layer.rate for layer in layers]
+    products = []
     try:
         for layer in layers:
-            layer.rate = 0.0
-        yield
+            layer.call = _product_call(layer, products)
+        yield products
     finally:
-        for layer, rate in zip(layers, rates):
-            layer.rate = rate
+        for layer in layers:
+            del layer.call
+
+
+def _product_call(layer, products):
+    usual = layer.call
+
+    def call(inputs, training=None):
+        if not training or not layer.rate:
+            return usual(inputs, training=training)
+        products.append(tf.multiply(inputs, usual(tf.ones_like(inputs), training=training)))
+        return products[-1]
+    return call
 
 
 def flat_layers(model):

@@ -6,7 +6,6 @@ only serves tensors which are not selected: what remains is what tracing that ma
 is ready within a step or two (benchmarks/overhead.py).
 """
 
-import contextlib
 import time
 
 import numpy as np
@@ -27,14 +26,14 @@ class StepMaker:
 
     images, labels: one batch, or tf.TensorSpecs of it: steps take batches of this very shape.
     weight_decay: see TrainingStep. optimizer: None for gradients alone.
-    dropout: False leaves it out. penalty: see TrainingStep.
+    penalty: see TrainingStep.
     named: True keeps the names of the nodes, which tell their layers, for a trace. Numbers instead
     make the first call of each step shorter by a third of a step (mobilenetv2, 96x96).
     Steps share the model's and the optimizer's variables.
     """
 
-    def __init__(self, model, optimizer, weight_decay, images, labels, dropout=True,
-                 penalty=None, named=False):
+    def __init__(self, model, optimizer, weight_decay, images, labels, penalty=None,
+                 named=False):
         self.model = model
         self.optimizer = optimizer
         # Once: Keras takes milliseconds to gather them.
@@ -42,9 +41,7 @@ class StepMaker:
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
                             update=optimizer is not None, penalty=penalty)
-        with contextlib.ExitStack() as stack:
-            if not dropout:
-                stack.enter_context(keras_stack.dropout_off(model))
+        with keras_stack.dropout_as_product(model) as products:
             concrete = full.function.get_concrete_function(images, labels)
         self.concrete = concrete  # as traced; owns what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
@@ -52,6 +49,7 @@ class StepMaker:
         self.traced_names = {} if named else _number(self.function)  # number -> name
         self.shape = tuple(int(n) for n in images.shape)
         self.nodes = {node.name: node for node in self.function.node_def}
+        self._noises = self._noises_of({product.op.name for product in products})
         self._sources = {name: [source.lstrip('^').split(':')[0] for source in node.input]
                          for name, node in self.nodes.items()}
         self._waits_for = {name: [source[1:] for source in node.input if source[0] == '^']
@@ -78,6 +76,12 @@ class StepMaker:
                     raise UserError(
                         '{} is read by {}, row by row: networks with such layers cannot be trained '
                         'here'.format(self.variables[of_weight[source]].name, node.op))
+
+    def _noises_of(self, products):
+        """Noise -> (what it is multiplied by, its type), tensors; products: names as traced."""
+        nodes = [node for name, node in self.nodes.items()
+                 if self.traced_names.get(name, name) in products]
+        return {node.input[1]: (node.input[0], node.attr['T'].type) for node in nodes}
 
     def _owners(self):
         """Argument index -> k for the argument that is the handle of tensor k."""
@@ -108,9 +112,23 @@ class StepMaker:
         return MaskedStep(self.cut(effects, 2, left_out), mask, self)
 
     def gradients(self):
-        """(images, labels) -> [loss, number correct, N gradients]; changes nothing."""
-        outputs = 2 + len(self.variables)
-        return MaskedStep(self.cut({}, outputs, set(self.graph.update)), None, self)
+        """(images, labels) -> [loss, number correct, N gradients]; no dropout, no effect."""
+        return MaskedStep(self.quiet(2 + len(self.variables)), None, self)
+
+    def quiet(self, num_outputs):
+        """FunctionDef of the first of: loss, number correct, N gradients; without dropout.
+
+        It has no effects: neither random states nor BN statistics change.
+        """
+        noises = {noise.split(':')[0] for noise in self._noises}
+        cut = self.cut({}, num_outputs, noises.union(self.graph.update))
+        ones = {}
+        for i, (noise, (like, dtype)) in enumerate(self._noises.items()):
+            add_node(cut, 'OnesLike', 'ones/{}'.format(i), [like], T=dtype)
+            ones[noise] = 'ones/{}:y:0'.format(i)
+        for node in cut.node_def:
+            set_inputs(node, [ones.get(tensor, tensor) for tensor in node.input])
+        return cut
 
     def with_gradients(self):
         """As the step of all tensors, with the N gradients behind its two results.
@@ -121,12 +139,13 @@ class StepMaker:
         mask = np.ones(len(self.variables), dtype=bool)
         return MaskedStep(self.cut(self.effects(set()), 2 + len(mask), set()), mask, self)
 
-    def forward(self):
+    def forward(self, dropout=True):
         """(images, labels) -> [loss, number correct] of the forward pass alone, in training mode.
 
-        Changes nothing, neither random states nor BN statistics.
+        Changes nothing, neither random states nor BN statistics. dropout: False leaves it out.
         """
-        return MaskedStep(self.cut({}, 2, set(self.graph.update)), None, self)
+        cut = self.cut({}, 2, set(self.graph.update)) if dropout else self.quiet(2)
+        return MaskedStep(cut, None, self)
 
     def effects(self, left_out):
         """result name -> node of everything that changes a variable, but for `left_out`."""
@@ -325,6 +344,15 @@ def _number(function_def):
         for result in list(results):
             results[result] = numbered(results[result])
     return {number: name for name, number in numbers.items()}
+
+
+def add_node(function_def, op, name, inputs, **types):
+    """A new node, which it returns; types: its type attributes."""
+    node = function_def.node_def.add(name=name, op=op)
+    node.input.extend(inputs)
+    for key, value in types.items():
+        node.attr[key].type = value
+    return node
 
 
 def set_inputs(node, inputs):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework.types_pb2 import DT_FLOAT, DT_INT32
 
 import keras_stack
-from masked_step import GraphFunction, MaskedStep, set_inputs
+from masked_step import GraphFunction, MaskedStep, add_node, set_inputs
 
 
 def updates(maker):
@@ -98,9 +98,9 @@ def _undo(maker, cut, updating, added):
         if node.name in updating:
             node.input.append('^undo/all_before')
     for argument, dtype in written.items():
-        _add(cut, 'ReadVariableOp', 'undo/before/' + argument, [argument], dtype=dtype)
-    _add(cut, 'NoOp', 'undo/all_before', ['^undo/before/' + a for a in written])
-    _add(cut, 'NoOp', 'undo/all_updated', ['^' + name for name in updating])
+        add_node(cut, 'ReadVariableOp', 'undo/before/' + argument, [argument], dtype=dtype)
+    add_node(cut, 'NoOp', 'undo/all_before', ['^undo/before/' + a for a in written])
+    add_node(cut, 'NoOp', 'undo/all_updated', ['^' + name for name in updating])
     read = ['^undo/all_updated']
     for k, argument in sorted(maker.weights.items()):
         output = cut.signature.output_arg.add(name='update_{}'.format(k), type=types[argument])
@@ -110,35 +110,36 @@ def _undo(maker, cut, updating, added):
             continue
         update = 'undo/update/' + argument
         if op == 'AssignSubVariableOp':
-            _add(cut, 'Neg', update, [tensor], T=types[argument])
+            add_node(cut, 'Neg', update, [tensor], T=types[argument])
             cut.ret[output.name] = update + ':y:0'
             continue
-        _add(cut, 'ReadVariableOp', 'undo/after/' + argument,
-             [argument, '^undo/all_updated'], dtype=types[argument])
-        _add(cut, 'Sub', update, ['undo/after/{}:value:0'.format(argument),
-                                  'undo/before/{}:value:0'.format(argument)], T=types[argument])
+        add_node(cut, 'ReadVariableOp', 'undo/after/' + argument,
+                 [argument, '^undo/all_updated'], dtype=types[argument])
+        add_node(cut, 'Sub', update, ['undo/after/{}:value:0'.format(argument),
+                                      'undo/before/{}:value:0'.format(argument)],
+                 T=types[argument])
         cut.ret[output.name] = update + ':z:0'
         read.append('^' + update)
-    _add(cut, 'NoOp', 'undo/all_read', read)
+    add_node(cut, 'NoOp', 'undo/all_read', read)
     del cut.signature.control_output[:]
     cut.control_ret.clear()
     for argument, dtype in written.items():
         name = 'undo/restore/' + argument
-        _add(cut, 'AssignVariableOp', name,
-             [argument, 'undo/before/{}:value:0'.format(argument), '^undo/all_read'],
-             dtype=dtype)
+        add_node(cut, 'AssignVariableOp', name,
+                 [argument, 'undo/before/{}:value:0'.format(argument), '^undo/all_read'],
+                 dtype=dtype)
         cut.signature.control_output.append(name)
         cut.control_ret[name] = name
 
 
-def drops(quiet):
+def drops(maker):
     """MaskedStep (images, labels, scale, N updates) -> [loss, number correct, (N,) drops].
 
     All at the weights w + scale * update: what the graph reads of each variable is replaced by the
     sum. A drop is - sum_i g_i update_i of one tensor, scale left out.
     """
-    cut = quiet.cut({}, 2 + len(quiet.variables), set(quiet.graph.update))
-    argument_of = {argument: k for k, argument in quiet.weights.items()}
+    cut = maker.quiet(2 + len(maker.variables))
+    argument_of = {argument: k for k, argument in maker.weights.items()}
     moved = {}  # what a read gives -> what stands for it
     for node in cut.node_def:
         if node.op == 'ReadVariableOp' and node.input[0] in argument_of:
@@ -156,34 +157,26 @@ def drops(quiet):
     def axes(rank):
         if rank not in constants:
             constants[rank] = 'trial/axes/{}'.format(rank)
-            _add(cut, 'Const', constants[rank], [], dtype=DT_INT32).attr['value'].tensor.CopyFrom(
-                tf.make_tensor_proto(np.arange(rank, dtype=np.int32)))
+            node = add_node(cut, 'Const', constants[rank], [], dtype=DT_INT32)
+            node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(
+                np.arange(rank, dtype=np.int32)))
         return constants[rank] + ':output:0'
 
-    for k, (variable, gradient) in enumerate(zip(quiet.variables, gradients)):
+    for k, (variable, gradient) in enumerate(zip(maker.variables, gradients)):
         dtype, update = variable.dtype.as_datatype_enum, 'update_{}'.format(k)
         cut.signature.input_arg.add(name=update, type=dtype)
         name = ('trial/{}/%d' % k).format
-        _add(cut, 'ReadVariableOp', name('read'), [quiet.weights[k]], dtype=dtype)
-        _add(cut, 'Mul', name('scaled'), ['scale', update], T=dtype)
-        _add(cut, 'AddV2', name('weights'), [name('read') + ':value:0', name('scaled') + ':z:0'],
-             T=dtype)
-        _add(cut, 'Mul', name('product'), [moved.get(gradient, gradient), update], T=dtype)
-        _add(cut, 'Sum', name('sum'), [name('product') + ':z:0', axes(len(variable.shape))],
-             T=dtype, Tidx=DT_INT32)
+        add_node(cut, 'ReadVariableOp', name('read'), [maker.weights[k]], dtype=dtype)
+        add_node(cut, 'Mul', name('scaled'), ['scale', update], T=dtype)
+        add_node(cut, 'AddV2', name('weights'),
+                 [name('read') + ':value:0', name('scaled') + ':z:0'], T=dtype)
+        add_node(cut, 'Mul', name('product'), [moved.get(gradient, gradient), update], T=dtype)
+        add_node(cut, 'Sum', name('sum'), [name('product') + ':z:0', axes(len(variable.shape))],
+                 T=dtype, Tidx=DT_INT32)
         found.append(name('sum') + ':output:0')
     cut.signature.input_arg.extend(handles)
-    _add(cut, 'Pack', 'trial/sums', found, T=DT_FLOAT).attr['N'].i = len(found)
-    _add(cut, 'Neg', 'trial/drops', ['trial/sums:output:0'], T=DT_FLOAT)
+    add_node(cut, 'Pack', 'trial/sums', found, T=DT_FLOAT).attr['N'].i = len(found)
+    add_node(cut, 'Neg', 'trial/drops', ['trial/sums:output:0'], T=DT_FLOAT)
     cut.signature.output_arg.add(name='drops', type=DT_FLOAT)
     cut.ret['drops'] = 'trial/drops:y:0'
-    return MaskedStep(cut, None, quiet)
-
-
-def _add(function_def, op, name, inputs, **types):
-    """A new node, which it returns; types: its type attributes."""
-    node = function_def.node_def.add(name=name, op=op)
-    node.input.extend(inputs)
-    for key, value in types.items():
-        node.attr[key].type = value
-    return node
+    return MaskedStep(cut, None, maker)

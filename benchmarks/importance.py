@@ -65,7 +65,7 @@ def row(model, batch, rate):
     evaluate_importance(model, optimizer, [batch], evaluator=evaluator, trials=trials)
     loss, gradients = evaluator.gradients(*batch)
     updates = evaluator.updates(gradients)
-    forward = StepMaker(model, None, 0.0, *batch, dropout=False).forward()
+    forward = evaluator.maker.forward(dropout=False)
     found = dict(learning_rate=rate, scale=trials[0].scale)
     for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):
         after, importance = evaluator.trial(*batch, updates, scale)

@@ -26,7 +26,7 @@ from test_training_step import (
 import keras_stack
 from command_line import UserError
 from masked_step import StepMaker
-from training_step import TrainingStep, make_optimizer
+from training_step import TrainingStep, loss_function, make_optimizer
 
 
 @pytest.mark.parametrize('mask, expected', [
@@ -162,8 +162,31 @@ def test_dropout_is_drawn_anew_at_every_call_and_can_be_left_out():
             found.append(float(function(*batch())[0]))
         return found
     assert len(set(losses(with_dropout))) == 3
-    without = StepMaker(model, None, 0.0, *batch(), dropout=False).gradients()
+    without = StepMaker(model, None, 0.0, *batch()).gradients()
     assert len(set(losses(without))) == 1
+    images, labels = batch()
+    usual = loss_function(model)(labels, model(images, training=False))
+    assert losses(without)[0] == pytest.approx(float(usual), rel=1e-5)
+    assert not any('Random' in op for op in without.nodes.values())
+
+
+@pytest.mark.parametrize('noise_shape', [None, (None, 1)])
+def test_dropout_is_traced_as_the_layers_own(noise_shape):
+    layer = keras.layers.Dropout(0.25, noise_shape=noise_shape)
+    model = keras.Sequential([keras.Input((200,)), layer])
+    inputs = tf.random.stateless_uniform((50, 200), (0, 1), 0.5, 1.5)
+    with keras_stack.dropout_as_product(model) as products:
+        @tf.function
+        def dropped(inputs):
+            return model(inputs, training=True)
+        factor = (dropped(inputs) / inputs).numpy()
+    assert len(products) == 1 and 'call' not in vars(layer)
+    dropout = np.abs(factor) < 1e-6
+    np.testing.assert_allclose(factor[~dropout], 1 / 0.75, rtol=1e-5)
+    assert 0.1 < dropout.mean() < 0.4
+    if noise_shape:
+        assert (dropout == dropout[:, :1]).all()
+    np.testing.assert_array_equal(model(inputs, training=False), inputs)
 
 
 def test_a_step_leaves_memory_with_its_object():

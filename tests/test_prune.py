@@ -177,9 +177,10 @@ def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
     for ratio in (0.01, 0.9):
         keras_stack.set_seed(0)
         model = residual_network()
+        model.get_layer('dropout').rate = 0.0
         lasso = GroupLasso(model, [(images, labels)], ratio)
         maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0, images, labels,
-                          dropout=False, penalty=lasso)
+                          penalty=lasso)
         step = maker.step(np.ones(len(model.trainable_variables), dtype=bool))
         begin, loss = float(lasso.norms(model)), float(step(images, labels)[0])
         penalty = lasso.coefficient * begin
