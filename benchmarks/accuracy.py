@@ -1,15 +1,15 @@
 """What each way to spend training time is worth: accuracy against time, several seeds, paired.
 
     python benchmarks/accuracy.py --quick     (under 15 minutes: one network, one seed)
-    python benchmarks/accuracy.py             (hours the first time; finished runs are kept)
+    python benchmarks/accuracy.py             (two hours the first time; finished runs are kept)
+    python benchmarks/accuracy.py --table     (seconds: the table of the runs that are there)
 
 Each network is trained on digits once, then adapted to the shifted digits (turned, coloured, noisy;
 2,250 test images whose originals the source training never saw) by every scheme, from the same
 weights at the same learning rate. Epochs are short, of images newly drawn, so that the interval of
 selections can be varied. Runs are those of main.py, under logs/accuracy/; a finished one is not
-repeated, so that a stopped benchmark goes on where it was, and prints the table of what is there
-when all of it is. The test set is used once an epoch for the curves; final accuracy is what counts,
-not the best epoch.
+repeated, so that a stopped benchmark goes on where it was. The test set is used once an epoch for
+the curves; final accuracy is what counts, not the best epoch.
 """
 
 import argparse
@@ -24,14 +24,15 @@ import _path
 import numpy as np
 
 import command_line
+from runs import read_run
 
 LOGS = os.path.join('logs', 'accuracy')
 FULL = 'full'
-EPOCHS, STEPS, INTERVAL, RHO = 12, 70, 4, 0.5  # epochs of so many steps
+RHO = 0.5
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
 INTERVALS = (1, 2, 8, 0)
-PRUNE_INTERVAL = '3'
+PROBE_BATCHES = 4  # of one row; others: 1
 STRONG = ['--prune_penalty_ratio', '0.9', '--prune_threshold', '1e-3']
 REACHED = (0.95, 0.99)  # of full training's final accuracy
 POINTS = {0.5: 1.0, 0.35: 2.0}  # that elastic training may lose, by rho
@@ -40,20 +41,28 @@ HEAD_LOSES = 5.0  # points, or the task is too easy to tell anything
 
 
 class Network(NamedTuple):
-    """flags: of main.py and profiler.py. source, target: of training in each domain."""
+    """flags: of main.py and profiler.py. source, target: of training in each domain.
+
+    epochs: of `steps` steps each, in the target domain. interval: of selections, in epochs.
+    """
     name: str
     flags: List[str]
     source: List[str]
     target: List[str]
+    epochs: int
+    steps: int
+    interval: int
 
 
 NETWORKS = {network.name: network for network in (
     Network('mobilenetv2', ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
                             '--batch_size', '32'],
-            ['--num_epochs', '3', '--learning_rate', '0.05'], ['--learning_rate', '0.01']),
-    Network('mobilenet', ['--model_name', 'MobileNet', '--alpha', '0.25', '--input_size', '96',
-                          '--batch_size', '32'],
-            ['--num_epochs', '3', '--learning_rate', '0.05'], ['--learning_rate', '0.01']))}
+            ['--num_epochs', '3', '--learning_rate', '0.05'], ['--learning_rate', '0.01'],
+            12, 60, 4),
+    Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
+                               '--batch_size', '16'],
+            ['--num_epochs', '2', '--learning_rate', '0.02'], ['--learning_rate', '0.01'],
+            6, 60, 2))}
 
 
 class Row(NamedTuple):
@@ -73,7 +82,7 @@ def rows_of(variants):
     """The lines of one network; variants: also other metrics, intervals and whole layers."""
     rows = [Row(FULL, 'full_training'), Row('head only', 'traditional_tl_training'),
             Row('BN + bias', 'bn_plus_bias_training'),
-            Row('PruneTrain', 'prune_training', ['--prune_interval', PRUNE_INTERVAL])]
+            Row('PruneTrain', 'prune_training')]
     rows += [elastic('elastic {:g}'.format(rho), rho) for rho in RHOS]
     if variants:
         rows += [elastic('elastic {:g}, {}'.format(RHO, metric), RHO, '--importance', metric)
@@ -81,18 +90,25 @@ def rows_of(variants):
         rows += [elastic('elastic {:g}, {}'.format(
             RHO, 'selected once' if interval == 0 else 'interval {}'.format(interval)), RHO,
                          '--interval', str(interval)) for interval in INTERVALS]
-        rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer')]
+        rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer'),
+                 elastic('elastic {:g}, {} probe batches'.format(RHO, PROBE_BATCHES), RHO,
+                         '--probe_batches', str(PROBE_BATCHES))]
     return rows
 
 
-STRONGER = Row('PruneTrain, strong', 'prune_training',
-               ['--prune_interval', PRUNE_INTERVAL] + STRONG)
+STRONGER = Row('PruneTrain, strong', 'prune_training', STRONG)
+
+
+class OutOfReach(Exception):
+    """The forward pass leaves nothing of this rho."""
 
 
 def command(script, *flags):
     """Runs a script of the repository; SystemExit with its own words where it fails."""
     child = subprocess.run([sys.executable, script] + list(flags), cwd=_path.ROOT,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    if child.returncode == 2 and 'is out of reach' in child.stderr:
+        raise OutOfReach(child.stderr.strip())
     if child.returncode:
         print(child.stdout[-2000:] + child.stderr[-2000:], file=sys.stderr)
         raise SystemExit(child.returncode)
@@ -102,17 +118,19 @@ def run_name(network, row, seed):
     return '{}_{}_seed{}'.format(network.name, row.label.replace(' ', '_').replace(',', ''), seed)
 
 
-def summary_of(network, row, seed, epochs):
-    """The finished run, made now where it is not there; its runs.Run."""
-    from runs import read_run
-    name = run_name(network, row, seed)
+def folder_of(network, row, seed):
+    return os.path.join(_path.ROOT, LOGS, run_name(network, row, seed))
+
+
+def train(network, row, seed):
+    """One run; a finished one stays as it is. Raises OutOfReach."""
+    interval = '--prune_interval' if row.scheme == 'prune_training' else '--interval'
     command('main.py', *(network.flags + network.target + row.flags + [
-        '--dataset_name', 'digits_shifted', '--train_type', row.scheme, '--num_epochs',
-        str(epochs), '--steps_per_epoch', str(STEPS), '--seed', str(seed), '--logs_dir', LOGS,
-        '--run_name', name, '--weights',
-        os.path.join(LOGS, network.name + '_source', 'checkpoint', 'weights.npz')]
-        + ([] if row.rho is None or '--interval' in row.flags else ['--interval', str(INTERVAL)])))
-    return read_run(os.path.join(_path.ROOT, LOGS, name))
+        '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
+        '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
+        '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
+        '--weights', os.path.join(LOGS, network.name + '_source', 'checkpoint', 'weights.npz')]
+        + ([] if interval in row.flags else [interval, str(network.interval)])))
 
 
 def prepare(network):
@@ -125,19 +143,34 @@ def prepare(network):
                                               '10', '--logs_dir', LOGS]))
 
 
-def measure(network, rows, seeds, epochs):
-    """label -> list of runs.Run, one a seed; seed by seed, so that a seed's rows lie close in time.
-    """
-    runs = {}
+def measure(network, rows, seeds):
+    """Trains what is not there; seed by seed, so that a seed's rows lie close in time."""
     for seed in seeds:
         for row in rows:
             begin = time.perf_counter()
-            run = summary_of(network, row, seed, epochs)
-            runs.setdefault(row.label, []).append(run)
+            try:
+                train(network, row, seed)
+            except OutOfReach as error:
+                print('{:<34} seed {}   {}'.format(row.label, seed, error), flush=True)
+                continue
+            summary = read_run(folder_of(network, row, seed)).summary
             print('{:<34} seed {}   {:5.1f} %   {:6.1f} s trained   {:6.1f} s in all'.format(
-                row.label, seed, 100 * run.summary['final_accuracy'],
-                run.summary['train_seconds'], time.perf_counter() - begin), flush=True)
-    return runs
+                row.label, seed, 100 * summary['final_accuracy'], summary['train_seconds'],
+                time.perf_counter() - begin), flush=True)
+
+
+def finished_runs(network, rows, seeds):
+    """label -> {seed: runs.Run} of what is there."""
+    return {row.label: {seed: read_run(folder_of(network, row, seed)) for seed in seeds
+                        if os.path.exists(os.path.join(folder_of(network, row, seed),
+                                                       'summary.json'))} for row in rows}
+
+
+def nothing_pruned(network, seeds):
+    """Whether PruneTrain as published removed no channel in any run that is there."""
+    published = [row for row in rows_of(False) if row.scheme == 'prune_training']
+    runs = finished_runs(network, published, seeds)[published[0].label].values()
+    return not any(run.summary['channels_removed'] for run in runs)
 
 
 def seconds_to(run, accuracy):
@@ -155,22 +188,28 @@ def mean_error(values):
 
 
 def result_of(network, row, runs, full):
-    """dict of one line; full: the runs of full training, seed by seed."""
+    """dict of one line; full: the runs of full training. Both seed -> runs.Run, paired by seed."""
+    pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
+    runs = [run for run, _ in pairs]
+
     def of(key):
         return [run.summary[key] for run in runs]
     accuracy, accuracy_se = mean_error(of('final_accuracy'))
     seconds, seconds_se = mean_error(of('train_seconds'))
     lost, lost_se = mean_error([run.summary['final_accuracy'] - whole.summary['final_accuracy']
-                                for run, whole in zip(runs, full)])
+                                for run, whole in pairs])
     speed, speed_se = mean_error([whole.summary['train_seconds'] / run.summary['train_seconds']
-                                  for run, whole in zip(runs, full)])
+                                  for run, whole in pairs])
+    steps = mean_error([whole.summary['step_seconds'] / run.summary['step_seconds']
+                        for run, whole in pairs])[0]
     return dict(
         model=network.name, label=row.label, scheme=row.scheme, rho=row.rho, variant=row.variant,
         n=len(runs), accuracy=accuracy, accuracy_se=accuracy_se,
         best=mean_error(of('best_accuracy'))[0], to_full=lost, to_full_se=lost_se,
         seconds=seconds, seconds_se=seconds_se, speed_up=speed, speed_up_se=speed_se,
+        steps_speed_up=steps,
         reached=[mean_error([seconds_to(run, share * whole.summary['final_accuracy'])
-                             for run, whole in zip(runs, full)])[0] for share in REACHED],
+                             for run, whole in pairs])[0] for share in REACHED],
         peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
 
@@ -216,16 +255,17 @@ def report(results):
               '' if r['label'] == FULL else plus_minus(
                   100 * r['to_full'], 100 * r['to_full_se'], '{:+.1f}'),
               plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
-              plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}')]
+              plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
+              '{:.2f}'.format(r['steps_speed_up'])]
              + ['never' if seconds != seconds else '{:.0f}'.format(seconds)
                 for seconds in r['reached']]
              + ['{:,.0f}'.format(r['peak_memory_mb'])]
              + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
              + [verdict(r, results)] for r in results]
     return command_line.table(
-        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'speed-up']
-        + ['to {:.0%} (s)'.format(share) for share in REACHED] + ['peak (MB)']
-        + ['energy (J)'] * metered + ['target'], cells, '<>>>>>>>>>' + '>' * metered + '<')
+        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'speed-up',
+         'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED] + ['peak (MB)']
+        + ['energy (J)'] * metered + ['target'], cells, '<>>>>>>>>>>' + '>' * metered + '<')
 
 
 def main(argv=None):
@@ -235,8 +275,8 @@ def main(argv=None):
                         default=list(NETWORKS), help='default: all; the first one also with other '
                         'metrics, intervals and whole layers')
     parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
-    parser.add_argument('--epochs', type=command_line.number(int, low=1), default=EPOCHS)
     command_line.add_flag(parser, '--quick', 'one seed of the schemes on the first network')
+    command_line.add_flag(parser, '--table', 'train nothing: the table of the runs that are there')
     _bench.add_flags(parser, 'accuracy', input_size=None)
     args = _bench.parsed(parser, argv)
     if args.quick:
@@ -245,15 +285,23 @@ def main(argv=None):
     results, tables = [], []
     for name in args.networks:
         network = NETWORKS[name]
-        rows = rows_of(variants=name == args.networks[0] and not args.quick)
-        prepare(network)
-        runs = measure(network, rows, seeds, args.epochs)
-        if not any(run.summary['channels_removed'] for run in runs['PruneTrain']):
+        rows = rows_of(variants=name == list(NETWORKS)[0] and not args.quick)
+        if not args.table:
+            prepare(network)
+            measure(network, rows, seeds)
+        if nothing_pruned(network, seeds):
             rows.insert(4, STRONGER)
-            runs.update(measure(network, [STRONGER], seeds, args.epochs))
-        of_network = [result_of(network, row, runs[row.label], runs[FULL]) for row in rows]
-        results += of_network
-        tables.append(report(of_network))
+            if not args.table:
+                measure(network, [STRONGER], seeds)
+        runs = finished_runs(network, rows, seeds)
+        of_network = [result_of(network, row, runs[row.label], runs[FULL]) for row in rows
+                      if set(runs[row.label]) & set(runs[FULL])]
+        if of_network:
+            results += of_network
+            tables.append(report(of_network))
+    if not results:
+        raise command_line.UserError('no finished run of full training under {}: leave out --table'
+                                     .format(LOGS))
     import plot
     paths = plot.accuracy_against_time(
         results, os.path.join(_path.ROOT, 'figures', 'accuracy_vs_time'))
@@ -262,7 +310,7 @@ def main(argv=None):
     print('\n\n'.join(tables))
     print()
     print('\n'.join(os.path.relpath(path) for path in paths))
-    _bench.write('accuracy', dict(_bench.machine(), epochs=args.epochs, results=results), args.json)
+    _bench.write('accuracy', dict(_bench.machine(), results=results), args.json)
     return 0
 
 

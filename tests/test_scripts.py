@@ -207,18 +207,20 @@ def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path)
 
 
 def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them(tmp_path):
-    """Records of the form that runs.read_run gives, three seeds of four schemes."""
+    """Records of the form that runs.read_run gives, three seeds of four schemes but for one run."""
     code = """
 import json, accuracy
 from runs import Run
 network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
-    return [Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0),
-                {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
-            for a, s in zip(final, seconds)]
+    return {seed: Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,
+                           step_seconds=s - 5), {'train_seconds': [s / 2, s],
+                                                 'test_accuracy': [0.94, a]}, [])
+            for seed, (a, s) in enumerate(zip(final, seconds))}
 made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6] * 3, [30] * 3),
         'BN + bias': runs([0.9] * 3, [80] * 3), 'elastic 0.5': runs([0.955, 0.975, 0.965],
                                                                     [50, 55, 45])}
+del made['BN + bias'][1]
 rows = [row for row in accuracy.rows_of(False) if row.label in made]
 results = [accuracy.result_of(network, row, made[row.label], made['full']) for row in rows]
 print(accuracy.report(results))
@@ -231,6 +233,8 @@ print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
         'full', 'head only', 'BN + bias', 'elastic 0.5']
     assert elastic['to_full'] == pytest.approx(-0.005) and elastic['to_full_se'] < 1e-9
     assert elastic['speed_up'] == pytest.approx(2.0) and elastic['n'] == 3
+    assert elastic['steps_speed_up'] == pytest.approx((95 / 45 + 105 / 50 + 85 / 40) / 3)
+    assert bias['n'] == 2 and bias['to_full'] == pytest.approx((0.9 - 0.96 + 0.9 - 0.97) / 2)
     assert full['reached'][0] == pytest.approx((50 + 55 + 45) / 3)  # 95 %: after the first epoch
     assert np.isnan(bias['reached'][1]) and 'never' in output
     assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
