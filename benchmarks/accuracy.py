@@ -32,7 +32,6 @@ RHO = 0.5
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
 INTERVALS = (1, 2, 8, 0)
-PROBE_BATCHES = 4  # of one row; others: 1
 STRONG = ['--prune_penalty_ratio', '0.9', '--prune_threshold', '1e-3']
 REACHED = (0.95, 0.99)  # of full training's final accuracy
 POINTS = {0.5: 1.0, 0.35: 2.0}  # that elastic training may lose, by rho
@@ -90,9 +89,7 @@ def rows_of(variants):
         rows += [elastic('elastic {:g}, {}'.format(
             RHO, 'selected once' if interval == 0 else 'interval {}'.format(interval)), RHO,
                          '--interval', str(interval)) for interval in INTERVALS]
-        rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer'),
-                 elastic('elastic {:g}, {} probe batches'.format(RHO, PROBE_BATCHES), RHO,
-                         '--probe_batches', str(PROBE_BATCHES))]
+        rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer')]
     return rows
 
 
