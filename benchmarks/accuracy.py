@@ -28,6 +28,7 @@ from runs import read_run
 
 LOGS = os.path.join('logs', 'accuracy')
 FULL = 'full'
+NUM_CLASSES = 10
 RHO = 0.5
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
@@ -137,7 +138,7 @@ def prepare(network):
         '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
         '--logs_dir', LOGS, '--run_name', network.name + '_source', '--save_model']))
     command('profiler.py', *(network.flags + ['--dataset_name', 'digits_shifted', '--num_classes',
-                                              '10', '--logs_dir', LOGS]))
+                                              str(NUM_CLASSES), '--logs_dir', LOGS]))
 
 
 def measure(network, rows, seeds):
@@ -175,6 +176,25 @@ def seconds_to(run, accuracy):
     return next((seconds for seconds, tested in zip(
         run.epochs['train_seconds'], run.epochs['test_accuracy']) if tested >= accuracy),
                 float('nan'))
+
+
+def out_of_reach(network, rows):
+    """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
+    command_line.quiet_tensorflow()
+    from profiler import TABLE_FILE, table_folder
+    from tensor_choice import smallest_rho
+    from tensor_timings import TensorTimings
+    flags = dict(zip(network.flags[::2], network.flags[1::2]))
+    folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,
+                          flags['--batch_size'])
+    path = os.path.join(_path.ROOT, folder, TABLE_FILE)
+    if not os.path.exists(path):
+        return []
+    table = TensorTimings.load(path)
+    least = smallest_rho(table)
+    return ['{}: out of reach; the forward pass takes {:.3f} of a full step, the smallest rho that '
+            'trains a tensor is {:.3f}'.format(row.label, table.t_fp / table.t_step, least + 5e-4)
+            for row in rows if row.rho and row.rho < least]
 
 
 def mean_error(values):
@@ -295,7 +315,8 @@ def main(argv=None):
                       if set(runs[row.label]) & set(runs[FULL])]
         if of_network:
             results += of_network
-            tables.append(report(of_network))
+            lacking = [row for row in rows if not runs[row.label]]
+            tables.append('\n'.join([report(of_network)] + out_of_reach(network, lacking)))
     if not results:
         raise command_line.UserError('no finished run of full training under {}: leave out --table'
                                      .format(LOGS))
