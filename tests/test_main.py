@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
@@ -250,12 +251,13 @@ def test_saved_model_can_be_trained_on(logs, tmp_path):
 
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='TensorFlow 2.7 has no op determinism')
 def test_two_deterministic_runs_of_one_seed_are_identical(logs):
-    """Weights and selections, in two processes, with the table saved before."""
+    """Weights and selections, in two processes side by side, with the table saved before."""
     folder, _ = logs
-    for name in ('d1', 'd2'):
-        code, out, err = script('main.py', *flags(
+    with ThreadPool(2) as pool:
+        ended = pool.map(lambda name: script('main.py', *flags(
             folder, '--rho', '0.6', '--interval', '1', '--run_name', name, '--save_model',
-            '--deterministic', '--seed', '5'))
+            '--deterministic', '--seed', '5')), ('d1', 'd2'))
+    for code, out, err in ended:
         assert code == 0, out + err
     first, second = [np.load(str(folder / name / 'checkpoint' / 'weights.npz'))
                      for name in ('d1', 'd2')]
