@@ -97,16 +97,17 @@ def rows_of(variants):
 STRONGER = Row('PruneTrain, strong', 'prune_training', STRONG)
 
 
-class OutOfReach(Exception):
-    """The forward pass leaves nothing of this rho."""
+class Untrained(Exception):
+    """The forward pass leaves nothing of this rho, or the loss stopped being finite."""
 
 
 def command(script, *flags):
     """Runs a script of the repository; SystemExit with its own words where it fails."""
     child = subprocess.run([sys.executable, script] + list(flags), cwd=_path.ROOT,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    if child.returncode == 2 and 'is out of reach' in child.stderr:
-        raise OutOfReach(child.stderr.strip())
+    last = (child.stdout + child.stderr).strip().split('\n')[-1]
+    if child.returncode and ('is out of reach' in last or 'the loss is' in last):
+        raise Untrained(last)
     if child.returncode:
         print(child.stdout[-2000:] + child.stderr[-2000:], file=sys.stderr)
         raise SystemExit(child.returncode)
@@ -121,7 +122,7 @@ def folder_of(network, row, seed):
 
 
 def train(network, row, seed):
-    """One run; a finished one stays as it is. Raises OutOfReach."""
+    """One run; a finished one stays as it is. Raises Untrained."""
     interval = '--prune_interval' if row.scheme == 'prune_training' else '--interval'
     command('main.py', *(network.flags + network.target + row.flags + [
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
@@ -148,7 +149,7 @@ def measure(network, rows, seeds):
             begin = time.perf_counter()
             try:
                 train(network, row, seed)
-            except OutOfReach as error:
+            except Untrained as error:
                 print('{:<34} seed {}   {}'.format(row.label, seed, error), flush=True)
                 continue
             summary = read_run(folder_of(network, row, seed)).summary
@@ -176,6 +177,16 @@ def seconds_to(run, accuracy):
     return next((seconds for seconds, tested in zip(
         run.epochs['train_seconds'], run.epochs['test_accuracy']) if tested >= accuracy),
                 float('nan'))
+
+
+def unfinished(network, rows, seeds):
+    """A line of text for each row of which some runs began and did not end."""
+    begun = {row.label: [str(seed) for seed in seeds if os.path.isdir(folder_of(
+        network, row, seed))] for row in rows}
+    ended = finished_runs(network, rows, seeds)
+    return ['{}: seed {} has not ended: it was stopped, or its loss is no longer finite'.format(
+        label, ', '.join(seed for seed in of if int(seed) not in ended[label]))
+            for label, of in begun.items() if len(of) > len(ended[label])]
 
 
 def out_of_reach(network, rows):
@@ -318,7 +329,8 @@ def main(argv=None):
         if of_network:
             results += of_network
             lacking = [row for row in rows if not runs[row.label]]
-            tables.append('\n'.join([report(of_network)] + out_of_reach(network, lacking)))
+            tables.append('\n'.join([report(of_network)] + out_of_reach(network, lacking)
+                                    + unfinished(network, rows, seeds)))
     if not results:
         raise command_line.UserError('no finished run of full training under {}: leave out --table'
                                      .format(LOGS))
