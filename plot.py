@@ -356,7 +356,7 @@ def _draw_points(axis, points):
     for point in points:
         _errorbar(axis, point, point['seconds'], 100 * point['accuracy'],
                   xerr=_known(point['seconds_se']), yerr=_known(100 * point['accuracy_se']))
-        offset, align = LABELS_AT.get(point['scheme'], ((7, -3), 'left'))
+        offset, align = LABELS_AT.get(point['scheme'], ((7, 4), 'left'))
         axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
                       textcoords='offset points', ha=align, color='#222222')
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
