@@ -97,7 +97,7 @@ def rows_of(variants):
 STRONGER = Row('PruneTrain, strong', 'prune_training', STRONG)
 
 
-class Untrained(Exception):
+class Untrained(command_line.UserError):
     """The forward pass leaves nothing of this rho, or the loss stopped being finite."""
 
 
@@ -334,8 +334,8 @@ def main(argv=None):
     if not results:
         raise command_line.UserError('no finished run of full training under {}: leave out --table'
                                      .format(LOGS))
-    import plot
-    paths = plot.accuracy_against_time(
+    from _accuracy_figure import accuracy_against_time
+    paths = accuracy_against_time(
         results, os.path.join(_path.ROOT, 'figures', 'accuracy_vs_time'))
     print('\nfinal test accuracy, means ± standard error; differences and speed-up are paired by '
           'seed; targets in brackets\n')

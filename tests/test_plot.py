@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import plot
+from benchmarks._accuracy_figure import accuracy_against_time
 from command_line import UserError
 from runs import EPOCH_COLUMNS, SelectionRow, read_run, selection_per_epoch
 
@@ -328,11 +329,11 @@ def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_
                   ('elastic 0.5', 'elastic_training', 0.5, False, 1, 0.97, 41.0, float('nan')),
                   ('elastic 0.5, random', 'elastic_training', 0.5, True, 1, 0.9, 40.0,
                    float('nan')))]
-    paths = plot.accuracy_against_time(points, str(tmp_path / 'accuracy'))
+    paths = accuracy_against_time(points, str(tmp_path / 'accuracy'))
     assert [os.path.splitext(path)[1] for path in paths] == ['.png', '.pdf', '.csv']
     rows = read_csv(paths[2])
     assert [(row['model'], row['label']) for row in rows] == [
         (point['model'], point['label']) for point in points]
     assert float(rows[0]['accuracy_se']) == 0.01 and rows[1]['accuracy_se'] == ''
     with pytest.raises(UserError, match='no run'):
-        plot.accuracy_against_time([], str(tmp_path / 'nothing'))
+        accuracy_against_time([], str(tmp_path / 'nothing'))

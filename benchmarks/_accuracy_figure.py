@@ -1,0 +1,86 @@
+"""The picture of accuracy.py: what each scheme's training time bought."""
+
+import math
+
+from command_line import UserError
+from plot import SCHEMES, write_figure
+
+
+def accuracy_against_time(points, output):
+    """Final accuracy against training time, one panel a model: up and to the left is better.
+
+    points: dicts of model, label, scheme (a key of SCHEMES), rho (None for fixed schemes), variant
+    (True for another choice of tensors than the paper's at that rho: drawn beside it by accuracy,
+    called what follows the comma in its label), and seconds, accuracy (0..1), each with its
+    standard error seconds_se, accuracy_se (NaN where there is one run), n.
+    Returns the paths written.
+    """
+    if not points:
+        raise UserError('no run given')
+    models = sorted({point['model'] for point in points})
+    header = ('model', 'label', 'scheme', 'rho', 'n', 'accuracy', 'accuracy_se', 'seconds',
+              'seconds_se')
+    return write_figure(output, (7.2, 0.6 + 2.9 * len(models)),
+                        lambda figure: _draw_models(figure, models, points), header,
+                        [[point[column] for column in header] for point in points])
+
+
+def _draw_models(figure, models, points):
+    height = figure.get_size_inches()[1]
+    grid = figure.add_gridspec(len(models), 2, left=0.08, right=0.97, top=1 - 0.3 / height,
+                               bottom=0.45 / height, hspace=0.42, wspace=0.55,
+                               width_ratios=(1.6, 1))
+    for row, model in enumerate(models):
+        of_model = [point for point in points if point['model'] == model]
+        varied = {point['rho'] for point in of_model if point['variant']}
+        axis = figure.add_subplot(grid[row, 0] if varied else grid[row, :])
+        _draw_points(axis, [point for point in of_model if not point['variant']])
+        axis.set_title(model)
+        if varied:
+            _draw_variants(figure.add_subplot(grid[row, 1]), [
+                point for point in of_model if point['rho'] in varied])
+
+
+# Where the best schemes lie close together: points from the marker, alignment; else to the right.
+LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((0, -14), 'center')}
+
+
+def _draw_points(axis, points):
+    for point in points:
+        _errorbar(axis, point, point['seconds'], 100 * point['accuracy'],
+                  xerr=_known(point['seconds_se']), yerr=_known(100 * point['accuracy_se']))
+        offset, align = LABELS_AT.get(point['scheme'], ((7, 4), 'left'))
+        axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
+                      textcoords='offset points', ha=align, color='#222222')
+    line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
+                  if point['scheme'] == 'elastic_training')
+    if line:
+        axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1)
+    axis.set(ylabel='final test accuracy (%)',
+             xlabel='training time (s), selection included, validation excluded')
+    axis.margins(y=0.1)
+    axis.set_xlim(left=0, right=1.4 * max(point['seconds'] for point in points))
+    axis.grid(True)
+
+
+def _draw_variants(axis, points):
+    """Accuracies one above the other, the best on top, of choices within one budget."""
+    points = sorted(points, key=lambda point: point['accuracy'])
+    names = [point['label'].partition(', ')[2] or point['label'] for point in points]
+    for y, point in enumerate(points):
+        _errorbar(axis, point, 100 * point['accuracy'], y, xerr=_known(100 * point['accuracy_se']))
+    axis.set_yticks(range(len(points)))
+    axis.set_yticklabels(names)
+    axis.set_ylim(-0.6, len(points) - 0.4)
+    axis.set(xlabel='final test accuracy (%)', title='choices at rho {:g}'.format(points[0]['rho']))
+    axis.grid(True)
+
+
+def _errorbar(axis, point, x, y, **errors):
+    _, color, marker = SCHEMES[point['scheme']]
+    axis.errorbar(x, y, color=color, marker=marker, markersize=4.5 if point['variant'] else 7,
+                  markeredgecolor='white', linewidth=0.9, linestyle='none', zorder=3, **errors)
+
+
+def _known(error):
+    return None if math.isnan(error) else error
