@@ -100,7 +100,8 @@ def dropout_as_product(model):
     Yields a list, which receives the product, a tensor, of each as it is traced: a graph in which
     ones stand for the noise is one without dropout.
     """
-    layers = [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.Dropout)]
+    layers = {id(layer): layer for layer in flat_layers(model)
+              if isinstance(layer, keras.layers.Dropout)}.values()  # once, also if used twice
     products = []
     try:
         for layer in layers:

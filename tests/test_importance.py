@@ -74,7 +74,8 @@ def test_gradient_update_is_the_first_order_drop_of_the_trial():
             value = loss(labels, model(images, training=False))
         return [g.numpy() for g in tape.gradient(value, [keras_stack.raw(v) for v in variables])]
 
-    importance = evaluate_importance(model, optimizer, [(images, labels)])
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, images, labels))  # decay stays out
+    importance = evaluate_importance(model, optimizer, [(images, labels)], evaluator=evaluator)
     first = gradients()
     start = [keras_stack.raw(v).numpy() for v in variables]
     for variable, value, gradient in zip(variables, start, first):

@@ -189,6 +189,16 @@ def test_dropout_is_traced_as_the_layers_own(noise_shape):
     np.testing.assert_array_equal(model(inputs, training=False), inputs)
 
 
+def test_a_dropout_layer_that_is_used_twice_is_traced_as_two():
+    layer = keras.layers.Dropout(0.25)
+    inside = keras.Sequential([keras.Input((200,)), layer])
+    inputs = keras.Input((200,))
+    model = keras.Model(inputs, inside(layer(inputs)))
+    with keras_stack.dropout_as_product(model) as products:
+        tf.function(lambda x: model(x, training=True))(tf.ones((2, 200)))
+    assert len(products) == 2 and 'call' not in vars(layer)
+
+
 def test_a_step_leaves_memory_with_its_object():
     maker = maker_of(conv_stack())
     step = maker.step(mask_of(HEAD_BIAS))
