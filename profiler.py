@@ -66,37 +66,51 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
 def measure_totals(maker, groups, images, labels, seconds):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
+    The update runs alone: as the difference of two steps it would be lost in their noise.
     maker: masked_step.StepMaker of the training step.
     """
-    n = len(maker.model.trainable_variables)
+    import tensorflow as tf
+
+    from trial_graph import update
+    n = len(maker.variables)
     t_dw, t_dy, order = chain_timings(groups, n)
     deepest, upper = int(order[0]), upper_parts(t_dw, t_dy, order)
-    everything = np.ones(n, dtype=bool)
-    functions = [maker.forward(), maker.step(np.arange(n) == deepest, update=False),
-                 maker.step(everything, update=False), maker.step(everything)]
-    functions += [maker.step(np.isin(np.arange(n), part), update=False) for part in upper]
-    ms = interleaved_ms(functions, images, labels, seconds)  # (rounds, functions)
-    t_fp = float(np.median(ms[:, 0]))
+    passes = [maker.forward()] + [maker.step(mask, update=False) for mask in [
+        np.ones(n, dtype=bool), np.arange(n) == deepest] + [
+            np.isin(np.arange(n), part) for part in upper]]
+    apply, gradients = update(maker), [tf.zeros_like(v) for v in maker.variables]
+
+    def run_update():
+        apply(*gradients)
+        maker.variables[-1].numpy()  # waits for the device
+    calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in passes]
+    t_update, *passes_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
+    t_fp = float(np.median(passes_ms[0]))
     # Differences within a round, so that a slow spell of the machine cancels.
-    t_chain, t_bp, t_all, *parts = np.maximum(np.median(ms[:, 1:] - ms[:, :1], axis=0), 1e-3)
-    low, middle, high = np.percentile(ms[:, 3], (25, 50, 75))
-    return Totals(t_fp, float(t_bp), float(max(t_all - t_bp, 0.0)), float(t_chain), deepest,
-                  tuple(zip(upper, map(float, parts))), float((high - low) / 2 / middle))
+    t_bp, t_chain, *parts = [float(np.maximum(np.median(ms - passes_ms[0]), 1e-3))
+                             for ms in passes_ms[1:]]
+    low, middle, high = np.percentile(passes_ms[1], (25, 50, 75))
+    return Totals(t_fp, t_bp, float(np.median(t_update)), t_chain, deepest,
+                  tuple(zip(upper, parts)), float((high - low) / 2 / middle))
 
 
-def interleaved_ms(functions, images, labels, seconds, rounds=(5, 40)):
+def interleaved_ms(functions, seconds, rounds=(5, 40)):
     """(rounds, functions) float64: ms of each call, the functions in turn.
 
-    functions: MaskedSteps. seconds: stops after about that long, but within the given least and
-    most rounds.
+    functions: () -> anything, once the device is done. seconds: stops after about that long, but
+    within the given least and most rounds.
     """
+    def milliseconds(function):
+        begin = time.perf_counter()
+        function()
+        return 1e3 * (time.perf_counter() - begin)
     for function in functions:
-        function(images, labels)  # the first call compiles
-        function(images, labels)
+        function()  # the first call compiles
+        function()
     samples, start = [], time.perf_counter()
     while len(samples) < rounds[0] or (len(samples) < rounds[1]
                                        and time.perf_counter() - start < seconds):
-        samples.append([function.milliseconds(images, labels) for function in functions])
+        samples.append([milliseconds(function) for function in functions])
     return np.array(samples)
 
 

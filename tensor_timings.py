@@ -12,7 +12,7 @@ import numpy as np
 
 PARTS = (1 / 3, 2 / 3)  # of the backward pass, from the output on: measured apart
 DEPTH_SCALE = 2.0       # so far at most they may change what the trace says
-MAX_SPREAD = 0.10       # of the full step, from which on something else was running
+MAX_SPREAD = 0.10       # of both passes, from which on something else was running
 
 
 class TensorTimings(NamedTuple):
@@ -30,8 +30,8 @@ class TensorTimings(NamedTuple):
     left_out: (event, ms) that was not. key: what the table is valid for.
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
-    seconds: how long the profile took. spread: half the distance between the quartiles of the full
-    step while it was measured, over its median.
+    seconds: how long the profile took. spread: half the distance between the quartiles of forward
+    and backward pass while they were measured, over their median.
     """
     names: List[str]
     shapes: List[Tuple]

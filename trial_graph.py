@@ -20,12 +20,7 @@ def updates(maker):
     gradients enter, which become its arguments; weights and the optimizer's state are put back in
     the same graph.
     """
-    names = {maker.function.ret[output.name]: 'gradient_{}'.format(k)
-             for k, output in enumerate(maker.function.signature.output_arg[2:])}
-    # Of all nodes only those of the update, constants, which it may share with the passes, and
-    # reads, which other nodes wait for.
-    left_out = {name for name, node in maker.nodes.items() if name not in maker.graph.update
-                and node.op not in ('ReadVariableOp', 'Const')}
+    names, left_out = _gradients(maker), _outside_update(maker)
     behind, todo = set(), list(names)  # what is computed from a gradient; decay is not
     readers = {}
     for name, node in maker.nodes.items():
@@ -46,7 +41,40 @@ def updates(maker):
     # The rest, momentum and its like, is written where a weight's update waits for it.
     computed = {result: added[name].split(':')[0] if name in added else name
                 for result, name in effects.items() if maker.nodes[name].input[0] in weights}
-    cut = maker.cut(computed, 0, left_out | decay | set(added))
+    cut = _of_gradients(maker, computed, left_out | decay | set(added))
+    kept = {node.name for node in cut.node_def}
+    _undo(maker, cut, set(computed.values()) | kept.intersection(effects.values()), {
+        maker.nodes[name].input[0]: (maker.nodes[name].op, tensor)
+        for name, tensor in added.items()})
+    return GraphFunction(cut, maker)
+
+
+def update(maker):
+    """GraphFunction (N gradients) -> [], after one update and decay of all tensors by them.
+
+    For the profiler: beside a pass ten times as long, the update is lost in the noise.
+    """
+    left_out = _outside_update(maker)
+    return GraphFunction(_of_gradients(maker, maker.effects(left_out), left_out), maker)
+
+
+def _gradients(maker):
+    """Tensor -> name of an argument that stands for it, of the N gradients."""
+    return {maker.function.ret[output.name]: 'gradient_{}'.format(k)
+            for k, output in enumerate(maker.function.signature.output_arg[2:])}
+
+
+def _outside_update(maker):
+    """Names of all nodes but those of the update, constants, which it may share with the passes,
+    and reads, which other nodes wait for.
+    """
+    return {name for name, node in maker.nodes.items() if name not in maker.graph.update
+            and node.op not in ('ReadVariableOp', 'Const')}
+
+
+def _of_gradients(maker, effects, left_out):
+    """FunctionDef of `effects`, cut out where the gradients enter: they become its arguments."""
+    cut, names = maker.cut(effects, 0, left_out), _gradients(maker)
     for node in cut.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
     arguments = list(cut.signature.input_arg)[2:]
@@ -55,11 +83,7 @@ def updates(maker):
     for k, output in enumerate(maker.function.signature.output_arg[2:]):
         cut.signature.input_arg.add(name='gradient_{}'.format(k), type=output.type)
     cut.signature.input_arg.extend(arguments)
-    kept = {node.name for node in cut.node_def}
-    _undo(maker, cut, set(computed.values()) | kept.intersection(effects.values()), {
-        maker.nodes[name].input[0]: (maker.nodes[name].op, tensor)
-        for name, tensor in added.items()})
-    return GraphFunction(cut, maker)
+    return cut
 
 
 def _added_to_weights(maker, effects, left_out):

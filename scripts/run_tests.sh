@@ -7,7 +7,8 @@ usage() {
     cat <<END
 usage: run_tests.sh [--stack today|paper] [pytest arguments]
 
-Makes or updates the virtual environment, lints (today's stack only), then runs pytest.
+Makes or updates the virtual environment, lints (today's stack only), then runs pytest: what
+compares times alone, everything else in up to four processes, a file of tests each.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
 Everything else goes to pytest; paths are relative to the repository:
@@ -40,4 +41,15 @@ if [ "$stack" = today ]; then
     python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
         xargs "$PYTHON" "$(dirname "$PYTHON")/vermin" -q -t=3.6- --no-tips --violations
 fi
-"$PYTHON" -m pytest ${arguments[@]+"${arguments[@]}"}
+
+run_pytest() {  # the status of pytest, with "no test was selected" (5) counted
+    local code=0
+    "$PYTHON" -m pytest "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
+    [ "$code" -ne 5 ] || { empty=$((empty + 1)); code=0; }
+    [ "$code" -eq 0 ] || status=$code
+}
+status=0 empty=0
+run_pytest -m 'not timing' -n auto --maxprocesses 4 --dist loadfile
+run_pytest -m timing
+[ "$empty" -lt 2 ] || status=5
+exit "$status"

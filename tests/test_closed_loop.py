@@ -16,6 +16,8 @@ from closed_loop import (
 )
 from profiler import profile_model
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(scope='module')
 def model():
@@ -152,6 +154,19 @@ def test_training_that_is_nearly_over_is_not_held_up_by_confirming(model, table)
     assert loop.timings.t_loop == pytest.approx(0, abs=1e-9)
     far = ClosedLoop(table.rescaled(table.t_fp, 50 * table.t_bp), maker_of(model))
     assert far.update(*batch(), remaining_seconds=1e-6) < -0.5
+
+
+@pytest.mark.parametrize('off', [1.5, 1 / 1.5])
+def test_a_ratio_that_nothing_confirms_is_noise_unless_it_is_far_off(model, table, off):
+    believed = []
+    for _ in range(20):  # most times: what else runs may be that far off too
+        loop = ClosedLoop(table, maker_of(model))
+        t_fp, t_bp = loop.measure(*batch(), calls=20)
+        loop.profiled = table.rescaled(t_fp, t_bp / off)
+        believed.append(loop.update(*batch(), remaining_seconds=1e-6))
+        ratio = loop.timings.t_bp / loop.timings.t_fp
+        assert ratio == pytest.approx((1 + believed[-1]) * t_bp / off / t_fp)
+    assert believed.count(0.0) > 10
 
 
 def test_small_drift_keeps_the_shares_of_the_profile(model, table):

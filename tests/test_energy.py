@@ -105,6 +105,7 @@ def test_counters_for_root_alone_are_named_and_the_rest_does_not_pass_for_all(tm
     assert result['energy_joules'] is None and 'energy_uj cannot be read' in result['energy_note']
 
 
+@pytest.mark.timing
 def test_only_what_runs_is_measured_and_validation_is_left_out(tmp_path):
     root = tree(tmp_path, XAVIER_NX)
     meter = energy.Meter(*energy.find_sensors(root), period=0.02)
@@ -120,6 +121,7 @@ def test_only_what_runs_is_measured_and_validation_is_left_out(tmp_path):
     assert a < b <= c - 0.09 and c < d
 
 
+@pytest.mark.timing
 def test_power_between_the_ends_is_sampled(tmp_path):
     root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 0}))
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)

@@ -5,6 +5,7 @@ from tensorflow import keras
 
 import backbone
 import keras_stack
+import trial_graph
 from importance import METRICS, Evaluator, evaluate_importance
 from masked_step import StepMaker
 from training_step import TrainingStep, make_optimizer
@@ -99,6 +100,28 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     for old, variable, update in zip(weights, model.trainable_variables, updates):
         np.testing.assert_allclose(update.numpy(), keras_stack.raw(variable).numpy() - old,
                                    rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_the_update_alone_does_what_it_does_in_a_step(name):
+    """Decay, slots and iteration count included: it is timed in place of the step's."""
+    ends = []
+    for alone in (False, True):
+        model = small_model('frozen')
+        optimizer, _ = trained(model, optimizer=name)
+        model.get_layer('dropout').rate = 0.0  # gradients() leaves it out
+        images, labels = batches(1)[0]
+        maker = StepMaker(model, optimizer, 0.5, images, labels)
+        before = state(model, optimizer)
+        if alone:
+            trial_graph.update(maker)(*maker.gradients()(images, labels)[2:])
+        else:
+            maker.step(np.ones(len(maker.variables)))(images, labels)
+        ends.append(state(model, optimizer))
+        changed = [(a != b).any() for a, b in zip(before, ends[-1])]
+        assert sum(changed) > len(maker.variables)
+    for in_step, alone in zip(*ends):
+        np.testing.assert_allclose(alone, in_step, rtol=1e-5, atol=1e-7)
 
 
 def test_stale_momentum_enters_the_trial():

@@ -155,6 +155,7 @@ def test_weights_slots_statistics_and_iterations_are_carried_over(kind):
     assert np.isfinite(float(smaller(images, labels)[0]))
 
 
+@pytest.mark.timing
 def test_a_pruned_network_takes_less_time():
     size = 64
     model = build_model('vgg16', (size, size, 3), CLASSES, 'none', bn_statistics='frozen')
