@@ -54,8 +54,18 @@ def update(maker):
 
     For the profiler: beside a pass ten times as long, the update is lost in the noise.
     """
-    left_out = _outside_update(maker)
-    return GraphFunction(_of_gradients(maker, maker.effects(left_out), left_out), maker)
+    left_out, types = _outside_update(maker), _state_types(maker)
+    effects = {result: name for result, name in maker.effects(left_out).items()
+               if maker.nodes[name].input[0] in types}  # not the statistics of a normalisation
+    return GraphFunction(_of_gradients(maker, effects, left_out), maker)
+
+
+def _state_types(maker):
+    """Argument -> dtype, of the handles of all weights and of the optimizer's state."""
+    dtypes = {id(v.handle): v.dtype.as_datatype_enum for v in maker.variables + [
+        keras_stack.raw(v) for v in keras_stack.optimizer_variables(maker.optimizer)]}
+    return {name: dtypes[id(handle)] for name, handle in zip(maker.handles, maker.captured)
+            if id(handle) in dtypes}
 
 
 def _gradients(maker):
@@ -109,10 +119,7 @@ def _undo(maker, cut, updating, added):
     updating: names of what writes, or gives what is added. added: argument -> (op, tensor) for
     weights that are not written.
     """
-    dtypes = {id(v.handle): v.dtype.as_datatype_enum for v in maker.variables + [
-        keras_stack.raw(v) for v in keras_stack.optimizer_variables(maker.optimizer)]}
-    types = {name: dtypes.get(id(handle)) for name, handle in zip(
-        maker.handles, maker.captured)}
+    types = _state_types(maker)
     written = {}  # handle argument -> type, of every variable that an effect may change
     for name in updating:
         for argument in maker.nodes[name].input:

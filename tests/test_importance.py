@@ -102,24 +102,28 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
                                    rtol=1e-3, atol=1e-8)
 
 
+@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
-def test_the_update_alone_does_what_it_does_in_a_step(name):
+def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
     """Decay, slots and iteration count included: it is timed in place of the step's."""
     ends = []
     for alone in (False, True):
-        model = small_model('frozen')
+        model = small_model(bn_statistics)
         optimizer, _ = trained(model, optimizer=name)
         model.get_layer('dropout').rate = 0.0  # gradients() leaves it out
         images, labels = batches(1)[0]
         maker = StepMaker(model, optimizer, 0.5, images, labels)
-        before = state(model, optimizer)
+        written = maker.variables + keras_stack.optimizer_variables(optimizer)
+        before = [keras_stack.raw(v).numpy() for v in written]
+        statistics = [keras_stack.raw(v).numpy() for v in model.non_trainable_variables]
         if alone:
             trial_graph.update(maker)(*maker.gradients()(images, labels)[2:])
+            for old, v in zip(statistics, model.non_trainable_variables):
+                np.testing.assert_array_equal(keras_stack.raw(v).numpy(), old)
         else:
             maker.step(np.ones(len(maker.variables)))(images, labels)
-        ends.append(state(model, optimizer))
-        changed = [(a != b).any() for a, b in zip(before, ends[-1])]
-        assert sum(changed) > len(maker.variables)
+        ends.append([keras_stack.raw(v).numpy() for v in written])
+        assert sum((a != b).any() for a, b in zip(before, ends[-1])) > len(maker.variables)
     for in_step, alone in zip(*ends):
         np.testing.assert_allclose(alone, in_step, rtol=1e-5, atol=1e-7)
 
