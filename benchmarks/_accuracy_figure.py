@@ -42,14 +42,17 @@ def _draw_models(figure, models, points):
 
 
 # Where the best schemes lie close together: points from the marker, alignment; else to the right.
-LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((0, -14), 'center')}
+LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((6, -13), 'left'),
+             'bn_plus_bias_training': ((7, -12), 'left'),
+             'PruneTrain, strong': ((7, -11), 'left')}  # by label or scheme
 
 
 def _draw_points(axis, points):
     for point in points:
         _errorbar(axis, point, point['seconds'], 100 * point['accuracy'],
                   xerr=_known(point['seconds_se']), yerr=_known(100 * point['accuracy_se']))
-        offset, align = LABELS_AT.get(point['scheme'], ((7, 4), 'left'))
+        offset, align = LABELS_AT.get(point['label'], LABELS_AT.get(point['scheme'],
+                                                                    ((7, 4), 'left')))
         axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
                       textcoords='offset points', ha=align, color='#222222')
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
