@@ -19,6 +19,7 @@ from plot import (
     curves_of,
     draw_curve,
     label_of,
+    scale_loss,
     write_figure,
 )
 from runs import read_run, selection_per_epoch
@@ -113,6 +114,7 @@ def _draw_grid(figure, runs, columns):
         for curve in curves:
             draw_curve(loss, curve, 'test_loss', seconds, 1)
             lines[curve.label] = draw_curve(accuracy, curve, 'test_accuracy', seconds, 100)
+        scale_loss(loss, curves)
         accuracy.set_title('' if alone else data, fontsize=9)
         for axis in (accuracy, loss) if alone else (loss,):
             axis.set_xlabel('training time ({})'.format(name))
@@ -121,10 +123,10 @@ def _draw_grid(figure, runs, columns):
             axis.grid(True)
         ends = {curve.summary['scheme']: curve.mean['train_seconds'][-1] for curve in curves}
         if 'full_training' in ends and 'elastic_training' in ends:
-            accuracy.text(0.97, 0.04, '{:.2f}× speed-up'.format(
-                ends['full_training'] / ends['elastic_training']), ha='right', fontsize=8,
-                transform=accuracy.transAxes, color=SCHEMES['elastic_training'][1],
-                bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 1, 'alpha': 0.8})
+            box = accuracy.legend([], [], title='{:.2f}× speed-up'.format(
+                ends['full_training'] / ends['elastic_training']), title_fontsize=8, loc='best',
+                frameon=True, facecolor='white', edgecolor='none')  # where no curve is
+            box.get_title().set_color(SCHEMES['elastic_training'][1])
     axes[0][0].set_ylabel('test accuracy (%)')
     axes[1][0].set_ylabel('test loss')
     _legend(figure, list(lines.values()), list(lines), 4)

@@ -44,6 +44,7 @@ SCHEMES = {
     'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
+LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
@@ -211,6 +212,7 @@ def _draw_curves(figure, curves, unit, seconds):
                 s=f"{models} on {summary['dataset_name']}, host {summary['host']}")
     lines = [(draw_curve(left, curve, 'test_accuracy', seconds, 100),
               draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
+    scale_loss(right, curves)
     for axis, title in ((left, 'test accuracy (%)'), (right, 'test loss')):
         axis.set_xlim(left=0)
         axis.set(xlabel=f'training time ({unit}), validation excluded', ylabel=title)
@@ -231,6 +233,13 @@ def draw_curve(axis, curve, column, seconds, scale):
                       linewidth=1.4, marker=marker, markersize=6.5, markevery=[len(x) - 1],
                       markeredgecolor='white', markeredgewidth=0.8, zorder=3)
     return line
+
+
+def scale_loss(axis, curves):
+    """A logarithmic axis where a loss that has nearly exploded would press the others flat."""
+    losses = np.concatenate([curve.mean['test_loss'] for curve in curves])
+    if 0 < LOG_FROM * losses.min() < losses.max():
+        axis.set_yscale('log')
 
 
 def _draw_speed_up(axis, full, elastic, seconds, level):

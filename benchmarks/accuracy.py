@@ -305,7 +305,8 @@ def main(argv=None):
                         default=list(NETWORKS), help='default: all; the first one also with other '
                         'metrics, intervals and whole layers')
     parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
-    command_line.add_flag(parser, '--quick', 'one seed of the schemes on the first network')
+    command_line.add_flag(parser, '--quick', 'one seed of the schemes on the first network; of '
+                          'elastic training the rho that have a target')
     command_line.add_flag(parser, '--table', 'train nothing: the table of the runs that are there')
     _bench.add_flags(parser, 'accuracy', input_size=None)
     args = _bench.parsed(parser, argv)
@@ -316,10 +317,12 @@ def main(argv=None):
     for name in args.networks:
         network = NETWORKS[name]
         rows = rows_of(variants=name == list(NETWORKS)[0] and not args.quick)
+        if args.quick:
+            rows = [row for row in rows if row.rho is None or row.rho in POINTS]
         if not args.table:
             prepare(network)
             measure(network, rows, seeds)
-        if nothing_pruned(network, seeds):
+        if not args.quick and nothing_pruned(network, seeds):
             rows.insert(4, STRONGER)
             if not args.table:
                 measure(network, [STRONGER], seeds)

@@ -134,6 +134,16 @@ def test_seeds_become_a_mean_and_a_sample_deviation(tmp_path):
     assert float(last['train_seconds_std']) == pytest.approx(133 ** 0.5 * 4)
 
 
+@pytest.mark.parametrize('loss, scale', [(1.5, 'linear'), (80000, 'log')])
+def test_a_loss_that_nearly_exploded_does_not_press_the_others_flat(tmp_path, loss, scale):
+    from matplotlib.figure import Figure
+    run = make_run(tmp_path, 'run')
+    edit_csv(run / 'epochs.csv', 1, 'test_loss', loss)
+    axis = Figure().subplots()
+    plot.scale_loss(axis, plot.curves_of([read_run(run)]))
+    assert axis.get_yscale() == scale
+
+
 def test_labels_tell_configurations_apart():
     keys = [('elastic_training', 0.5, 'vgg16', 'loss_drop'),
             ('elastic_training', 0.5, 'vgg16', 'random'), ('full_training', None, 'vit', None)]
