@@ -13,7 +13,6 @@ MOST_CALLS = 35        # until the medians are known within
 PRECISION = 0.03       # or training would be held up
 NOISE = 0.10           # drift of backward over forward time that a few calls show by accident
 SHARE_DRIFT = 0.25     # from which on the shares of all tensors are measured anew
-FAR = 2.0              # times the profile's ratio, or a half: no accident of a few calls
 CONFIRMING_SHARE = 0.01  # of the training time that is left: what confirming may take
 PROFILE_SHARE = 0.05   # the same, for a new profile
 STEP_DRIFT = 0.10      # of the measured step against the predicted one: calls for a new selection
@@ -91,8 +90,8 @@ class ClosedLoop:
         steps: (mask, ms) of the steps that ran up to now. Passes that would make them take far
         longer than they took were disturbed themselves, as a loop can only add to them, unless
         their ratio says that shares have drifted far.
-        Training that is nearly over is not held up by confirming: then a ratio counts as noise
-        unless it is FAR from the profile's, a difference to the steps up to SHARE_DRIFT.
+        Training that is nearly over is not held up by confirming: then differences below
+        SHARE_DRIFT count as noise.
         """
         old = self.profiled
         t_fp, t_bp = self.measure(images, labels, CALLS, both_ms)
@@ -103,9 +102,8 @@ class ClosedLoop:
             if calls >= CONFIRMING_CALLS:
                 t_fp, t_bp = self.measure(images, labels, calls)
                 drift, excess = self._compared(t_fp, t_bp, steps)
-            else:
-                drift = 0.0 if 1 / FAR <= 1 + drift <= FAR else drift
-                excess = 0.0 if abs(excess) <= SHARE_DRIFT else excess
+            elif max(abs(drift), abs(excess)) <= SHARE_DRIFT:
+                drift = excess = 0.0
         speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
         disturbed = excess > SHARE_DRIFT and abs(drift) <= SHARE_DRIFT
         if steps is not None and (disturbed or max(abs(drift), -excess) <= NOISE):

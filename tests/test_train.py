@@ -231,7 +231,7 @@ def test_interval_0_selects_once(tmp_path, dataset, timings):
 
 @pytest.mark.timing
 def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, timings):
-    """The table given says that the backward pass is six times as dear as it is."""
+    """The table given says that the backward pass is thrice as dear as it is."""
     choices = []
 
     def watching(select):
@@ -242,7 +242,7 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
         watched.importance_seconds = 0.0
         return watched
 
-    wrong = timings.rescaled(timings.t_fp, 6 * timings.t_bp)
+    wrong = timings.rescaled(timings.t_fp, 3 * timings.t_bp)
     run(tmp_path / 'r', dataset, 'elastic_training',
         train.Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
     for choice in choices:
