@@ -4,12 +4,12 @@
     python benchmarks/accuracy.py             (two hours the first time; finished runs are kept)
     python benchmarks/accuracy.py --table     (seconds: the table of the runs that are there)
 
-Each network is trained on digits once, then adapted to the shifted digits (turned, coloured, noisy;
-2,250 test images whose originals the source training never saw) by every scheme, from the same
-weights at the same learning rate. Epochs are short, of images newly drawn, so that the interval of
-selections can be varied. Runs are those of main.py, under logs/accuracy/; a finished one is not
-repeated, so that a stopped benchmark goes on where it was. The test set is used once an epoch for
-the curves; final accuracy is what counts, not the best epoch.
+Each network is trained on digits, once for each seed, then adapted to the shifted digits (turned,
+coloured, noisy; 2,250 test images whose originals the source training never saw) by every scheme,
+from the weights of its seed at the same learning rate. Epochs are short, of images newly drawn, so
+that the interval of selections can be varied. Runs are those of main.py, under logs/accuracy/; a
+finished one is not repeated, so that a stopped benchmark goes on where it was. The test set is used
+once an epoch for the curves; final accuracy is what counts, not the best epoch.
 """
 
 import argparse
@@ -121,6 +121,10 @@ def folder_of(network, row, seed):
     return os.path.join(_path.ROOT, LOGS, run_name(network, row, seed))
 
 
+def source_name(network, seed):
+    return '{}_source_seed{}'.format(network.name, seed)
+
+
 def train(network, row, seed):
     """One run; a finished one stays as it is. Raises Untrained."""
     interval = '--prune_interval' if row.scheme == 'prune_training' else '--interval'
@@ -128,16 +132,18 @@ def train(network, row, seed):
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
         '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
-        '--weights', os.path.join(LOGS, network.name + '_source', 'checkpoint', 'weights.npz')]
+        '--weights', os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')]
         + ([] if interval in row.flags else [interval, str(network.interval)])))
 
 
-def prepare(network):
-    """Source weights and timing table, made once."""
+def prepare(network, seeds):
+    """Source weights of each seed, and the timing table, made once."""
     print('{}: source weights and timing table'.format(network.name), flush=True)
-    command('main.py', *(network.flags + network.source + [
-        '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
-        '--logs_dir', LOGS, '--run_name', network.name + '_source', '--save_model']))
+    for seed in seeds:
+        command('main.py', *(network.flags + network.source + [
+            '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
+            '--seed', str(seed), '--logs_dir', LOGS, '--run_name', source_name(network, seed),
+            '--save_model']))
     command('profiler.py', *(network.flags + ['--dataset_name', 'digits_shifted', '--num_classes',
                                               str(NUM_CLASSES), '--logs_dir', LOGS]))
 
@@ -320,7 +326,7 @@ def main(argv=None):
         if args.quick:
             rows = [row for row in rows if row.rho is None or row.rho in POINTS]
         if not args.table:
-            prepare(network)
+            prepare(network, seeds)
             measure(network, rows, seeds)
         if not args.quick and nothing_pruned(network, seeds):
             rows.insert(4, STRONGER)
