@@ -190,13 +190,12 @@ def profile(args, model, dataset, again=False):
 
 def timing_table(args, model, dataset):
     """TensorTimings of this run; UserError where rho is out of reach."""
-    from tensor_choice import layers_of, smallest_rho
+    from tensor_choice import layers_of, out_of_reach
     table = profile(args, model, dataset)
-    least = smallest_rho(table, layers_of(model) if args.granularity == 'layer' else None)
-    if args.rho < least:
-        raise UserError('--rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full '
-                        'step; the smallest rho that trains a tensor is {:.3f}'.format(
-                            args.rho, table.t_fp / table.t_step, least + 5e-4))
+    reason = out_of_reach(table, args.rho,
+                          layers_of(model) if args.granularity == 'layer' else None)
+    if reason:
+        raise UserError('--' + reason)
     return table
 
 

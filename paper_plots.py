@@ -324,43 +324,45 @@ def _draw_stability(figure, runs, rows):
 # ---------------------------------------------------------------- figure 21
 
 def selection_panels(folders, output):
-    """Which tensors were trained in which epoch, a panel for each data set; its first seed."""
-    runs = [group[0] for group in _by(_read(folders, 'rho'), 'dataset_name').values()]
-    maps = []
+    """Which tensors were trained in which epoch, a panel for each data set; of several seeds, in
+    how many of them.
+    """
+    runs, shares, rows = _read(folders, 'rho'), {}, []
     for run in runs:
+        check_alike(run, runs[0], ('model_name', 'rho', 'epochs'))
         if not run.selections:
             raise UserError("run '{}' has no selections.csv: there is nothing to draw".format(
                 run.summary['run_name']))
-        maps.append(selection_per_epoch(run)[0])
-    header = ['dataset_name', 'epoch', 'tensor', 'name', 'selected']
-    names = [{row.tensor: row.name for row in run.selections} for run in runs]
-    rows = [[run.summary['dataset_name'], epoch + 1, tensor, of_run[tensor],
-             int(mask[epoch, tensor])]
-            for run, mask, of_run in zip(runs, maps, names)
-            for epoch, tensor in np.ndindex(*mask.shape)]
-    return write_figure(output, (WIDTH, 3.9), lambda figure: _draw_panels(figure, runs, maps),
-                        header, rows)
+    for data, group in _by(runs, 'dataset_name').items():
+        share = np.mean([selection_per_epoch(run)[0] for run in group], axis=0)  # (epochs, N)
+        names = {row.tensor: row.name for row in group[0].selections}
+        shares[data] = share
+        rows += [[data, epoch + 1, tensor, names[tensor], float(share[epoch, tensor]), len(group)]
+                 for epoch, tensor in np.ndindex(*share.shape)]
+    header = ['dataset_name', 'epoch', 'tensor', 'name', 'selected', 'n']
+    return write_figure(output, (WIDTH, 3.9), lambda figure: _draw_panels(
+        figure, runs, shares, max(row[-1] for row in rows)), header, rows)
 
 
-def _draw_panels(figure, runs, maps):
-    from matplotlib.colors import ListedColormap
+def _draw_panels(figure, runs, shares, seeds):
+    """shares: data set -> (epochs, N) of the seeds that trained each tensor."""
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
-    axes = figure.subplots(1, len(runs), squeeze=False, gridspec_kw={
+    colors = LinearSegmentedColormap.from_list('trained', [IDLE, TRAINED])
+    axes = figure.subplots(1, len(shares), squeeze=False, gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.05, 'bottom': 0.2,
         'wspace': 0.16})[0]
     _title(figure, 'tensors trained in each epoch, {}, ρ = {:g}'.format(
         runs[0].summary['model_name'], runs[0].summary['rho']), runs)
-    for axis, run, mask in zip(axes, runs, maps):
-        epochs, count = mask.shape
-        axis.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
-                    origin='lower', interpolation='nearest',
-                    extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
-        axis.set(title='{} ({:.0f} % trained)'.format(
-            run.summary['dataset_name'], 100 * mask.mean()), xlabel='epoch')
+    for axis, (data, share) in zip(axes, shares.items()):
+        epochs, count = share.shape
+        axis.imshow(share.T, cmap=colors, vmin=0, vmax=1, aspect='auto', origin='lower',
+                    interpolation='nearest', extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+        axis.set(title='{} ({:.0f} % trained)'.format(data, 100 * share.mean()), xlabel='epoch')
         axis.title.set_fontsize(8.5)
         axis.tick_params(labelleft=axis is axes[0])
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[0].set_ylabel('tensor index (bottom: input)')
-    figure.legend(handles=[Patch(color=TRAINED, label='trained'),
-                           Patch(color=IDLE, label='not trained')], loc='lower center', ncol=2,
-                  borderaxespad=0.3)
+    middle = [Patch(color=colors(0.5), label='in half of {} seeds'.format(seeds))] * (seeds > 1)
+    figure.legend(handles=[Patch(color=TRAINED, label='trained')] + middle + [
+        Patch(color=IDLE, label='not trained')], loc='lower center', ncol=3, borderaxespad=0.3)

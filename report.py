@@ -13,7 +13,7 @@ import os
 
 import command_line
 from command_line import UserError
-from reproduce import FIGURES, ROOT, logs_dir, output_of, runs_of
+from reproduce import FIGURES, ROOT, logs_dir, output_of, run_name, runs_of
 from runs import read_json, read_run
 
 CSV_ROWS = 60  # shown of the numbers behind a figure; the file has all
@@ -66,8 +66,9 @@ def _section(name, rehearsal):
     parts.append('<p class="small">The paper: {}; {}. Here: <code>scripts/run_figure{}.sh{}</code>'
                  '</p>'.format(html.escape(figure.board), html.escape(figure.hours), name,
                                ' --rehearse' if rehearsal else ''))
-    runs, missing = _summaries(name, rehearsal)
     picture = _picture(name, rehearsal)
+    drawn = _drawn(picture)
+    runs, missing = _summaries(name, rehearsal, drawn.get('runs', []))
     if os.path.exists(picture):
         with open(picture, 'rb') as file:
             data = base64.b64encode(file.read()).decode('ascii')
@@ -75,9 +76,11 @@ def _section(name, rehearsal):
     else:
         parts.append('<p class="missing">Not drawn yet.</p>')
     if missing:
+        why = drawn.get('left_out', {})
+        lines = [run + (': ' + why[run] if run in why else '') for run in missing]
         parts.append('<p class="missing">{} of {} runs missing or unfinished.</p>{}'.format(
             len(missing), len(missing) + len(runs), _details(
-                'which', '<br>'.join(map(html.escape, missing)))))
+                'which', '<br>'.join(map(html.escape, lines)))))
     if runs:
         parts.append(_details('{} finished runs'.format(len(runs)), _runs_table(runs)))
     if os.path.exists(picture):
@@ -85,19 +88,27 @@ def _section(name, rehearsal):
     return '\n'.join(parts)
 
 
-def _summaries(name, rehearsal):
-    """(summaries of the finished runs, names of the others): what the picture was drawn of, and the
-    figure's whole grid.
-    """
-    names = [run.name for run in runs_of(name, rehearse=rehearsal)]
+def _drawn(picture):
+    """Of which runs the picture was drawn, as reproduce.draw noted it; {} for none."""
     try:
-        drawn = read_json(_picture(name, rehearsal)[:-4] + '.runs.json').get('runs', [])
+        return read_json(picture[:-4] + '.runs.json')
     except UserError:
-        drawn = []
+        return {}
+
+
+def _summaries(name, rehearsal, drawn):
+    """(summaries of the finished runs, names of the others): what the picture was drawn of, and the
+    figure's whole grid, of as many seeds as were begun.
+    """
+    logs, seeds = os.path.join(ROOT, logs_dir(rehearsal)), 1
+    while any(os.path.isdir(os.path.join(logs, run_name(cell, seeds)))
+              for cell in FIGURES[name].cells):
+        seeds += 1
+    names = [run.name for run in runs_of(name, seeds, rehearsal)]
     found, missing = [], []
     for run in names + [other for other in drawn if other not in names]:
         try:
-            found.append(read_run(os.path.join(ROOT, logs_dir(rehearsal), run)).summary)
+            found.append(read_run(os.path.join(logs, run)).summary)
         except UserError:
             missing.append(run)
     return found, missing

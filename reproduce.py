@@ -149,11 +149,17 @@ def output_of(name, rehearse):
     return os.path.join('figures', 'rehearsal' if rehearse else '', 'figure' + name)
 
 
+def arguments_of(run):
+    """What main.py reads from the run's flags."""
+    import main
+    return main.parse_arguments(list(run.flags))
+
+
 def is_done(run):
     """True for a finished run of these very settings; UserError for one of other settings."""
     import main
     from runs import is_finished
-    args = main.check_arguments(main.parse_arguments(list(run.flags)))
+    args = main.check_arguments(arguments_of(run))
     return is_finished(os.path.join(args.logs_dir, args.run_name), main.run_settings(args))
 
 
@@ -190,16 +196,23 @@ def _hours(hours):
     return '{:.1f} h'.format(hours) if hours >= 1 else '{:.1f} min'.format(60 * hours)
 
 
+def table_of(args):
+    """(path of the timing table that a run of these arguments uses, number of its classes)."""
+    import profiler
+    classes = DATA[args.dataset_name][0] if args.dataset_name in DATA else 10
+    return os.path.join(ROOT, profiler.table_folder(
+        args.logs_dir, args.model_name, args.input_size, classes, args.batch_size),
+                        profiler.TABLE_FILE), classes
+
+
 def timings_for(run):
     """TensorTimings of the run's network on this device: stored, or measured now.
 
     Told on with other numbers of classes too: the head hardly matters.
     """
-    import main
-    import profiler
     from tensor_timings import TensorTimings
-    args = main.parse_arguments(list(run.flags))
-    classes = DATA[args.dataset_name][0] if args.dataset_name in DATA else 10
+    args = arguments_of(run)
+    path, classes = table_of(args)
     statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
     flags = ['--{}={}'.format(flag, getattr(args, flag)) for flag in (
         'model_name', 'dataset_name', 'input_size', 'batch_size', 'logs_dir')]
@@ -211,15 +224,12 @@ def timings_for(run):
     print('\n'.join(line for line in child.stdout.splitlines() if line.startswith('warning')))
     if child.returncode:
         raise UserError('profiler.py failed on {}; its words are above'.format(args.model_name))
-    return TensorTimings.load(os.path.join(profiler.table_folder(
-        os.path.join(ROOT, args.logs_dir), args.model_name, args.input_size, classes,
-        args.batch_size), profiler.TABLE_FILE))
+    return TensorTimings.load(path)
 
 
 def estimated_hours(run, timings):
     """Hours of one run. PruneTrain is taken as full training, which it is until channels go."""
-    import main
-    args = main.parse_arguments(list(run.flags))
+    args = arguments_of(run)
     _, train_images, test_images = DATA.get(args.dataset_name, (10, 10776, 2250))
     steps = min(train_images // args.batch_size, args.steps_per_epoch or train_images)
     tests = min(test_images / args.batch_size, args.validation_steps or test_images)
@@ -271,9 +281,8 @@ def _die_with_parent():
 def _meter(run):
     """Adds the energy by --meter_csv to a run that is finished without any."""
     import energy
-    import main
     from runs import read_run
-    args = main.parse_arguments(list(run.flags))
+    args = arguments_of(run)
     folder = os.path.join(ROOT, args.logs_dir, run.name)
     if args.meter_csv and read_run(folder).summary.get('energy_joules') is None:
         try:
@@ -282,10 +291,25 @@ def _meter(run):
             print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
+def impossible(runs):
+    """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
+    runs = [(run, arguments_of(run)) for run in runs if run.cell.train_type == ELASTIC]
+    runs = [(run, args) for run, args in runs if os.path.exists(table_of(args)[0])]
+    if not runs:
+        return {}
+    command_line.quiet_tensorflow()
+    from tensor_choice import out_of_reach
+    from tensor_timings import TensorTimings
+    reasons = {run.name: out_of_reach(TensorTimings.load(table_of(args)[0]), args.rho)
+               for run, args in runs}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def drawable(figure, runs, finished):
     """The runs that the figure is drawn of: all, or those of the data sets that are complete.
 
-    finished: names of the finished runs. [] where the figure cannot be drawn.
+    runs: all that are possible here. finished: names of the finished runs. [] where the figure
+    cannot be drawn.
     """
     if figure.by_data:
         short = {run.cell.dataset_name for run in runs if run.name not in finished}
@@ -293,13 +317,17 @@ def drawable(figure, runs, finished):
     return runs if all(run.name in finished for run in runs) else []
 
 
-def draw(name, runs, rehearse):
-    """Draws the figure of these finished runs and notes which they were; the paths written."""
+def draw(name, runs, rehearse, left_out=None):
+    """Draws the figure of these finished runs and notes which they were; the paths written.
+
+    left_out: name -> why, of the runs that are impossible on this device.
+    """
     import paper_plots
     from runs import write_json
     folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
     paths = getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
-    write_json(output_of(name, rehearse) + '.runs.json', {'runs': [run.name for run in runs]})
+    write_json(output_of(name, rehearse) + '.runs.json', {
+        'runs': [run.name for run in runs], 'left_out': left_out or {}})
     return paths
 
 
@@ -370,13 +398,16 @@ def main(argv=None):
               for run, status in run_all(runs)]
     finished = {run.name for run in everything if is_done(run)}
     missing = [run.name for run in everything if run.name not in finished]
-    shown = drawable(figure, everything, finished)
+    left_out = impossible([run for run in everything if run.name in missing])
+    shown = drawable(figure, [run for run in everything if run.name not in left_out], finished)
     print()
     if missing:
         print('{} of the {} runs of figure {} are not there: {}'.format(
             len(missing), len(everything), args.figure, ', '.join(missing)))
+    for name, reason in left_out.items():
+        print('left out of the figure: {}: {}'.format(name, reason))
     try:
-        print('\n'.join(draw(args.figure, shown, args.rehearse)) if shown else
+        print('\n'.join(draw(args.figure, shown, args.rehearse, left_out)) if shown else
               'figure {} is not drawn'.format(args.figure))
     except UserError as error:
         failed.append('figure {} is not drawn: {}'.format(args.figure, error))

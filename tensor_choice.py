@@ -23,6 +23,15 @@ def layers_of(model):
     return np.array([paths.index(path) for path in paths])
 
 
+def out_of_reach(timings, rho, layers=None):
+    """Why no tensor can be trained at rho by these timings, in one line; None where one can."""
+    least = smallest_rho(timings, layers)
+    return None if rho >= least else (
+        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step; the '
+        'smallest rho that trains a tensor is {:.3f}'.format(
+            rho, timings.t_fp / timings.t_step, least + 5e-4))
+
+
 def reachable(timings, rho, layers=None):
     """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
     least = smallest_rho(timings, layers) * (1 + 1e-9)

@@ -195,11 +195,11 @@ def unfinished(network, rows, seeds):
             for label, of in begun.items() if len(of) > len(ended[label])]
 
 
-def out_of_reach(network, rows):
+def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
     command_line.quiet_tensorflow()
     from profiler import TABLE_FILE, table_folder
-    from tensor_choice import smallest_rho
+    from tensor_choice import out_of_reach
     from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,
@@ -208,10 +208,8 @@ def out_of_reach(network, rows):
     if not os.path.exists(path):
         return []
     table = TensorTimings.load(path)
-    least = smallest_rho(table)
-    return ['{}: out of reach; the forward pass takes {:.3f} of a full step, the smallest rho that '
-            'trains a tensor is {:.3f}'.format(row.label, table.t_fp / table.t_step, least + 5e-4)
-            for row in rows if row.rho and row.rho < least]
+    reasons = [(row.label, out_of_reach(table, row.rho)) for row in rows if row.rho]
+    return ['{}: {}'.format(label, reason) for label, reason in reasons if reason]
 
 
 def mean_error(values):
@@ -338,7 +336,7 @@ def main(argv=None):
         if of_network:
             results += of_network
             lacking = [row for row in rows if not runs[row.label]]
-            tables.append('\n'.join([report(of_network)] + out_of_reach(network, lacking)
+            tables.append('\n'.join([report(of_network)] + beyond(network, lacking)
                                     + unfinished(network, rows, seeds)))
     if not results:
         raise command_line.UserError('no finished run of full training under {}: leave out --table'

@@ -13,6 +13,7 @@ compares times alone, everything else in up to four processes, a file of tests e
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
 Everything else goes to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
+  scripts/run_tests.sh -n 0 --pdb        one process, as a debugger needs
 END
 }
 

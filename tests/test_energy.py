@@ -136,6 +136,22 @@ def test_power_between_the_ends_is_sampled(tmp_path):
     assert meter.result()['energy_joules'] > 0.5
 
 
+@pytest.mark.timing
+@pytest.mark.parametrize('files', [AGX_XAVIER, INTEL], ids=['rails', 'counters'])
+def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
+    """Readings alone: how long a device's own bus takes for one is another matter."""
+    assert energy.PERIOD <= 1  # at least one reading a second
+    sensors, _ = energy.find_sensors(tree(tmp_path, files))
+    meter, count = energy.Meter(sensors), 50
+    with meter.running():
+        begin = time.perf_counter()
+        for _ in range(count):
+            meter._read()
+        spent = time.perf_counter() - begin
+    assert meter.result()['energy_joules'] is not None
+    assert spent < 0.01 * count * energy.PERIOD
+
+
 def test_a_sensor_that_disappears_leaves_no_number(tmp_path):
     root = tree(tmp_path, AGX_XAVIER)
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)

@@ -104,7 +104,20 @@ def test_selections_have_a_panel_for_each_data_set(tmp_path):
     assert len(rows) == len(DATA) * EPOCHS * TENSORS
     for row in rows:
         first = 1 if int(row['epoch']) < 3 else 3
-        assert int(row['selected']) == MASKS[first][int(row['tensor'])]
+        assert float(row['selected']) == MASKS[first][int(row['tensor'])] and row['n'] == '1'
+
+
+def test_selections_of_several_seeds_are_shared(tmp_path):
+    runs = [make_run(tmp_path / 'logs', 'seed{}'.format(seed), seed=seed) for seed in (0, 1)]
+    for tensor in range(TENSORS):  # the second seed trains all of them, all the time
+        for selection in range(len(MASKS)):
+            edit_csv(runs[1] / 'selections.csv', 1 + selection * TENSORS + tensor, 'selected', 1)
+    paths = paper_plots.selection_panels(runs, tmp_path / 'figure21')
+    assert_figure(paths, tmp_path / 'figure21')
+    for row in read_csv(paths[2]):
+        first = 1 if int(row['epoch']) < 3 else 3
+        assert float(row['selected']) == (MASKS[first][int(row['tensor'])] + 1) / 2
+        assert row['n'] == '2'
 
 
 @pytest.mark.parametrize('draw', [paper_plots.curve_grid, paper_plots.bars,

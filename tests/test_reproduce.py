@@ -6,16 +6,19 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from test_plot import folder_content, make_run
 from test_train import synthetic_timings
 
 import main
 import report
 import reproduce
 from command_line import UserError
-from reproduce import CUB, DOGS, FIGURES, PET, runs_of
+from reproduce import CUB, DOGS, FIGURES, PET, run_name, runs_of
+from runs import read_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -144,6 +147,68 @@ def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny
     reproduce.main(['15ad', '--rehearse', '--dry_run', '--only', 'caltech'])
     rows = [line.split() for line in capfd.readouterr().out.splitlines() if 'mobilenetv2_' in line]
     assert rows == [[head, 'finished', '0.0', 'min']]
+
+
+TWO_RUNS = """
+import sys
+import reproduce
+reproduce.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
+cells = [reproduce.Cell('mobilenetv2', reproduce.CUB, scheme) for scheme in {}]
+reproduce.FIGURES['15ad'] = reproduce.FIGURES['15ad']._replace(cells=tuple(cells))
+sys.exit(reproduce.main(['15ad', '--rehearse']))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='kills as Linux does')
+def test_a_grid_that_was_killed_goes_on_where_it_stopped(here):
+    first, second = [here / 'logs/rehearsal' / run_name(reproduce.Cell('mobilenetv2', CUB, scheme),
+                                                        seed=0) for scheme in FOUR[1:3]]
+    command = [sys.executable, '-c', TWO_RUNS.format(FOUR[1:3])]
+    with open(str(here / 'out.txt'), 'w') as out:
+        grid = subprocess.Popen(command, cwd=str(here), stdout=out, stderr=out)
+        records = second / 'epochs.csv'
+        while not (records.exists() and records.read_text().count('\n') > 2):
+            assert grid.poll() is None, (here / 'out.txt').read_text()
+            time.sleep(0.05)
+        grid.kill()
+        grid.wait()
+    time.sleep(0.5)
+    reached = records.read_text()
+    time.sleep(2)  # its run, left alone, must not go on: the next grid would meet it
+    assert records.read_text() == reached and not (second / 'summary.json').exists()
+    before = folder_content(first)
+    done = subprocess.run(command, cwd=str(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True)
+    assert done.returncode == 0 and first.name + ': finished before' in done.stdout, done.stdout
+    assert folder_content(first) == before and second.name + ': finished' not in done.stdout
+    assert read_run(second).epochs['epoch'] == list(range(1, 41))
+    assert (here / 'figures/rehearsal/figure15ad.png').exists()
+
+
+def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here):
+    runs = runs_of('17ac', rehearse=True)
+    table = synthetic_timings(np.random.RandomState(0))
+    path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
+    assert reproduce.impossible(runs) == {}  # nothing is known before a table is there
+    os.makedirs(os.path.dirname(path))
+    table._replace(t_fp=0.32 / 0.68 * (table.t_bp + table.t_update)).save(path)
+    left_out = reproduce.impossible(runs)
+    assert list(left_out) == [run.name for run in runs if run.cell.rho == 0.35]
+    possible = [run for run in runs if run.name not in left_out]
+    for run in possible:
+        make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, run.cell.rho,
+                 model_name='resnet50', train_seconds=100.0)
+    shown = reproduce.drawable(FIGURES['17ac'], possible, {run.name for run in possible})
+    reproduce.draw('17ac', shown, True, left_out)
+    report.write(True)
+    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
+    reason, = left_out.values()
+    assert reason.startswith('rho 0.35 is out of reach') and reason in page
+    assert '1 of 9 runs missing' in page
+    (here / 'logs/rehearsal' / run_name(possible[0].cell, seed=1)).mkdir()
+    report.write(True)
+    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
+    assert '10 of 18 runs missing' in page  # a second seed was begun
 
 
 def test_a_run_with_other_settings_under_that_name_is_an_error(here):
