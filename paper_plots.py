@@ -206,10 +206,10 @@ def _draw_bars(figure, runs, columns, panels):
         'left': 0.08, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
     shown = ', '.join(sorted({run.summary['model_name'] for run in runs}))
     _title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
-    alone = len(columns) == 1
+    alone, everything = len(columns) == 1, sum(columns.values(), [])
     for axis, (text, key, scale) in zip(axes, panels):
         for i, column in enumerate(columns.values()):
-            _draw_group(axis, i, column, key, scale)
+            _draw_group(axis, i, column, key, scale, everything)
         axis.set(ylabel=text, xlim=(-0.5, len(columns) - 0.5))
         axis.margins(y=0.12)
         axis.set_xticks([] if alone else range(len(columns)))
@@ -221,8 +221,8 @@ def _draw_bars(figure, runs, columns, panels):
             axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(_wrapped(str(note))
                                                               for note in sorted(notes, key=str)),
                       ha='center', va='center', transform=axis.transAxes, fontsize=7)
-    handles = {label_of(configuration(bar.summary)): colour_of(bar)
-               for column in columns.values() for bar in column}
+    handles = {label_of(configuration(bar.summary)): colour_of(bar, everything)
+               for bar in everything}
     from matplotlib.patches import Patch
     _legend(figure, [Patch(color=color) for color in handles.values()], list(handles), 5)
 
@@ -232,13 +232,13 @@ def _wrapped(text, width=44):
     return '\n'.join(textwrap.wrap(text, width))
 
 
-def _draw_group(axis, i, column, key, scale):
-    """The bars of one group, about x = i."""
+def _draw_group(axis, i, column, key, scale, everything):
+    """The bars of one group, about x = i; everything: the bars of all groups."""
     width = 0.8 / len(column)
     for j, bar in enumerate(column):
         mean, std = _mean_std(scale * bar.values(key))
         x = i + (j - (len(column) - 1) / 2) * width
-        axis.bar(x, mean, 0.9 * width, color=colour_of(bar), linewidth=0,
+        axis.bar(x, mean, 0.9 * width, color=colour_of(bar, everything), linewidth=0,
                  yerr=None if np.isnan(std) else std, error_kw={'linewidth': 0.8})
         if not np.isnan(mean):
             axis.annotate('{:.1f}'.format(mean) if mean < 100 else '{:.0f}'.format(mean),
@@ -246,12 +246,13 @@ def _draw_group(axis, i, column, key, scale):
                           textcoords='offset points', ha='center', fontsize=6)
 
 
-def colour_of(bar):
-    """The scheme's colour; elastic training is the paler the larger its rho."""
+def colour_of(bar, bars):
+    """The scheme's colour; where a figure's bars have several rho, the paler the larger the rho."""
     from matplotlib.colors import to_rgb
     color = np.array(to_rgb(SCHEMES[bar.summary['scheme']][1]))
+    rhos = sorted({other.summary['rho'] for other in bars} - {None})
     rho = bar.summary['rho']
-    pale = 0.0 if rho is None else min(max((rho - 0.3) / 0.6, 0.0), 0.75)
+    pale = 0.0 if rho is None else 0.75 * rhos.index(rho) / len(rhos)
     return tuple(color + (1 - color) * pale)
 
 
@@ -261,12 +262,14 @@ def importance_stability(folders, output):
     """How alike successive importances are, and what they cost, by interval and probe batches.
 
     Alike: cosine of the angle between the importance vectors of one selection and the next, mean
-    over a run. Cost: importance evaluation's share of the training time.
+    over a run. Cost: importance evaluation's share of the training time. Both mean and spread over
+    the seeds; of a single one, the least and the most alike pair instead.
     UserError for a run that selected only once.
     """
     runs = _read(folders, 'interval', 'probe_batches', 'importance_seconds', 'train_seconds')
-    rows = []
+    settings = {}  # (interval, probe batches) -> (similarities, share of time) of each seed
     for run in runs:
+        check_alike(run, runs[0], ('model_name', 'dataset_name', 'rho', 'epochs'))
         vectors = importances(run)
         if len(vectors) < 2:
             raise UserError("run '{}' selected once: nothing to compare; it needs more epochs than "
@@ -274,11 +277,16 @@ def importance_stability(folders, output):
                                                         run.summary['interval']))
         cosines = [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
                    for a, b in zip(vectors, vectors[1:])]
-        rows.append([run.summary['interval'], run.summary['probe_batches'], run.summary['seed'],
-                     len(vectors), float(np.mean(cosines)), min(cosines), max(cosines),
-                     run.summary['importance_seconds'] / run.summary['train_seconds']])
-    header = ['interval', 'probe_batches', 'seed', 'selections', 'similarity', 'similarity_least',
-              'similarity_most', 'importance_share_of_time']
+        settings.setdefault((run.summary['interval'], run.summary['probe_batches']), []).append(
+            (cosines, run.summary['importance_seconds'] / run.summary['train_seconds']))
+    rows = [list(key) + [len(seeds)]
+            + _mean_std(np.array([np.mean(cosines) for cosines, _ in seeds]))
+            + [min(min(cosines) for cosines, _ in seeds), max(max(cosines) for cosines, _ in seeds)]
+            + _mean_std(np.array([share for _, share in seeds]))
+            for key, seeds in settings.items()]
+    header = ['interval', 'probe_batches', 'n', 'similarity_mean', 'similarity_std',
+              'similarity_least', 'similarity_most', 'importance_share_of_time_mean',
+              'importance_share_of_time_std']
     return write_figure(output, (WIDTH, 4.4),
                         lambda figure: _draw_stability(figure, runs, rows), header, rows)
 
@@ -300,24 +308,23 @@ def _draw_stability(figure, runs, rows):
         'hspace': 0.2})
     _title(figure, 'successive importances, {model_name} on {dataset_name}'.format(
         **runs[0].summary), runs)
-    least_interval = min(row[0] for row in rows)
+    least_interval, single = min(row[0] for row in rows), all(row[2] == 1 for row in rows)
     for column, (index, other, fixed, text) in enumerate((
             (0, 1, 1, 'selection interval (epochs)'), (1, 0, least_interval, 'probe batches'))):
-        values = sorted({row[index] for row in rows if row[other] == fixed})
-        for x, value in enumerate(values):
-            alike = [row for row in rows if row[index] == value and row[other] == fixed]
-            mean = np.mean([row[4] for row in alike])
-            spread = np.maximum(0, [[mean - min(row[5] for row in alike)],
-                                    [max(row[6] for row in alike) - mean]])
-            axes[0][column].bar(x, mean, 0.6, color=TRAINED, yerr=spread,
-                                error_kw={'linewidth': 0.8})
-            axes[1][column].bar(x, 100 * np.mean([row[7] for row in alike]), 0.6, color='#E69F00')
+        shown = sorted(row for row in rows if row[other] == fixed)
+        for x, row in enumerate(shown):
+            mean, std, least, most, cost, cost_std = row[3:]
+            axes[0][column].bar(x, mean, 0.6, color=TRAINED, error_kw={'linewidth': 0.8},
+                                yerr=np.maximum(0, [[mean - least], [most - mean]])
+                                if single else std)
+            axes[1][column].bar(x, 100 * cost, 0.6, color='#E69F00', error_kw={'linewidth': 0.8},
+                                yerr=None if single else 100 * cost_std)
         for axis in axes[:, column]:
-            axis.set_xticks(range(len(values)))
-            axis.set_xticklabels(values)
+            axis.set_xticks(range(len(shown)))
+            axis.set_xticklabels([row[index] for row in shown])
             axis.grid(True, axis='y')
         axes[1][column].set_xlabel(text)
-    axes[0][0].set_ylabel('similarity, [least, most]')
+    axes[0][0].set_ylabel('similarity, ' + ('[least, most]' if single else 'mean ± std of seeds'))
     axes[1][0].set_ylabel('cost (% of training time)')
 
 

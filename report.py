@@ -77,7 +77,7 @@ def _section(name, rehearsal):
         parts.append('<p class="missing">Not drawn yet.</p>')
     if missing:
         why = drawn.get('left_out', {})
-        lines = [run + (': ' + why[run] if run in why else '') for run in missing]
+        lines = ['{}: {}'.format(run, why.get(run, reason)) for run, reason in missing]
         parts.append('<p class="missing">{} of {} runs missing or unfinished.</p>{}'.format(
             len(missing), len(missing) + len(runs), _details(
                 'which', '<br>'.join(map(html.escape, lines)))))
@@ -97,8 +97,8 @@ def _drawn(picture):
 
 
 def _summaries(name, rehearsal, drawn):
-    """(summaries of the finished runs, names of the others): what the picture was drawn of, and the
-    figure's whole grid, of as many seeds as were begun.
+    """(summaries of the finished runs, (name, why) of the others): what the picture was drawn of,
+    and the figure's whole grid, of as many seeds as were begun.
     """
     logs, seeds = os.path.join(ROOT, logs_dir(rehearsal)), 1
     while any(os.path.isdir(os.path.join(logs, run_name(cell, seeds)))
@@ -109,8 +109,8 @@ def _summaries(name, rehearsal, drawn):
     for run in names + [other for other in drawn if other not in names]:
         try:
             found.append(read_run(os.path.join(logs, run)).summary)
-        except UserError:
-            missing.append(run)
+        except UserError as error:
+            missing.append((run, error if os.path.isdir(os.path.join(logs, run)) else 'not begun'))
     return found, missing
 
 
@@ -134,7 +134,7 @@ def _csv_table(path):
     try:
         with open(path, encoding='utf-8', newline='') as file:
             header, *rows = list(csv.reader(file))
-    except (OSError, ValueError):
+    except (OSError, ValueError, csv.Error):
         return '<p class="missing">{} cannot be read.</p>'.format(os.path.basename(path))
     text = _table(header, [[_short(cell) for cell in row] for row in rows[:CSV_ROWS]])
     left = len(rows) - CSV_ROWS

@@ -1,6 +1,6 @@
 """Every figure of the paper: the runs behind it, run where they are missing, and the picture.
 
-    python reproduce.py FIGURE [--dry_run | --rehearse] [--only PATTERN] [--seeds N] [--jobs FILE]
+    python reproduce.py FIGURE [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN] [--seeds N]
 
 scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated; an
 interrupted one starts over; figures share the runs that they have in common. A failed run is told
@@ -8,7 +8,9 @@ at the end, and the others still run.
 """
 
 import argparse
+import csv
 import fnmatch
+import functools
 import os
 import shlex
 import subprocess
@@ -163,6 +165,18 @@ def is_done(run):
     return is_finished(os.path.join(args.logs_dir, args.run_name), main.run_settings(args))
 
 
+def finished_names(runs):
+    """Names of the finished runs; one of which that cannot be told is not among them."""
+    names = set()
+    for run in runs:
+        try:
+            if is_done(run):
+                names.add(run.name)
+        except UserError:
+            pass  # run_all has told it
+    return names
+
+
 def chosen(runs, pattern):
     """The runs whose name contains the pattern (with * and ?); UserError where none does."""
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, '*{}*'.format(pattern))]
@@ -177,19 +191,27 @@ def chosen(runs, pattern):
 def dry_run(figure, runs):
     """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
     """
-    tables, rows, total = {}, [], 0.0
+    from tensor_choice import out_of_reach
+    tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
         done = is_done(run)
         key = run.cell.model_name
         if key not in tables and not done:
             tables[key] = timings_for(run)
-        hours = 0.0 if done else estimated_hours(run, tables[key])
+        if not done and run.cell.train_type == ELASTIC:
+            reasons[run.name] = out_of_reach(tables[key], run.cell.rho)
+        beyond = reasons.get(run.name)
+        hours = 0.0 if done or beyond else estimated_hours(run, tables[key])
         total += hours
-        rows.append([run.name, 'finished' if done else '', _hours(hours)])
+        rows.append([run.name, 'finished' if done else 'out of reach' if beyond else '',
+                     _hours(hours)])
     print('\n' + command_line.table(['run', '', 'time here'], rows + [
         ['total', '', _hours(total)]], '<<>'))
     print('\nby the step times of this device, tests between epochs included, data preparation '
           "not; the paper's: {}".format(figure.hours))
+    for name, reason in reasons.items():
+        if reason:
+            print('{}: {}'.format(name, reason))
 
 
 def _hours(hours):
@@ -251,23 +273,48 @@ def step_ms(cell, timings):
 # ---------------------------------------------------------------- the runs
 
 def run_all(runs):
-    """Runs what is not finished, one after the other; list of (run, exit status) that failed."""
-    failed, begin = [], time.time()
+    """Runs what is not finished, one after the other; a line of text for each that failed."""
+    failed, begin = [], time.perf_counter()
     for i, run in enumerate(runs, 1):
         title = '[{}/{}] {}'.format(i, len(runs), run.name)
-        if is_done(run):
-            print('{}: finished before'.format(title), flush=True)
-            _meter(run)
+        try:
+            if is_done(run):
+                print('{}: finished before'.format(title), flush=True)
+                continue
+        except UserError as error:  # since the start: a log or the folder is no longer as it was
+            failed.append('{}: {}'.format(run.name, error))
             continue
-        print('\n{}   {:.0f} min since the start'.format(title, (time.time() - begin) / 60),
-              flush=True)
+        print('\n{}   {:.0f} min since the start'.format(
+            title, (time.perf_counter() - begin) / 60), flush=True)
         status = subprocess.call([sys.executable, 'main.py'] + list(run.flags), cwd=ROOT,
                                  preexec_fn=_die_with_parent)
         if status in (-2, 130):  # Ctrl-C is meant for all of it
             raise KeyboardInterrupt
         if status:
-            failed.append((run, status))
+            failed.append('failed with status {}: {}'.format(status, run.name))
     return failed
+
+
+@functools.lru_cache(maxsize=None)
+def this_device():
+    """profiler.host_description(), asked of a child: TensorFlow is not to stay in memory here."""
+    code = ('import command_line; command_line.quiet_tensorflow(); import profiler; '
+            'print(profiler.host_description())')
+    return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
+                                   universal_newlines=True).strip().split('\n')[-1]
+
+
+def check_device(finished):
+    """UserError where one of these finished runs is of another device: no figure could show both.
+    """
+    from runs import read_json
+    for run in finished:
+        host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json')).get(
+            'host')
+        if host != this_device():
+            raise UserError("run '{}' was made on {}, this is {}: their times do not belong in one "
+                            'figure; move its folder away, or go on where it was made'.format(
+                                run.name, host, this_device()))
 
 
 def _die_with_parent():
@@ -284,25 +331,31 @@ def _meter(run):
     from runs import read_run
     args = arguments_of(run)
     folder = os.path.join(ROOT, args.logs_dir, run.name)
-    if args.meter_csv and read_run(folder).summary.get('energy_joules') is None:
-        try:
+    try:
+        if args.meter_csv and read_run(folder).summary.get('energy_joules') is None:
             energy.add_to_run(folder, args.meter_csv)
-        except UserError as error:
-            print('energy not measured: {}'.format(error), file=sys.stderr)
+    except UserError as error:
+        print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
-    runs = [(run, arguments_of(run)) for run in runs if run.cell.train_type == ELASTIC]
-    runs = [(run, args) for run, args in runs if os.path.exists(table_of(args)[0])]
-    if not runs:
-        return {}
-    command_line.quiet_tensorflow()
     from tensor_choice import out_of_reach
     from tensor_timings import TensorTimings
-    reasons = {run.name: out_of_reach(TensorTimings.load(table_of(args)[0]), args.rho)
-               for run, args in runs}
-    return {name: reason for name, reason in reasons.items() if reason}
+    reasons = {}
+    for run in runs:
+        args = arguments_of(run)
+        path, _ = table_of(args)
+        if run.cell.train_type != ELASTIC or not os.path.exists(path):
+            continue
+        try:
+            table = TensorTimings.load(path)
+        except (ValueError, KeyError, TypeError):
+            continue  # the run itself tells that its table is damaged, and measures anew
+        reason = out_of_reach(table, args.rho)
+        if reason and table.key.get('host') == this_device():
+            reasons[run.name] = reason
+    return reasons
 
 
 def drawable(figure, runs, finished):
@@ -332,34 +385,37 @@ def draw(name, runs, rehearse, left_out=None):
 
 
 def write_jobs(runs, path):
-    """One command a line, to be run in the repository's root."""
-    lines = ''.join('{} main.py {}\n'.format(
-        shlex.quote(sys.executable), ' '.join(map(shlex.quote, run.flags))) for run in runs)
+    """One command a line, which works from anywhere."""
+    lines = ''.join('cd {} && {} main.py {}\n'.format(
+        shlex.quote(ROOT), shlex.quote(sys.executable), ' '.join(map(shlex.quote, run.flags)))
+                    for run in runs)
     if path == '-':
         sys.stdout.write(lines)
         return
     with open(path, 'w') as out:
         out.write(lines)
-    print('{} runs written to {}'.format(len(runs), path))
+    print('{} runs written to {}; when they are finished, this script draws the figure'.format(
+        len(runs), path))
 
 
 def parse_arguments(argv=None):
     script = os.environ.get('FIGURE_SCRIPT')  # that called us; then the figure is given
     parser = argparse.ArgumentParser(
         prog=script, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage='{} [--dry_run | --rehearse] [--only PATTERN] [--seeds N] [--jobs FILE] '
+        usage='{} [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN] [--seeds N] '
               '[--meter_csv FILE]'.format('%(prog)s' if script else '%(prog)s FIGURE'))
     parser.add_argument('figure', help=argparse.SUPPRESS if script else 'one of ' + ', '.join(
         FIGURES))
-    parser.add_argument('--dry_run', action='store_true',
-                        help='print the runs, and hours by the step times of this device')
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument('--dry_run', action='store_true',
+                         help='print the runs, and hours by the step times of this device')
     parser.add_argument('--rehearse', action='store_true', help='the same grid in minutes, on '
                         'built-in digits and small; writes figures/rehearsal/')
     parser.add_argument('--only', metavar='PATTERN', help='only runs whose name contains this')
     parser.add_argument('--seeds', type=number(int, low=1), default=1, metavar='N',
                         help='of each run; the figure shows mean and spread (default: 1)')
-    parser.add_argument('--jobs', metavar='FILE', help='run nothing, write the commands of the '
-                        'unfinished runs one a line (- for the terminal)')
+    instead.add_argument('--jobs', metavar='FILE', help='run nothing, write the commands of the '
+                         'unfinished runs one a line (- for the terminal)')
     parser.add_argument('--meter_csv', metavar='FILE', help='log of an external power meter: '
                         'columns timestamp (seconds since 1970) and watts')
     parser.add_argument('--check', action='store_true', help='check these arguments and stop')
@@ -394,9 +450,21 @@ def main(argv=None):
     if args.dry_run:
         dry_run(figure, runs)
         return 0
-    failed = ['failed with status {}: {}'.format(status, run.name)
-              for run, status in run_all(runs)]
-    finished = {run.name for run in everything if is_done(run)}
+    if any(run.name not in finished for run in runs):
+        check_device([run for run in everything if run.name in finished])
+    failed = run_all(runs) + conclude(args, everything)
+    print('\n'.join(failed), file=sys.stderr, end='\n' if failed else '')
+    return 1 if failed else 0
+
+
+def conclude(args, everything):
+    """The figure and the page of what is there; a line of text for each that cannot be made."""
+    import report
+    figure, failed = FIGURES[args.figure], []
+    finished = finished_names(everything)
+    for run in everything:
+        if run.name in finished:
+            _meter(run)  # now that the log covers even the last one
     missing = [run.name for run in everything if run.name not in finished]
     left_out = impossible([run for run in everything if run.name in missing])
     shown = drawable(figure, [run for run in everything if run.name not in left_out], finished)
@@ -406,15 +474,15 @@ def main(argv=None):
             len(missing), len(everything), args.figure, ', '.join(missing)))
     for name, reason in left_out.items():
         print('left out of the figure: {}: {}'.format(name, reason))
-    try:
-        print('\n'.join(draw(args.figure, shown, args.rehearse, left_out)) if shown else
-              'figure {} is not drawn'.format(args.figure))
-    except UserError as error:
-        failed.append('figure {} is not drawn: {}'.format(args.figure, error))
-    import report
-    print(report.write(args.rehearse))
-    print('\n'.join(failed), file=sys.stderr, end='\n' if failed else '')
-    return 1 if failed else 0
+    for what, make in (
+            ('figure ' + args.figure, lambda: draw(args.figure, shown, args.rehearse, left_out)
+             if shown else ['figure {} is not drawn'.format(args.figure)]),
+            ('the page', lambda: [report.write(args.rehearse)])):
+        try:
+            print('\n'.join(make()))
+        except (UserError, OSError, csv.Error) as error:
+            failed.append('{} is not drawn: {}'.format(what, error))
+    return failed
 
 
 if __name__ == '__main__':

@@ -34,7 +34,8 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test
                  'validation_seconds', 'train_seconds')
 
 
-VARIED = ('importance', 'interval', 'granularity', 'probe_batches')  # of runs of one scheme
+VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
+          'prune_penalty_ratio', 'prune_threshold')  # of runs of one scheme
 
 
 class SelectionRow(NamedTuple):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-import keras_stack
 from selection_solver_DP import InfeasibleBudget, select_tensors
 
 # Rounding up then wastes at most 1 / BINS_PER_ITEM of the budget, and the largest networks take
@@ -19,6 +18,7 @@ BINS_PER_ITEM, LEAST_BINS = 50, 10_000
 
 def layers_of(model):
     """(N,) int: which layer each trainable tensor is of."""
+    import keras_stack
     paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
     return np.array([paths.index(path) for path in paths])
 

@@ -105,7 +105,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     settings.closed_loop they are kept true while the device changes speed; profile: see ClosedLoop,
     which weighs its cost against the steps that remain.
     Where steps drift from their prediction between two selections, the tensors are chosen again by
-    the importance last evaluated.
+    the importance last evaluated; with interval 0 never.
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
@@ -118,7 +118,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     def select(epoch, last):
         nonlocal current
         due = (epoch - 1) % settings.interval == 0 if settings.interval else epoch == 1
-        drifted = loop is not None and not due and steps_drifted(last.step_ms, current.predicted_ms)
+        drifted = loop is not None and settings.interval and not due and steps_drifted(
+            last.step_ms, current.predicted_ms)
         if not due and not drifted:
             return None
         batch, table, drift = next(batches), timings, 0.0

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from test_plot import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run, read_csv
 
 import paper_plots
 from command_line import UserError
+from plot import SCHEMES as SCHEME_COLOURS
 from runs import read_run
 
 SCHEMES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training')
@@ -75,8 +77,19 @@ def test_similarity_is_the_cosine_of_successive_importances(tmp_path):
     assert_figure(paths, tmp_path / 'figure7')
     row, = read_csv(paths[2])
     a, b = vectors
-    assert float(row['similarity']) == pytest.approx(a @ b / (a @ a * (b @ b)) ** 0.5)
-    assert float(row['importance_share_of_time']) == pytest.approx(0.02)
+    alike = a @ b / (a @ a * (b @ b)) ** 0.5
+    assert float(row['similarity_mean']) == pytest.approx(alike)
+    assert float(row['importance_share_of_time_mean']) == pytest.approx(0.02)
+    assert (row['n'], row['similarity_std']) == ('1', '')
+    second = make_run(tmp_path / 'logs', 'second', seed=1, interval=2, probe_batches=1,
+                      train_seconds=200.0, importance_seconds=8.0)  # the same importance twice
+    for row in (1, 1 + TENSORS):
+        edit_csv(second / 'selections.csv', row, 'importance', 0.0)
+    paths = paper_plots.importance_stability([run, second], tmp_path / 'figure7')
+    row, = read_csv(paths[2])
+    assert float(row['similarity_mean']) == pytest.approx((alike + 1) / 2)
+    assert float(row['similarity_std']) == pytest.approx((1 - alike) / 2 ** 0.5)
+    assert float(row['importance_share_of_time_mean']) == pytest.approx(0.03) and row['n'] == '2'
 
 
 def test_tensors_chosen_again_by_the_old_importance_are_no_evaluation(tmp_path):
@@ -120,11 +133,24 @@ def test_selections_of_several_seeds_are_shared(tmp_path):
         assert row['n'] == '2'
 
 
+def test_a_scheme_has_one_colour_unless_several_rho_are_told_apart(tmp_path):
+    def colours(rhos):
+        runs = [make_run(tmp_path / str(rhos), 'rho{}'.format(rho), rho=rho) for rho in rhos]
+        bars = [paper_plots.Bar([read_run(run)]) for run in runs]
+        return [to_hex(paper_plots.colour_of(bar, bars)) for bar in bars]
+    usual = SCHEME_COLOURS['elastic_training'][1].lower()
+    assert colours([0.4]) == colours([0.5]) == [usual]
+    several = colours([0.35, 0.5, 0.7])
+    assert several[0] == usual and len(set(several)) == 3
+
+
 @pytest.mark.parametrize('draw', [paper_plots.curve_grid, paper_plots.bars,
-                                  paper_plots.energy_bars, paper_plots.selection_panels])
+                                  paper_plots.energy_bars, paper_plots.selection_panels,
+                                  paper_plots.importance_stability])
 def test_runs_of_two_devices_do_not_share_a_figure(tmp_path, draw):
-    runs = [make_run(tmp_path / 'logs', 'pi', train_seconds=1.0),
-            make_run(tmp_path / 'logs', 'tx2', seed=1, host='tx2', train_seconds=1.0)]
+    keys = dict(train_seconds=1.0, interval=2, probe_batches=1, importance_seconds=0.1)
+    runs = [make_run(tmp_path / 'logs', 'pi', **keys),
+            make_run(tmp_path / 'logs', 'tx2', seed=1, host='tx2', **keys)]
     (tmp_path / 'old.png').write_text('kept')
     with pytest.raises(UserError, match="run 'tx2' has host tx2, run 'pi' has pi4b"):
         draw(runs, tmp_path / 'old')

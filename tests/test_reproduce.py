@@ -24,39 +24,40 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
 
 
-def cells(name):
-    return [(cell.model_name, cell.dataset_name, cell.train_type, cell.rho)
-            for cell in FIGURES[name].cells]
+def elastic(data, rho=0.5, interval=4, probe_batches=1, model='resnet50'):
+    return model, data, 'elastic_training', rho, interval, probe_batches
+
+
+def fixed(model, data, *schemes):
+    return [(model, data, scheme, None, None, None) for scheme in schemes]
 
 
 def four(model, data, rho=0.5):
-    return [(model, data, scheme, rho if scheme == 'elastic_training' else None)
-            for scheme in FOUR]
+    return fixed(model, data, *FOUR[:3]) + [elastic(data, rho, model=model)]
 
 
-@pytest.mark.parametrize('name, expected', [
-    ('15ad', four('resnet50', CUB)),
-    ('15', four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS)),
-    ('16', four('resnet50', CUB) + four('resnet50', PET)),
-    ('17ac', four('resnet50', CUB)[:3] + [('resnet50', CUB, 'prune_training', None)]
-     + [('resnet50', CUB, 'elastic_training', rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]),
-    ('19', four('resnet50', CUB, 0.4) + four('vgg16', CUB, 0.4) + four('mobilenetv2', CUB, 0.4)),
-    ('21', [('resnet50', data, 'elastic_training', 0.5) for data in (CUB, PET, DOGS)]),
-    ('23', four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS))])
-def test_every_cell_of_the_papers_grid_is_there_once(name, expected):
-    assert sorted(cells(name), key=str) == sorted(expected, key=str)
+GRID = {
+    '15ad': four('resnet50', CUB),
+    '15': four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS),
+    '16': four('resnet50', CUB) + four('resnet50', PET),
+    '17ac': fixed('resnet50', CUB, 'prune_training', *FOUR[:3]) + [
+        elastic(CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)],
+    '19': four('resnet50', CUB, 0.4) + four('vgg16', CUB, 0.4) + four('mobilenetv2', CUB, 0.4),
+    '21': [elastic(data) for data in (CUB, PET, DOGS)],
+    '23': four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS),
+    '7': [elastic(CUB, interval=interval) for interval in (1, 2, 4)] + [
+        elastic(CUB, interval=1, probe_batches=count) for count in (2, 4, 8)],
+    '15ad_ego': [elastic(CUB)],
+    '15_ego': [elastic(data) for data in (CUB, PET, DOGS)],
+    '16_ego': [elastic(CUB), elastic(PET)],
+    '17ac_ego': [elastic(CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)],
+    '19_ego': [elastic(CUB, 0.4, model=model) for model in ('resnet50', 'vgg16', 'mobilenetv2')]}
 
 
-def test_figure_7_varies_one_thing_at_a_time():
-    varied = [(cell.interval, cell.probe_batches) for cell in FIGURES['7'].cells]
-    assert len(set(varied)) == len(varied)
-    assert all(interval == 1 or count == 1 for interval, count in varied)
-    assert len({i for i, _ in varied}) > 2 and len({n for _, n in varied}) > 2
-
-
-@pytest.mark.parametrize('name', ['15', '15ad', '16', '17ac', '19'])
-def test_ego_is_the_elastic_part(name):
-    assert cells(name + '_ego') == [cell for cell in cells(name) if cell[2] == 'elastic_training']
+def test_every_cell_of_the_papers_grid_is_there_once():
+    assert set(FIGURES) == set(GRID)
+    for name, cells in GRID.items():
+        assert sorted(map(tuple, FIGURES[name].cells), key=str) == sorted(cells, key=str)
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
@@ -191,7 +192,10 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
     assert reproduce.impossible(runs) == {}  # nothing is known before a table is there
     os.makedirs(os.path.dirname(path))
-    table._replace(t_fp=0.32 / 0.68 * (table.t_bp + table.t_update)).save(path)
+    slow = table._replace(t_fp=0.32 / 0.68 * (table.t_bp + table.t_update))
+    slow._replace(key={'host': 'another'}).save(path)
+    assert reproduce.impossible(runs) == {}
+    slow._replace(key={'host': reproduce.this_device()}).save(path)
     left_out = reproduce.impossible(runs)
     assert list(left_out) == [run.name for run in runs if run.cell.rho == 0.35]
     possible = [run for run in runs if run.name not in left_out]
@@ -211,6 +215,23 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     assert '10 of 18 runs missing' in page  # a second seed was begun
 
 
+def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):
+    cells = [reproduce.Cell('mobilenetv2', CUB, 'full_training')] + [
+        reproduce.elastic('mobilenetv2', CUB, rho) for rho in (0.7, 0.05)]
+    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
+    monkeypatch.setitem(reproduce.REHEARSAL, 'num_epochs', 1000)
+    assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
+    out = capsys.readouterr().out
+    rows = [line.split('  ', 1)[1].split() for line in out.splitlines()
+            if re.match('mobilenetv2_.* min$| *total', line)]
+    full, most, least, total = [float(row[-2]) for row in rows]
+    assert rows[2][:3] == ['out', 'of', 'reach'] and least == 0 < most < full
+    assert total == pytest.approx(full + most, abs=0.2)
+    assert 'rho0.05_interval4_probe1_seed0: rho 0.05 is out of reach' in out
+    assert [path.name for path in (here / 'logs/rehearsal').iterdir()] == [
+        'mobilenetv2_32_10_8_profile']
+
+
 def test_a_run_with_other_settings_under_that_name_is_an_error(here):
     run = runs_of('15ad', rehearse=True)[0]
     args = main.check_arguments(main.parse_arguments(list(run.flags)))
@@ -219,6 +240,30 @@ def test_a_run_with_other_settings_under_that_name_is_an_error(here):
     (folder / 'settings.json').write_text(json.dumps(dict(main.run_settings(args), rho=0.9)))
     with pytest.raises(UserError, match='exists with other settings .*rho'):
         reproduce.main(['15ad', '--rehearse'])
+
+
+def made(here, run, **changes):
+    """The folder of a finished run as main.py leaves it, of made-up numbers."""
+    folder = make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, **changes)
+    args = main.check_arguments(reproduce.arguments_of(run))
+    (folder / 'settings.json').write_text(json.dumps(main.run_settings(args)))
+
+
+def test_runs_of_another_device_are_told_before_more_are_added_to_them(here, capsys):
+    run = runs_of('15ad', rehearse=True)[0]
+    made(here, run, host='tx2')
+    with pytest.raises(UserError, match="run '{}' was made on tx2, this is".format(run.name)):
+        reproduce.main(['15ad', '--rehearse'])
+    assert len(list((here / 'logs/rehearsal').iterdir())) == 1
+
+
+def test_what_cannot_be_written_is_told_and_the_rest_is_made(here, monkeypatch, capsys):
+    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=FIGURES['15ad'].cells[:1]))
+    made(here, runs_of('15ad', rehearse=True)[0])
+    (here / 'figures/rehearsal/report.html').mkdir(parents=True)  # where a file should go
+    assert reproduce.main(['15ad', '--rehearse']) == 1
+    assert 'the page is not drawn: ' in capsys.readouterr().err
+    assert (here / 'figures/rehearsal/figure15ad.png').exists()
 
 
 def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):

@@ -147,7 +147,12 @@ def test_a_figure_script_checks_its_arguments_before_anything_is_installed(equip
         status, _, errors = run(script, '--only', 'vgg16', cwd=str(folder), env=environment)
         assert status == 2 and "--only 'vgg16' fits no run of this figure" in errors
     status, output, _ = run(script, '--help', env=environment)
-    assert status == 0 and 'usage: run_figure17ac_ego.sh [--dry_run' in output
+    assert status == 0 and 'usage: run_figure17ac_ego.sh [--rehearse]' in output
+    for python, code, says in ((sys.executable, 2, "--only 'vgg16' fits no run"),
+                               ('no/such/python', 2, 'PYTHON=no/such/python does not run')):
+        status, _, errors = run(script, '--only', 'vgg16', env=dict(
+            environment, PYTHON=python, PATH=os.environ['PATH']))
+        assert status == code and says in errors
     assert not (repository / VENV).exists()
 
 

@@ -221,9 +221,15 @@ def test_tensorboard_holds_the_promised_tags(elastic):
             'elastic/selected_tensors', 'elastic/mask'} <= tags
 
 
-def test_interval_0_selects_once(tmp_path, dataset, timings):
-    settings = train.Settings(num_epochs=2, interval=0, rho=0.6, closed_loop=False)
-    run(tmp_path / 'r', dataset, 'elastic_training', settings, timings)
+def test_interval_0_selects_once_whatever_steps_take(tmp_path, dataset, timings):
+    def slower(select):
+        def watched(epoch, last):
+            return select(epoch, last and last._replace(step_ms=[2 * ms for ms in last.step_ms]))
+        watched.importance_seconds = 0.0
+        return watched
+
+    run(tmp_path / 'r', dataset, 'elastic_training',
+        train.Settings(num_epochs=2, interval=0, rho=0.6), timings, spy=slower)
     assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
 
 
@@ -265,7 +271,7 @@ def test_steps_that_drift_between_selections_lead_to_a_new_choice(tmp_path, data
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
-        train.Settings(num_epochs=3, interval=0, rho=0.6), timings,
+        train.Settings(num_epochs=3, interval=9, rho=0.6), timings,
         spy=lambda select: watching(lambda epoch, last: select(epoch, last) or choices[-1]))
     assert choices[1] is choices[0] and choices[2] is not choices[0]
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
