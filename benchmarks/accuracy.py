@@ -24,6 +24,7 @@ import _path
 import numpy as np
 
 import command_line
+from plot import check_alike
 from runs import read_run
 
 LOGS = os.path.join('logs', 'accuracy')
@@ -127,13 +128,18 @@ def source_name(network, seed):
 
 def train(network, row, seed):
     """One run; a finished one stays as it is. Raises Untrained."""
-    interval = '--prune_interval' if row.scheme == 'prune_training' else '--interval'
-    command('main.py', *(network.flags + network.target + row.flags + [
+    command('main.py', *flags_of(network, row, seed))
+
+
+def flags_of(network, row, seed):
+    """The flags of main.py; PruneTrain keeps the interval that was published."""
+    elastic = row.scheme == 'elastic_training' and '--interval' not in row.flags
+    return network.flags + network.target + row.flags + [
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
         '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
-        '--weights', os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')]
-        + ([] if interval in row.flags else [interval, str(network.interval)])))
+        '--weights', os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')
+    ] + (['--interval', str(network.interval)] if elastic else [])
 
 
 def prepare(network, seeds):
@@ -220,8 +226,13 @@ def mean_error(values):
 
 
 def result_of(network, row, runs, full):
-    """dict of one line; full: the runs of full training. Both seed -> runs.Run, paired by seed."""
+    """dict of one line; full: the runs of full training. Both seed -> runs.Run, paired by seed.
+
+    UserError where two of a pair are of different devices or software: their times do not compare.
+    """
     pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
+    for run, whole in pairs:
+        check_alike(run, whole, ('host', 'stack'))
     runs = [run for run, _ in pairs]
 
     def of(key):
@@ -240,10 +251,17 @@ def result_of(network, row, runs, full):
         best=mean_error(of('best_accuracy'))[0], to_full=lost, to_full_se=lost_se,
         seconds=seconds, seconds_se=seconds_se, speed_up=speed, speed_up_se=speed_se,
         steps_speed_up=steps,
-        reached=[mean_error([seconds_to(run, share * whole.summary['final_accuracy'])
-                             for run, whole in pairs])[0] for share in REACHED],
+        reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
+                  for run, whole in pairs] for share in REACHED],
         peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
+
+
+def _reached(seconds):
+    """Mean of the seeds that got there, and how many if not all did."""
+    there = [value for value in seconds if value == value]
+    share = ' ({}/{})'.format(len(there), len(seconds)) if len(there) < len(seconds) else ''
+    return '{:.0f}'.format(np.mean(there)) + share if there else 'never'
 
 
 def _mean_joules(runs):
@@ -291,8 +309,7 @@ def report(results):
               plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
               plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
               '{:.2f}'.format(r['steps_speed_up'])]
-             + ['never' if seconds != seconds else '{:.0f}'.format(seconds)
-                for seconds in r['reached']]
+             + [_reached(seconds) for seconds in r['reached']]
              + ['{:,.0f}'.format(r['peak_memory_mb'])]
              + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
              + [verdict(r, results)] for r in results]
@@ -324,7 +341,11 @@ def main(argv=None):
         if args.quick:
             rows = [row for row in rows if row.rho is None or row.rho in POINTS]
         if not args.table:
-            prepare(network, seeds)
+            try:
+                prepare(network, seeds)
+            except Untrained as error:
+                print('{}: its source: {}'.format(name, error), flush=True)
+                continue
             measure(network, rows, seeds)
         if not args.quick and nothing_pruned(network, seeds):
             rows.insert(4, STRONGER)

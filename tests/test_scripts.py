@@ -219,8 +219,8 @@ from runs import Run
 network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
     return {seed: Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,
-                           step_seconds=s - 5), {'train_seconds': [s / 2, s],
-                                                 'test_accuracy': [0.94, a]}, [])
+                           step_seconds=s - 5, host='pi', stack='2.21'),
+                      {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
             for seed, (a, s) in enumerate(zip(final, seconds))}
 made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6] * 3, [30] * 3),
         'BN + bias': runs([0.9] * 3, [80] * 3), 'elastic 0.5': runs([0.955, 0.975, 0.965],
@@ -240,7 +240,30 @@ print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
     assert elastic['speed_up'] == pytest.approx(2.0) and elastic['n'] == 3
     assert elastic['steps_speed_up'] == pytest.approx((95 / 45 + 105 / 50 + 85 / 40) / 3)
     assert bias['n'] == 2 and bias['to_full'] == pytest.approx((0.9 - 0.96 + 0.9 - 0.97) / 2)
-    assert full['reached'][0] == pytest.approx((50 + 55 + 45) / 3)  # 95 %: after the first epoch
-    assert np.isnan(bias['reached'][1]) and 'never' in output
+    assert full['reached'][0] == [50, 55, 45]  # 95 %: after the first epoch
+    assert np.isnan(bias['reached'][1]).all() and 'never' in output
     assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
     assert '± 0.6' in output  # standard error of 96, 98, 97
+
+
+def test_accuracy_benchmark_asks_for_runs_that_main_accepts(tmp_path):
+    code = """
+import json, accuracy, main
+for variants, network in zip((True, False), accuracy.NETWORKS.values()):
+    rows = accuracy.rows_of(variants) + [accuracy.STRONGER]
+    parsed = [main.parse_arguments(accuracy.flags_of(network, row, 3)) for row in rows]
+    assert len({args.run_name for args in parsed}) == len(rows)
+    assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
+    assert {args.seed for args in parsed} == {3}
+    print(json.dumps({row.label: vars(args) for row, args in zip(rows, parsed)}))"""
+    status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
+        os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
+    assert status == 0, errors
+    mobilenet, efficientnet = map(json.loads, output.splitlines())
+    assert mobilenet['PruneTrain']['prune_interval'] == 5  # as published
+    assert mobilenet['elastic 0.5']['interval'] == 4 and efficientnet['elastic 0.5'][
+        'interval'] == 2
+    assert mobilenet['elastic 0.5, selected once']['interval'] == 0
+    assert mobilenet['elastic 0.5, whole layers']['granularity'] == 'layer'
+    assert mobilenet['elastic 0.35']['weights'].endswith('mobilenetv2_source_seed3/checkpoint/'
+                                                         'weights.npz')
