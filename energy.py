@@ -10,13 +10,16 @@ training alone, validation excluded, as all reported times are.
 """
 
 import argparse
+import array
 import bisect
 import contextlib
 import csv
 import glob
+import math
 import os
 import threading
 import time
+from typing import NamedTuple
 
 import command_line
 from command_line import UserError
@@ -53,11 +56,11 @@ class Counter:
     def advance(self, now):
         """Joules since the last call, 0 at the first."""
         joules, last = self._joules(), self._last
-        self._last = joules
+        if last is not None and joules < last and self._wraps_at is None:
+            raise ValueError('the counter went back')
+        self._last = joules  # a refused reading is not kept: the next is compared with a good one
         if last is None:
             return 0.0
-        if joules < last and self._wraps_at is None:
-            raise ValueError('the counter went back')
         return joules - last + (self._wraps_at if joules < last else 0.0)
 
 
@@ -127,7 +130,8 @@ def rapl_counters(root, notes):
 def nvidia_gpus(notes):
     """The Counter of the GPU that trains, a Power where it does not count; [] where there is none.
 
-    That is the first of CUDA_VISIBLE_DEVICES, or the only one; of several none can be told.
+    That is the first of CUDA_VISIBLE_DEVICES, or the only one; of several none can be told. CUDA
+    counts the fastest GPU first and NVML by PCI bus, unless CUDA_DEVICE_ORDER makes CUDA do so too.
     """
     try:
         import pynvml
@@ -140,9 +144,15 @@ def nvidia_gpus(notes):
         if count == 0 or chosen in ('', '-1'):
             return []
         if chosen is None and count > 1:
-            notes.append('{} GPUs: choose one with CUDA_VISIBLE_DEVICES'.format(count))
+            notes.append('{} GPUs: choose one with CUDA_VISIBLE_DEVICES and '
+                         'CUDA_DEVICE_ORDER=PCI_BUS_ID'.format(count))
             return []
         first = (chosen or '0').split(',')[0].strip()
+        if first.isdigit() and count > 1 and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':
+            notes.append('{} GPUs: which of them is number {} is only certain with '
+                         'CUDA_DEVICE_ORDER=PCI_BUS_ID; set it, or give the UUID in '
+                         'CUDA_VISIBLE_DEVICES'.format(count, first))
+            return []
         handle = (pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit()
                   else pynvml.nvmlDeviceGetHandleByUUID(first))
         return [_gpu_sensor(pynvml, handle, 'GPU ' + first)]
@@ -220,10 +230,14 @@ class Meter:
     def _read(self):
         joules = 0.0
         for sensor in self._sensors if self._fault is None else ():
-            try:
-                joules += sensor.advance(time.perf_counter())
-            except READ_ERRORS as error:
-                self._fault = '{} stopped answering: {}'.format(sensor.name, error)
+            for _ in range(2):  # a bus that was busy answers when asked again
+                try:
+                    joules += sensor.advance(time.perf_counter())
+                    break
+                except READ_ERRORS as error:
+                    reason = error
+            else:
+                self._fault = '{} stopped answering: {}'.format(sensor.name, reason)
         return joules
 
     def result(self):
@@ -244,62 +258,119 @@ class Meter:
 
 # ---------------------------------------------------------------- an external meter
 
+class MeterLog(NamedTuple):
+    """An external meter's log.
+
+    stretches: [(times, watts)], arrays of float64, in the order of the file; within one timestamps
+    grow, MAX_GAP apart at most. breaks: [(before, after, why)] around and between them: seconds
+    since 1970, infinite at both ends, and what is wrong there, None where the log just ends.
+    """
+    stretches: list
+    breaks: list
+
+    def span(self):
+        """(earliest, latest) timestamp; equal where no time passes."""
+        return (min((times[0] for times, _ in self.stretches), default=0.0),
+                max((times[-1] for times, _ in self.stretches), default=0.0))
+
+
 def read_meter(path):
-    """(times, watts): lists of an external meter's log; UserError where it is not one."""
-    rows = list(csv.DictReader(_lines(path)))
-    times, watts = [], []
-    for line, row in enumerate(rows, 2):
+    """The MeterLog in a file; UserError where it is none.
+
+    A line that is no reading and a timestamp that goes back only break it: a logger may have been
+    restarted, a board without a clock of its own booted in the past. Which clock was right cannot
+    be told, so that readings on the two sides of a break are never joined.
+    """
+    log, last, why = MeterLog([], []), -math.inf, None
+    for line, seconds, watts, fault in _readings(path):
+        if fault or seconds <= last:
+            why = why or '{}, line {}: {}'.format(path, line, fault or 'timestamps must grow')
+            if fault:
+                continue
+        elif log.stretches and seconds - last > MAX_GAP:
+            why = why or ('the meter log has a hole of {:.0f} s at {:.0f}; during training at most '
+                          '{:g} s are allowed'.format(seconds - last, last, MAX_GAP))
+        if why or not log.stretches:
+            log.breaks.append((last, seconds, why))
+            log.stretches.append((array.array('d'), array.array('d')))
+        for values, value in zip(log.stretches[-1], (seconds, watts)):
+            values.append(value)
+        last, why = seconds, None
+    log.breaks.append((last, math.inf, why))
+    earliest, latest = log.span()
+    if not earliest < latest:
+        raise UserError(next((why for _, _, why in log.breaks if why), None)
+                        or '{} has {} readings; at least two are needed'.format(
+                            path, len(log.stretches)))
+    return log
+
+
+def _readings(path):
+    """Yields (line number, seconds, watts, None), or what is wrong with the line in the end."""
+    header = []
+    for number, line in enumerate(_lines(path), 1):
+        seconds, watts, fault = None, None, None
         try:
-            times.append(finite(row['timestamp']))
-            watts.append(finite(row['watts']))
-        except (KeyError, TypeError, ValueError):
-            raise UserError('{}, line {}: expected the columns timestamp (seconds since 1970) and '
-                            'watts, both numbers'.format(path, line))
-        if not watts[-1] >= 0 or (line > 2 and not times[-1] > times[-2]):
-            raise UserError('{}, line {}: watts must not be negative and timestamps must grow'
-                            .format(path, line))
-    if len(times) < 2:
-        raise UserError('{} has {} readings; at least two are needed'.format(path, len(times)))
-    return times, watts
+            cells = _cells(line)
+            if not (header and cells):
+                header = header or cells
+                continue
+            if len(cells) > len(header):  # a cut line and the next one
+                raise ValueError
+            row = dict(zip(header, cells))
+            seconds, watts = finite(row['timestamp']), finite(row['watts'])
+            if watts < 0:
+                fault = 'watts must not be negative'
+        except (csv.Error, KeyError, ValueError):
+            fault = 'expected the columns timestamp (seconds since 1970) and watts, both numbers'
+        yield number, seconds, watts, fault
+
+
+def _cells(line):
+    """One line alone, so that a stray quote in a damaged one does not swallow what follows."""
+    return next(csv.reader([line], strict=True), [])
 
 
 def _lines(path):
-    """The whole lines of a log; the last one may be half written yet."""
+    """Yields the whole lines of a log; the last one may be half written yet."""
     try:
-        with open(path, encoding='utf-8', newline='') as file:
-            return [line for line in file if line.endswith('\n')]
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, encoding='utf-8', errors='replace', newline='') as file:
+            for line in file:
+                if line.endswith('\n'):
+                    yield line
+    except OSError as error:
         raise UserError('cannot read the meter log {}: {}'.format(path, error))
 
 
 def check_meter(path):
     """UserError where this cannot become a meter's log: checked before training starts."""
-    header = next(csv.reader(_lines(path)[:1]), None)
-    if header is not None and not {'timestamp', 'watts'} <= set(header):
+    try:
+        header = _cells(next(_lines(path), 'timestamp,watts'))  # it may start later
+    except csv.Error as error:
+        raise UserError('{}, line 1: {}'.format(path, error))
+    if not {'timestamp', 'watts'} <= set(header):
         raise UserError('{} has the columns {}; a meter log needs timestamp (seconds since 1970) '
                         'and watts'.format(path, ', '.join(header)))
 
 
-def metered_joules(times, watts, intervals):
-    """Joules over [start, end] intervals, linear between readings.
+def metered_joules(log, intervals):
+    """Joules by a MeterLog over [start, end] intervals, linear between readings.
 
-    UserError where readings are further apart than MAX_GAP inside an interval, or do not cover it,
-    and where intervals is None: see Meter.result.
+    UserError where one stretch does not cover an interval alone, and where intervals is None: see
+    Meter.result.
     """
     if intervals is None:
         raise UserError('the clock was set during training: a log by that clock does not fit')
-    return sum(_integral(times, watts, start, end) for start, end in intervals)
+    return sum(_integral(log, start, end) for start, end in intervals)
 
 
-def _integral(times, watts, start, end):
+def _integral(log, start, end):
+    inside = [(times, watts) for times, watts in log.stretches
+              if times[0] < end and times[-1] > start]
+    if len(inside) != 1 or start < inside[0][0][0] or end > inside[0][0][-1]:
+        raise UserError(_why_not(log, start, end))
+    times, watts = inside[0]
     first, last = bisect.bisect_right(times, start), bisect.bisect_left(times, end)
-    if first == 0 or last == len(times):
-        raise UserError('the meter log covers {:.0f} to {:.0f}, training {:.0f} to {:.0f} (seconds '
-                        'since 1970)'.format(times[0], times[-1], start, end))
-    gap, where = max((times[i] - times[i - 1], times[i - 1]) for i in range(first, last + 1))
-    if gap > MAX_GAP:
-        raise UserError('the meter log has a hole of {:.0f} s at {:.0f}; during training at most '
-                        '{:g} s are allowed'.format(gap, where, MAX_GAP))
 
     def at(t, i):  # on the line through readings i - 1 and i
         share = (t - times[i - 1]) / (times[i] - times[i - 1])
@@ -309,15 +380,13 @@ def _integral(times, watts, start, end):
     return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in zip(points, points[1:]))
 
 
-def from_meter(path, intervals):
-    """As Meter.result, from an external meter's log; why not, where it does not cover training."""
-    result = dict(energy_joules=None, energy_source='meter log ' + os.path.basename(path),
-                  energy_note=None, training_intervals=intervals)
-    try:
-        result['energy_joules'] = metered_joules(*read_meter(path), intervals=intervals)
-    except UserError as error:
-        result['energy_note'] = str(error)
-    return result
+def _why_not(log, start, end):
+    """Why [start, end] has no integral: the shortest break in it, which is nearest to it."""
+    breaks = [(max(ends) - min(ends), why) for *ends, why in log.breaks
+              if min(ends) < end and max(ends) > start]
+    seconds, why = min(breaks, key=lambda item: item[0], default=(0.0, None))
+    return why or ('the meter log covers {:.0f} to {:.0f}, training {:.0f} to {:.0f} (seconds '
+                   'since 1970)'.format(*log.span() + (start, end)))
 
 
 def main(argv=None):
@@ -337,17 +406,24 @@ def main(argv=None):
 
 
 def add_to_run(folder, path):
-    """Adds the energy by an external meter's log to the summary of a finished run."""
+    """Adds the energy by an external meter's log to the summary of a finished run.
+
+    UserError where the log does not tell it; a run without any energy then keeps the reason.
+    """
     read_run(folder)
     summary_path = os.path.join(folder, 'summary.json')
     summary = read_json(summary_path)
     if 'training_intervals' not in summary:
         raise UserError("run '{}' did not record when it trained; run it again".format(folder))
-    joules = metered_joules(*read_meter(path), intervals=summary['training_intervals'])
-    summary.update(energy_joules=joules, energy_note=None,
-                   energy_source='meter log ' + os.path.basename(path))
-    write_json(summary_path, summary)
-    print('{}: {:,.1f} J'.format(folder, joules))
+    used = dict(energy_source='meter log ' + os.path.basename(path), energy_note=None)
+    try:
+        used['energy_joules'] = metered_joules(read_meter(path), summary['training_intervals'])
+    except UserError as error:
+        if summary.get('energy_joules') is None:
+            write_json(summary_path, dict(summary, **dict(used, energy_note=str(error))))
+        raise
+    write_json(summary_path, dict(summary, **used))
+    print('{}: {:,.1f} J'.format(folder, used['energy_joules']))
 
 
 def _show_sensors():

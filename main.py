@@ -240,8 +240,8 @@ def summarise(args, result):
     summary = run_settings(args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     summary.update(result, run_name=args.run_name, scheme=args.train_type, peak_memory_mb=peak,
-                   host=host_description(), stack='TensorFlow {}, Keras {}, Python {}'.format(
-                       tf.__version__, keras.__version__, platform.python_version()))
+                   host=host_description(), stack='TensorFlow {}, Keras {}, Python {}.{}'.format(
+                       tf.__version__, keras.__version__, *platform.python_version_tuple()[:2]))
     return summary
 
 
@@ -256,12 +256,16 @@ def save(args, folder, model):
     print('saved {}'.format(os.path.join(checkpoint, 'weights.npz')))
 
 
+def already_finished(folder):
+    print('already finished with the same settings: {}'.format(folder))
+    return 0
+
+
 def main(argv=None):
     args = check_arguments(parse_arguments(argv))
     folder, settings = os.path.join(args.logs_dir, args.run_name), run_settings(args)
     if is_finished(folder, settings):
-        print('already finished with the same settings: {}'.format(folder))
-        return 0
+        return already_finished(folder)
     start(args)
     import train
     from models import build_model
@@ -270,6 +274,8 @@ def main(argv=None):
                         dataset.num_classes, args.weights, args.alpha, args.bn_statistics)
     table = timing_table(args, model, dataset) if is_elastic(args) else None
     lock = open_run(folder, settings)
+    if lock is None:
+        return already_finished(folder)
     print('{}: {} on {}, {} images, {} tensors'.format(
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
@@ -289,15 +295,19 @@ def main(argv=None):
     if args.save_model:
         save(args, folder, model)
     used = meter.result()
-    if args.meter_csv:
-        used = energy.from_meter(args.meter_csv, used['training_intervals'])
+    if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
+        used.update(energy_joules=None, energy_source=None,
+                    energy_note='{} was not read'.format(args.meter_csv))
     recorder.finish(summarise(args, dict(result, **used)))
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
           .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
                   result['train_seconds'], result['selection_seconds'])
           + ('' if used['energy_joules'] is None else ', {:,.0f} J'.format(used['energy_joules'])))
-    if args.meter_csv and used['energy_joules'] is None:
-        print('energy not measured: {}'.format(used['energy_note']), file=sys.stderr)
+    if args.meter_csv:
+        try:
+            energy.add_to_run(folder, args.meter_csv)
+        except UserError as error:
+            print('energy not measured: {}'.format(error), file=sys.stderr)
     return 0
 
 

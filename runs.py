@@ -8,6 +8,7 @@
     checkpoint/     weights, where asked for
 """
 
+import contextlib
 import csv
 import glob
 import json
@@ -209,16 +210,22 @@ def is_finished(folder, settings):
 def open_run(folder, settings):
     """Makes the folder ready; the records of an interrupted run are cleared: it starts over.
 
-    Returns the lock that Recorder holds; UserError where another process trains this run.
+    Returns the lock that Recorder holds, or None and changes nothing where the run is finished by
+    now. UserError as is_finished, and where another process trains this run.
     """
     os.makedirs(folder, exist_ok=True)
     lock = _lock(folder)
-    for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
-            os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
-        if os.path.exists(os.path.join(folder, stale)):
-            os.remove(os.path.join(folder, stale))
-    shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
-    write_json(os.path.join(folder, 'settings.json'), settings)
+    with contextlib.ExitStack() as unless_opened:
+        unless_opened.callback(os.close, lock)
+        if is_finished(folder, settings):  # what held before the lock need not hold any more
+            return None
+        for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
+                os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
+            if os.path.exists(os.path.join(folder, stale)):
+                os.remove(os.path.join(folder, stale))
+        shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
+        write_json(os.path.join(folder, 'settings.json'), settings)
+        unless_opened.pop_all()
     return lock
 
 

@@ -1,7 +1,11 @@
 """Energy of a run: integrals of recorded sensors, wrap-around, sensors that stop, meter logs."""
 
 import json
+import shutil
+import sys
 import time
+import tracemalloc
+import types
 
 import pytest
 from test_plot import make_run
@@ -163,6 +167,97 @@ def test_a_sensor_that_disappears_leaves_no_number(tmp_path):
     assert 'rail CPU stopped answering' in result['energy_note']
 
 
+@pytest.mark.parametrize('readings, joules', [
+    ([10.0, BlockingIOError(11, 'try again'), 15.0], 5), ([10.0, ValueError(''), 15.0], 5),
+    ([10.0, 3.0, 15.0], 5),  # one reading of a counter that makes no sense
+    ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], None),
+    ([10.0, 3.0, 3.0], None)], ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
+def test_a_reading_that_fails_once_is_taken_again(readings, joules):
+    rest = iter(readings)
+
+    def read():
+        value = next(rest)
+        if isinstance(value, Exception):
+            raise value
+        return value
+    meter = energy.Meter([energy.Counter('GPU 0', read)], period=60)
+    with meter.running():
+        pass
+    result = meter.result()
+    assert result['energy_joules'] == joules
+    assert (result['energy_note'] is None) == (joules is not None)
+
+
+class FakeNVML(types.ModuleType):
+    """The part of NVIDIA's pynvml that is used; GPUs are numbered by PCI bus."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, gpus, counts=True):
+        super().__init__('pynvml')
+        self.gpus, self.counts, self.reading, self.asked = gpus, counts, 1000, []
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self._found(index in range(len(self.gpus)) and self.gpus[index])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return self._found(uuid in self.gpus and uuid)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        self.asked.append(handle)
+        return self._found(self.counts and self.reading)  # mJ
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._found(self.reading)  # mW
+
+    def _found(self, value):
+        if not value:
+            raise self.NVMLError('Not Found')
+        return value
+
+
+@pytest.mark.parametrize('gpus, visible, order, chosen, says', [
+    (['a'], None, None, 'a', None), (['a'], '0', None, 'a', None), (['a'], '1', None, None, 'Not'),
+    (['a', 'b'], None, None, None, 'choose one'),
+    (['a', 'b'], '1', None, None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
+    (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
+    (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
+    (['a', 'b'], '', None, None, None)])
+def test_a_gpu_is_measured_only_where_it_is_the_one_that_trains(monkeypatch, gpus, visible, order,
+                                                                chosen, says):
+    nvml, notes = FakeNVML(gpus), []
+    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
+    for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    sensors = energy.nvidia_gpus(notes)
+    assert len(sensors) == (chosen is not None)
+    assert nvml.asked == ([chosen] if chosen else [])
+    assert len(notes) == (says is not None) and (says is None or says in notes[0])
+
+
+@pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # of 1 and 3 J, or W
+def test_a_gpu_counts_joules_or_tells_watts(monkeypatch, counts, joules):
+    nvml, notes = FakeNVML(['a'], counts), []
+    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    (gpu,) = energy.nvidia_gpus(notes)
+    assert gpu.advance(10.0) == 0 and notes == []
+    nvml.reading = 3000
+    assert gpu.advance(12.0) == pytest.approx(joules)
+    nvml.reading = 0  # the driver raises its own kind of error
+    with pytest.raises(RuntimeError, match='Not Found'):
+        gpu.advance(13.0)
+
+
 def test_a_device_without_a_sensor_says_so(tmp_path):
     meter = energy.Meter(*energy.find_sensors(str(tmp_path)))
     with meter.running():
@@ -179,13 +274,26 @@ def meter_log(path, rows, header='timestamp,watts'):
     return str(path)
 
 
+def metered(tmp_path, path, intervals):
+    """The energy in the summary of a run that trained then, by the log in `path`."""
+    run = make_run(tmp_path, 'metered', training_intervals=intervals, energy_joules=None)
+    try:
+        energy.add_to_run(str(run), path)
+    except UserError:
+        pass
+    summary = json.loads((run / 'summary.json').read_text())
+    shutil.rmtree(str(run))
+    return {key: summary[key] for key in ('energy_joules', 'energy_source', 'energy_note',
+                                          'training_intervals')}
+
+
 def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 4), (102, 4), (103, 8), (104, 8)])
-    times, watts = energy.read_meter(path)
-    assert energy.metered_joules(times, watts, [[100, 104]]) == pytest.approx(3 + 4 + 6 + 8)
-    assert energy.metered_joules(times, watts, [[100.5, 100.75], [103.5, 104]]) == pytest.approx(
+    log = energy.read_meter(path)
+    assert energy.metered_joules(log, [[100, 104]]) == pytest.approx(3 + 4 + 6 + 8)
+    assert energy.metered_joules(log, [[100.5, 100.75], [103.5, 104]]) == pytest.approx(
         0.25 * 3.25 + 4)
-    assert energy.from_meter(path, [[101, 102]]) == {
+    assert metered(tmp_path, path, [[101, 102]]) == {
         'energy_joules': pytest.approx(4), 'energy_source': 'meter log meter.csv',
         'energy_note': None, 'training_intervals': [[101, 102]]}
 
@@ -205,7 +313,8 @@ def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path)
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2)])
     with open(path, 'a') as log:
         log.write('102')
-    assert energy.read_meter(path) == ([100, 101], [2, 2])
+    (times, watts), = energy.read_meter(path).stretches
+    assert (list(times), list(watts)) == ([100, 101], [2, 2])
     energy.check_meter(path)
     (tmp_path / 'meter.csv').write_text('')  # it may start later
     energy.check_meter(path)
@@ -219,10 +328,73 @@ def test_a_log_with_a_hole_or_too_short_gives_no_number_but_the_reason(tmp_path)
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (110, 2), (111, 2)])
     for interval, says in (([100, 111], 'a hole of 9 s at 101'), ([99, 101], 'covers 100 to 111'),
                            ([110, 112], 'covers 100 to 111')):
-        result = energy.from_meter(path, [interval])
+        result = metered(tmp_path, path, [interval])
         assert result['energy_joules'] is None and says in result['energy_note']
-    assert energy.from_meter(path, [[110, 111]])['energy_joules'] == pytest.approx(2)
-    assert 'cannot read' in energy.from_meter(str(tmp_path / 'none'), [[1, 2]])['energy_note']
+    assert metered(tmp_path, path, [[110, 111]])['energy_joules'] == pytest.approx(2)
+    assert 'cannot read' in metered(tmp_path, str(tmp_path / 'none'), [[1, 2]])['energy_note']
+
+
+DAMAGED = {  # what stands between the readings of 102 s and of 104 s
+    'header again': 'timestamp,watts', 'cut line': '103', 'cut into the next': '103,2103.5,2',
+    'stray quote': '103,"2', 'NUL bytes': '\0' * 100, 'NUL block': '\0' * 200000,
+    'no text': '\udcff', 'negative': '103,-2', 'went back': '101.5,7'}
+
+
+@pytest.mark.parametrize('line', list(DAMAGED.values()), ids=list(DAMAGED))
+def test_a_damaged_line_counts_only_within_training(tmp_path, line):
+    path = tmp_path / 'meter.csv'
+    path.write_bytes('\n'.join(['timestamp,watts', '100,2', '101,2', '102,2', line, '104,2',
+                                '105,2', '106,2', '']).encode('utf-8', 'surrogateescape'))
+    good = metered(tmp_path, str(path), [[100, 101], [104, 106]])
+    assert (good['energy_joules'], good['energy_note']) == (pytest.approx(6), None)
+    bad = metered(tmp_path, str(path), [[100, 101], [101, 105]])
+    assert bad['energy_joules'] is None
+    assert bad['energy_note'].startswith('{}, line 5: '.format(path))
+
+
+def test_a_log_that_ends_in_damage_names_it(tmp_path):
+    path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (102, '\0')])
+    assert metered(tmp_path, path, [[100, 101]])['energy_joules'] == pytest.approx(2)
+    assert 'line 4: ' in metered(tmp_path, path, [[100, 102]])['energy_note']
+
+
+def test_readings_of_two_clocks_are_never_mixed(tmp_path):
+    """A board boots with an older time, later gets the right one, and boots again in 1970."""
+    seconds = list(range(100, 120)) + list(range(110, 125)) + list(range(300, 310)) + [5, 6, 310]
+    watts = [2] * 20 + [50] * 15 + [3] * 13
+    path = meter_log(tmp_path / 'meter.csv', zip(seconds, watts))
+    for interval, joules in (([100, 110], 20), ([120, 124], 200), ([301, 305], 12)):
+        assert metered(tmp_path, path, [interval])['energy_joules'] == pytest.approx(joules)
+    for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # told by both clocks
+                           ([112, 118], 'line 22: timestamps must grow'),
+                           ([118, 122], 'line 22: timestamps must grow'),
+                           ([123, 301], 'a hole of 176 s at 124')):
+        result = metered(tmp_path, path, [interval])
+        assert result['energy_joules'] is None and says in result['energy_note']
+
+
+def peak_memory(call, *arguments):
+    """Bytes that the call held at once."""
+    tracemalloc.start()
+    try:
+        call(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_log_fits_into_a_small_board(tmp_path):
+    path = meter_log(tmp_path / 'meter.csv', [(1700000000 + i, 2.5) for i in range(20000)])
+    assert peak_memory(energy.read_meter, path) < 20000 * 100
+    with open(path, 'r+b') as log:
+        log.truncate(1 << 25)  # zeros without a line's end: to be read whole or not at all
+    assert peak_memory(energy.check_meter, path) < 1e6
+
+
+def test_a_damaged_header_is_refused_before_training(tmp_path):
+    (tmp_path / 'meter.csv').write_bytes(b'\0' * 200000 + b'\n')
+    with pytest.raises(UserError, match='meter.csv, line 1: '):
+        energy.check_meter(str(tmp_path / 'meter.csv'))
 
 
 def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):
@@ -234,6 +406,11 @@ def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):
     stepped = make_run(tmp_path, 'stepped', training_intervals=None, energy_joules=None)
     with pytest.raises(UserError, match='the clock was set during training'):
         energy.main([str(stepped), '--meter_csv', path])
+    measured = make_run(tmp_path, 'measured', training_intervals=[[90, 102]], energy_joules=7)
+    before = (measured / 'summary.json').read_bytes()
+    with pytest.raises(UserError, match='covers 99 to 103'):
+        energy.main([str(measured), '--meter_csv', path])
+    assert (measured / 'summary.json').read_bytes() == before
     with pytest.raises(UserError, match='did not record when it trained'):
         energy.main([str(make_run(tmp_path, 'old')), '--meter_csv', path])
     with pytest.raises(UserError, match='belong together'):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -204,6 +205,41 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     os.close(lock)
     os.close(open_run(folder, {'seed': 0}))
     assert not (tmp_path / 'run' / 'epochs.csv').exists()
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_kept(logs, capsys, monkeypatch):
+    """It was unfinished when main asked first, and is finished once its data are loaded."""
+    folder, arguments = logs
+    load = main.load_data
+
+    def load_slowly(args):
+        shutil.copytree(str(folder / 'one'), str(folder / 'late'))
+        return load(args)
+    monkeypatch.setattr(main, 'load_data', load_slowly)
+    assert main.main(arguments + ['--run_name', 'late']) == 0
+    assert 'already finished with the same settings' in capsys.readouterr().out
+    for name in os.listdir(str(folder / 'one')):
+        if (folder / 'one' / name).is_file():
+            assert (folder / 'late' / name).read_bytes() == (folder / 'one' / name).read_bytes()
+    settings = json.loads((folder / 'late' / 'settings.json').read_text())
+    for _ in range(2):  # the lock is free again
+        assert open_run(str(folder / 'late'), settings) is None
+    with pytest.raises(UserError, match='other settings'):
+        open_run(str(folder / 'late'), dict(settings, seed=9))
+    (folder / 'late' / 'summary.json').unlink()
+    os.close(open_run(str(folder / 'late'), settings))
+
+
+def test_a_damaged_meter_log_costs_the_energy_and_not_the_run(logs, capsys):
+    folder, arguments = logs
+    arguments = arguments + ['--run_name', 'metered', '--train_type', 'traditional_tl_training',
+                             '--num_epochs', '1', '--meter_csv', str(folder / 'damaged.csv')]
+    (folder / 'damaged.csv').write_bytes(b'timestamp,watts\n' + b'\0' * 200000 + b'\n')
+    assert main.main(arguments) == 0
+    assert 'energy not measured: ' in capsys.readouterr().err
+    summary = read_run(str(folder / 'metered')).summary
+    assert summary['energy_joules'] is None and summary['energy_source'] == 'meter log damaged.csv'
+    assert 'damaged.csv, line 2: ' in summary['energy_note']
 
 
 def test_table_is_reused_only_on_an_exact_match(logs, capsys):
