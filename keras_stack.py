@@ -62,11 +62,20 @@ def slots(optimizer, variables):
     return [list(of_one) for of_one in zip(*[kind for kind in kinds if len(kind)])]
 
 
-def graph_nodes(network):
-    """(layer, input tensors, output tensors) of every call in a functional model, in order.
-
-    The model's inputs are not among them.
+def functional(model):
+    """The functional model that holds the graph: the model itself, or what Keras 3 keeps inside a
+    Sequential one. None for what has no graph, as a layer or a subclassed model.
     """
+    model = getattr(model, '_functional', None) or model
+    return model if getattr(model, '_nodes_by_depth', None) else None
+
+
+def graph_nodes(network):
+    """(layer, input tensors, output tensors) of every call in a functional or Sequential model.
+
+    In order. The model's inputs are not among them.
+    """
+    network = functional(network)
     for depth in sorted(network._nodes_by_depth, reverse=True):
         for node in network._nodes_by_depth[depth]:
             layer = node.operation if KERAS_3 else node.layer
@@ -126,6 +135,16 @@ def _product_call(layer, products):
 def flat_layers(model):
     """Every layer of the model, nested ones included."""
     return list(model._flatten_layers(include_self=False))
+
+
+def weights_were_set(model):
+    """To call after assigning to weights: layers that computed something from them do so anew.
+
+    keras.layers.Normalization, in EfficientNet, keeps its mean and variance as constants.
+    """
+    for layer in flat_layers(model):
+        if hasattr(layer, 'finalize_state'):
+            layer.finalize_state()
 
 
 def random_state_variables(model):

@@ -86,6 +86,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
     Raises UserError for a name, size, weights file or class count that cannot be used.
     """
     import backbone
+    import keras_stack
     name = canonical_name(name)
     check_weights(weights)
     bn_statistics = bn_statistics or ('train' if weights == 'none' else 'frozen')
@@ -94,6 +95,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
             raise UserError("the saved model '{}' brings its weights: leave --weights {} out, or "
                             'give a .npz of this project'.format(name, weights))
         model = backbone.from_saved_model(name, input_shape, num_classes, bn_statistics)
+        keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
     else:
         start = weights if weights == 'imagenet' or weights.lower().endswith('.h5') else None
         base, preprocessing = backbone.build_base(name, input_shape, start, alpha)
@@ -129,7 +131,7 @@ def load_weights(model, path):
     warning: that is a network trained on other classes. Any other mismatch raises UserError, which
     names each of them. Arrays are loaded without pickle.
     """
-    from keras_stack import variable_name
+    from keras_stack import variable_name, weights_were_set
     stored = _read_npz(path)
     assignments, mismatches = [], []
     for kind, variables in _kinds(model):
@@ -155,6 +157,7 @@ def load_weights(model, path):
             path, len(mismatches), '\n  '.join(mismatches)))
     for variable, array in assignments:
         variable.assign(array)
+    weights_were_set(model)
 
 
 def _kinds(model):

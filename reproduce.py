@@ -450,6 +450,10 @@ def main(argv=None):
     if args.dry_run:
         dry_run(figure, runs)
         return 0
+    if figure.draw == 'energy_bars' and not args.meter_csv:
+        import energy
+        if not energy.find_sensors()[0]:
+            print('energy will not be measured: ' + energy.NO_SENSOR)
     if any(run.name not in finished for run in runs):
         check_device([run for run in everything if run.name in finished])
     failed = run_all(runs) + conclude(args, everything)

@@ -415,6 +415,32 @@ def test_weights_round_trip_exactly(weights_file):
     assert not os.path.exists(path + '.part')
 
 
+@pytest.mark.parametrize('name', ['weights.npz', keras_stack.MODEL_FILE, 'model.h5'])
+def test_what_normalization_was_set_to_survives_saving(name, tmp_path):
+    """Keras' layer of that name, in EfficientNet, reads its weights only when told to."""
+    def build(*weights):
+        return models.build_model('EfficientNetB0', (32, 32, 3), 3, *weights,
+                                  bn_statistics='frozen')
+    keras_stack.set_seed(0)
+    model, images = build('none'), photos(batch=16)
+    layer = next(layer for layer in keras_stack.flat_layers(model)
+                 if isinstance(layer, keras.layers.Normalization))
+    layer.set_weights([np.array([0.2, 0.5, 0.7]), np.array([0.1, 0.4, 0.9]), np.array(1)])
+    layer.finalize_state()
+    backbone.statistics_from_batch(model, images)  # else the image does not show in the output
+    path = str(tmp_path / name)
+    if name.endswith('.npz'):
+        models.save_weights(model, path)
+        again = build(path)
+    else:
+        model.save(path)
+        again = models.build_model(path, (32, 32, 3), 3)
+    expected = model(images, training=False).numpy()
+    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max()
+    np.testing.assert_allclose(again(images, training=False).numpy(), expected, rtol=0,
+                               atol=1e-5 * np.abs(expected).max())
+
+
 def test_weights_are_read_by_build_model(tmp_path):
     path = str(tmp_path / 'weights.npz')
     model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)
