@@ -203,7 +203,6 @@ def unfinished(network, rows, seeds):
 
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
-    command_line.quiet_tensorflow()
     from profiler import TABLE_FILE, table_folder
     from tensor_choice import out_of_reach
     from tensor_timings import TensorTimings
