@@ -13,7 +13,8 @@ import os
 
 import command_line
 from command_line import UserError
-from reproduce import FIGURES, ROOT, logs_dir, output_of, run_name, runs_of
+from figure_grid import FIGURES, logs_dir, output_of, run_name, runs_of
+from reproduce import ROOT
 from runs import read_json, read_run
 
 CSV_ROWS = 60  # shown of the numbers behind a figure; the file has all

@@ -13,11 +13,12 @@ import pytest
 from test_plot import folder_content, make_run
 from test_train import synthetic_timings
 
+import figure_grid
 import main
 import report
 import reproduce
 from command_line import UserError
-from reproduce import CUB, DOGS, FIGURES, PET, run_name, runs_of
+from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from runs import read_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -117,11 +118,11 @@ def tiny(monkeypatch, tmp_path):
         (tmp_path / 'broken' / name).mkdir(parents=True)
         for i in range(6):
             (tmp_path / 'broken' / name / '{}.jpg'.format(i)).write_bytes(b'not an image')
-    monkeypatch.setitem(reproduce.REHEARSED_DATA, PET, 'folder:{}'.format(tmp_path / 'broken'))
-    cells = [reproduce.Cell('mobilenetv2', data, 'traditional_tl_training') for data in (CUB, PET)]
+    monkeypatch.setitem(figure_grid.REHEARSED_DATA, PET, 'folder:{}'.format(tmp_path / 'broken'))
+    cells = [Cell('mobilenetv2', data, 'traditional_tl_training') for data in (CUB, PET)]
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
     for key, value in dict(alpha=0.35, num_epochs=2, steps_per_epoch=2, validation_steps=2).items():
-        monkeypatch.setitem(reproduce.REHEARSAL, key, value)
+        monkeypatch.setitem(figure_grid.REHEARSAL, key, value)
     return [run.name for run in runs_of('15ad', rehearse=True)]
 
 
@@ -152,17 +153,18 @@ def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny
 
 TWO_RUNS = """
 import sys
+import figure_grid
 import reproduce
-reproduce.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
-cells = [reproduce.Cell('mobilenetv2', reproduce.CUB, scheme) for scheme in {}]
-reproduce.FIGURES['15ad'] = reproduce.FIGURES['15ad']._replace(cells=tuple(cells))
+figure_grid.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
+cells = [figure_grid.Cell('mobilenetv2', figure_grid.CUB, scheme) for scheme in {}]
+figure_grid.FIGURES['15ad'] = figure_grid.FIGURES['15ad']._replace(cells=tuple(cells))
 sys.exit(reproduce.main(['15ad', '--rehearse']))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='kills as Linux does')
 def test_a_grid_that_was_killed_goes_on_where_it_stopped(here):
-    first, second = [here / 'logs/rehearsal' / run_name(reproduce.Cell('mobilenetv2', CUB, scheme),
+    first, second = [here / 'logs/rehearsal' / run_name(Cell('mobilenetv2', CUB, scheme),
                                                         seed=0) for scheme in FOUR[1:3]]
     command = [sys.executable, '-c', TWO_RUNS.format(FOUR[1:3])]
     with open(str(here / 'out.txt'), 'w') as out:
@@ -216,10 +218,10 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
 
 
 def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):
-    cells = [reproduce.Cell('mobilenetv2', CUB, 'full_training')] + [
-        reproduce.elastic('mobilenetv2', CUB, rho) for rho in (0.7, 0.05)]
+    cells = [Cell('mobilenetv2', CUB, 'full_training')] + [
+        figure_grid.elastic('mobilenetv2', CUB, rho) for rho in (0.7, 0.05)]
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
-    monkeypatch.setitem(reproduce.REHEARSAL, 'num_epochs', 1000)
+    monkeypatch.setitem(figure_grid.REHEARSAL, 'num_epochs', 1000)
     assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
     out = capsys.readouterr().out
     rows = [line.split('  ', 1)[1].split() for line in out.splitlines()
