@@ -169,7 +169,7 @@ def _read_npz(path):
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError,
-            NotImplementedError, zipfile.BadZipFile) as error:
+            RuntimeError, zipfile.BadZipFile) as error:
         raise UserError("weights file '{}' cannot be read, it may be cut short ({})".format(
             path, str(error).split('\n')[0]))
     if str(arrays.pop('format', '')) != WEIGHTS_FORMAT:
