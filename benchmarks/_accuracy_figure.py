@@ -11,15 +11,15 @@ def accuracy_against_time(points, output):
 
     points: dicts of model, label, scheme (a key of SCHEMES), rho (None for fixed schemes), variant
     (True for another choice of tensors than the paper's at that rho: drawn beside it by accuracy,
-    called what follows the comma in its label), and seconds, accuracy (0..1), each with its
-    standard error seconds_se, accuracy_se (NaN where there is one run), n.
+    called what follows the comma in its label), learning_rate, and seconds, accuracy (0..1), each
+    with its standard error seconds_se, accuracy_se (NaN where there is one run), n.
     Returns the paths written.
     """
     if not points:
         raise UserError('no run given')
     models = sorted({point['model'] for point in points})
-    header = ('model', 'label', 'scheme', 'rho', 'n', 'accuracy', 'accuracy_se', 'seconds',
-              'seconds_se')
+    header = ('model', 'label', 'scheme', 'rho', 'learning_rate', 'n', 'accuracy',
+              'accuracy_se', 'seconds', 'seconds_se')
     return write_figure(output, (7.2, 0.6 + 2.9 * len(models)),
                         lambda figure: _draw_models(figure, models, points), header,
                         [[point[column] for column in header] for point in points])
@@ -56,7 +56,8 @@ def _draw_points(axis, points):
         axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
                       textcoords='offset points', ha=align, color='#222222')
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
-                  if point['scheme'] == 'elastic_training')
+                  if point['scheme'] == 'elastic_training'
+                  and point['learning_rate'] == points[0]['learning_rate'])
     if line:
         axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1)
     axis.set(ylabel='final test accuracy (%)',

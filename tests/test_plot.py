@@ -332,11 +332,14 @@ def test_the_script_refuses_an_unknown_figure_at_once():
 
 def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):
     points = [dict(model=model, label=label, scheme=scheme, rho=rho, variant=variant, n=n,
-                   accuracy=accuracy, accuracy_se=error, seconds=seconds, seconds_se=error)
+                   learning_rate=0.02 if 'lr' in label else 0.01, accuracy=accuracy,
+                   accuracy_se=error, seconds=seconds, seconds_se=error)
               for model in ('mobilenetv2', 'MobileNet')
               for label, scheme, rho, variant, n, accuracy, seconds, error in (
                   ('full', 'full_training', None, False, 3, 0.98, 80.0, 0.01),
                   ('elastic 0.5', 'elastic_training', 0.5, False, 1, 0.97, 41.0, float('nan')),
+                  ('elastic 0.5, lr 0.02', 'elastic_training', 0.5, False, 1, 0.975, 42.0,
+                   float('nan')),
                   ('elastic 0.5, random', 'elastic_training', 0.5, True, 1, 0.9, 40.0,
                    float('nan')))]
     paths = accuracy_against_time(points, str(tmp_path / 'accuracy'))
@@ -345,5 +348,6 @@ def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_
     assert [(row['model'], row['label']) for row in rows] == [
         (point['model'], point['label']) for point in points]
     assert float(rows[0]['accuracy_se']) == 0.01 and rows[1]['accuracy_se'] == ''
+    assert [row['learning_rate'] for row in rows[:3]] == ['0.01', '0.01', '0.02']
     with pytest.raises(UserError, match='no run'):
         accuracy_against_time([], str(tmp_path / 'nothing'))

@@ -226,7 +226,7 @@ made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6
         'BN + bias': runs([0.9] * 3, [80] * 3), 'elastic 0.5': runs([0.955, 0.975, 0.965],
                                                                     [50, 55, 45])}
 del made['BN + bias'][1]
-rows = [row for row in accuracy.rows_of(False) if row.label in made]
+rows = [row for row in accuracy.rows_of(network, False) if row.label in made]
 results = [accuracy.result_of(network, row, made[row.label], made['full']) for row in rows]
 print(accuracy.report(results))
 print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
@@ -250,7 +250,7 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts(tmp_path):
     code = """
 import json, accuracy, main
 for variants, network in zip((True, False), accuracy.NETWORKS.values()):
-    rows = accuracy.rows_of(variants) + [accuracy.STRONGER]
+    rows = accuracy.rows_of(network, variants) + [accuracy.STRONGER]
     parsed = [main.parse_arguments(accuracy.flags_of(network, row, 3)) for row in rows]
     assert len({args.run_name for args in parsed}) == len(rows)
     assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
@@ -265,5 +265,10 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
         'interval'] == 2
     assert mobilenet['elastic 0.5, selected once']['interval'] == 0
     assert mobilenet['elastic 0.5, whole layers']['granularity'] == 'layer'
+    rates = {label: args['learning_rate'] for label, args in mobilenet.items()}
+    own = {label: rates.pop(label) for label in list(rates) if ', lr ' in label}
+    assert set(rates.values()) == {rates['full']}  # one for all, but where it is said
+    assert 'elastic 0.5, lr 0.02' in own and own == {
+        label: float(label.split()[-1]) for label in own}
     assert mobilenet['elastic 0.35']['weights'].endswith('mobilenetv2_source_seed3/checkpoint/'
                                                          'weights.npz')
