@@ -62,8 +62,8 @@ class Network(NamedTuple):
 NETWORKS = {network.name: network for network in (
     Network('mobilenetv2', ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
                             '--batch_size', '32'],
-            ['--num_epochs', '3', '--learning_rate', '0.05'], 0.007, 12, 60, 4,
-            {'head only': 0.05, 'BN + bias': 0.05, 'elastic 0.5': 0.02}),
+            ['--num_epochs', '3', '--learning_rate', '0.05'], 0.005, 12, 60, 4,
+            {'head only': 0.05, 'elastic 0.5': 0.02}),
     Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
                                '--batch_size', '16'],
             ['--num_epochs', '2', '--learning_rate', '0.02'], 0.005, 6, 60, 2))}
@@ -255,15 +255,15 @@ def result_of(network, row, runs, full):
                                 for run, whole in pairs])
     speed, speed_se = mean_error([whole.summary['train_seconds'] / run.summary['train_seconds']
                                   for run, whole in pairs])
-    steps = mean_error([whole.summary['step_seconds'] / run.summary['step_seconds']
-                        for run, whole in pairs])[0]
+    steps, steps_se = mean_error([whole.summary['step_seconds'] / run.summary['step_seconds']
+                                  for run, whole in pairs])
+    best, best_se = mean_error(of('best_accuracy'))
     return dict(
         model=network.name, label=row.label, scheme=row.scheme, rho=row.rho, variant=row.variant,
         learning_rate=row.learning_rate or network.learning_rate, n=len(runs), accuracy=accuracy,
-        accuracy_se=accuracy_se, best=mean_error(of('best_accuracy'))[0], to_full=lost,
-        to_full_se=lost_se,
+        accuracy_se=accuracy_se, best=best, best_se=best_se, to_full=lost, to_full_se=lost_se,
         seconds=seconds, seconds_se=seconds_se, speed_up=speed, speed_up_se=speed_se,
-        steps_speed_up=steps,
+        steps_speed_up=steps, steps_speed_up_se=steps_se,
         reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
                   for run, whole in pairs] for share in REACHED],
         peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
@@ -271,10 +271,10 @@ def result_of(network, row, runs, full):
 
 
 def _reached(seconds):
-    """Mean of the seeds that got there, and how many if not all did."""
+    """Mean, standard error of the seeds that got there, and how many if not all did."""
     there = [value for value in seconds if value == value]
     share = ' ({}/{})'.format(len(there), len(seconds)) if len(there) < len(seconds) else ''
-    return '{:.0f}'.format(np.mean(there)) + share if there else 'never'
+    return plus_minus(*mean_error(there), '{:.0f}') + share if there else 'never'
 
 
 def _mean_joules(runs):
@@ -316,12 +316,12 @@ def report(results):
     """Aligned text of the lines of one network; energy where it was measured."""
     metered = any(r['joules'] is not None for r in results)
     cells = [[r['label'], r['n'], plus_minus(100 * r['accuracy'], 100 * r['accuracy_se'], '{:.1f}'),
-              '{:.1f}'.format(100 * r['best']),
+              plus_minus(100 * r['best'], 100 * r['best_se'], '{:.1f}'),
               '' if r['label'] == FULL else plus_minus(
                   100 * r['to_full'], 100 * r['to_full_se'], '{:+.1f}'),
               plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
               plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
-              '{:.2f}'.format(r['steps_speed_up'])]
+              plus_minus(r['steps_speed_up'], r['steps_speed_up_se'], '{:.2f}')]
              + [_reached(seconds) for seconds in r['reached']]
              + ['{:,.0f}'.format(r['peak_memory_mb'])]
              + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
