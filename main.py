@@ -33,7 +33,10 @@ def parse_arguments(argv=None):
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='checked against the data set, which decides by default')
     parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
-                        help='at the start; decays to 0 on a cosine (default: %(default)s)')
+                        help='the highest; decays to 0 on a cosine (default: %(default)s)')
+    parser.add_argument('--warmup_steps', type=number(int, low=0), default=0, metavar='N',
+                        help='raise the learning rate to its highest over the first N steps '
+                             '(default: %(default)s)')
     parser.add_argument('--num_epochs', type=number(int, low=1), default=12, metavar='N',
                         help='(default: %(default)s)')
     parser.add_argument('--rho', type=number(float, above=0, high=1), default=0.533, metavar='X',

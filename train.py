@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     num_epochs: int = 12
     optimizer: str = 'sgd'
     learning_rate: float = 1e-4
+    warmup_steps: int = 0
     weight_decay: float = 5e-4
     interval: int = 4
     rho: float = 0.533
@@ -182,7 +183,8 @@ class Clock:
 def optimizer_for(dataset, settings, variables):
     """The optimizer of a run, on its schedule over all steps."""
     return make_optimizer(settings.optimizer, settings.learning_rate,
-                          settings.num_epochs * count_steps(dataset), variables)
+                          settings.num_epochs * count_steps(dataset), variables,
+                          settings.warmup_steps)
 
 
 def count_steps(dataset):

@@ -12,13 +12,36 @@ import keras_stack
 from backbone import ends_in_logits
 
 
-def make_optimizer(name, learning_rate, total_steps, variables):
-    """SGD with momentum 0.9, or Adam, on a cosine decay over all steps; slots made for all
-    variables.
+class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+    """Learning rate by step: up a line over the first `warmup_steps`, then a cosine down to 0.
+
+    The first step takes a rate above 0, so that an importance evaluated before it has an update
+    to judge by. Keras' CosineDecay warms up as well, but not in TensorFlow 2.7.
+    """
+
+    def __init__(self, learning_rate, total_steps, warmup_steps=0):
+        super().__init__()
+        self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
+        self.decay_steps = max(1, total_steps - warmup_steps)
+        self.decay = keras.optimizers.schedules.CosineDecay(learning_rate, self.decay_steps)
+
+    def __call__(self, step):
+        if not self.warmup_steps:
+            return self.decay(step)
+        cosine = self.decay(tf.maximum(step - self.warmup_steps, 0))
+        return cosine * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1) / self.warmup_steps)
+
+    def get_config(self):
+        return dict(learning_rate=self.learning_rate, warmup_steps=self.warmup_steps,
+                    total_steps=self.decay_steps + self.warmup_steps)
+
+
+def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0):
+    """SGD with momentum 0.9, or Adam, on WarmupCosine over all steps; slots made for all variables.
 
     Weight decay is not the optimizer's: see TrainingStep.
     """
-    rate = keras.optimizers.schedules.CosineDecay(learning_rate, max(1, total_steps))
+    rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
         optimizer = keras.optimizers.SGD(rate, momentum=0.9)
     else:

@@ -49,6 +49,8 @@ LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((-4, -13)
 
 
 def _draw_points(axis, points):
+    shared = next(point['learning_rate'] for point in points
+                  if point['scheme'] == 'full_training')
     for point in points:
         _errorbar(axis, point, point['seconds'], 100 * point['accuracy'],
                   xerr=_known(point['seconds_se']), yerr=_known(100 * point['accuracy_se']))
@@ -58,7 +60,7 @@ def _draw_points(axis, points):
                       textcoords='offset points', ha=align, color='#222222')
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
                   if point['scheme'] == 'elastic_training'
-                  and point['learning_rate'] == points[0]['learning_rate'])
+                  and point['learning_rate'] == shared)
     if line:
         axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1)
     axis.set(ylabel='final test accuracy (%)',

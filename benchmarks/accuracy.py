@@ -33,6 +33,7 @@ from runs import read_run
 LOGS = os.path.join('logs', 'accuracy')
 FULL = 'full'
 NUM_CLASSES = 10
+WARMUP = '60'  # steps: without, full training's first steps may throw it back to chance
 RHO = 0.5
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
@@ -97,8 +98,10 @@ def rows_of(network, variants):
             Row('PruneTrain', 'prune_training')]
     rows += [elastic('elastic {:g}'.format(rho), rho) for rho in RHOS]
     if variants:
-        rows += [row._replace(label='{}, lr {:g}'.format(row.label, rate), learning_rate=rate)
-                 for row in rows for rate in [network.own_rates.get(row.label)] if rate]
+        by_label = {row.label: row for row in rows}
+        rows += [by_label[label]._replace(label='{}, lr {:g}'.format(label, rate),
+                                          learning_rate=rate)
+                 for label, rate in network.own_rates.items()]
         rows += [elastic('elastic {:g}, {}'.format(RHO, metric), RHO, '--importance', metric)
                  for metric in METRICS]
         rows += [elastic('elastic {:g}, {}'.format(
@@ -149,6 +152,7 @@ def flags_of(network, row, seed):
     elastic = row.scheme == 'elastic_training' and '--interval' not in row.flags
     return network.flags + row.flags + [
         '--learning_rate', str(row.learning_rate or network.learning_rate),
+        '--warmup_steps', WARMUP,
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
         '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),

@@ -199,6 +199,18 @@ def test_sgd_with_decoupled_decay_equals_the_formula(decay):
     assert np.abs(values(model.trainable_variables)[0] - without[0]).max() > 1e-3
 
 
+def test_the_learning_rate_warms_up_in_a_line_then_falls_on_a_cosine():
+    def rates(warmup_steps):
+        optimizer = make_optimizer('sgd', 0.2, 12, linear().trainable_variables, warmup_steps)
+        for step in range(13):
+            keras_stack.raw(optimizer.iterations).assign(step)
+            yield float(keras_stack.learning_rate(optimizer))
+    cosine = [0.1 * (1 + np.cos(np.pi * share)) for share in np.arange(9) / 8]
+    np.testing.assert_allclose(list(rates(4)), [0.05, 0.1, 0.15, 0.2] + cosine, atol=1e-7)
+    np.testing.assert_allclose(list(rates(0))[6], 0.1, atol=1e-7)
+    np.testing.assert_allclose(list(rates(20)), 0.01 * np.arange(1, 14), rtol=1e-6)
+
+
 def test_decay_and_update_stop_when_the_cosine_has_reached_zero():
     model, (x, labels) = linear(), points()
     trained_by = make_optimizer('sgd', 0.2, 1, model.trainable_variables)
