@@ -43,7 +43,7 @@ def _draw_models(figure, models, points):
 
 # Where the best schemes lie close together: points from the marker, alignment; else to the right.
 LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((-4, -13), 'right'),
-             'elastic 0.7': ((0, -15), 'center'), 'elastic 0.5, lr 0.02': ((0, 7), 'center'),
+             'elastic 0.7': ((0, -15), 'center'),
              'bn_plus_bias_training': ((7, -12), 'left'),
              'PruneTrain': ((7, -11), 'left')}  # by label or scheme
 
