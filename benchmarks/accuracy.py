@@ -64,7 +64,7 @@ NETWORKS = {network.name: network for network in (
     Network('mobilenetv2', ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
                             '--batch_size', '32'],
             ['--num_epochs', '3', '--learning_rate', '0.05'], 0.02, 12, 60, 4,
-            {'head only': 0.05}),
+            {'head only': 0.1}),
     Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
                                '--batch_size', '16'],
             ['--num_epochs', '2', '--learning_rate', '0.02'], 0.02, 6, 60, 2))}

@@ -268,7 +268,7 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
     rates = {label: args['learning_rate'] for label, args in mobilenet.items()}
     own = {label: rates.pop(label) for label in list(rates) if ', lr ' in label}
     assert set(rates.values()) == {rates['full']}  # one for all, but where it is said
-    assert 'head only, lr 0.05' in own and own == {
+    assert 'head only, lr 0.1' in own and own == {
         label: float(label.split()[-1]) for label in own}
     assert mobilenet['elastic 0.35']['weights'].endswith('mobilenetv2_source_seed3/checkpoint/'
                                                          'weights.npz')
