@@ -8,9 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import plot
-from benchmarks._accuracy_figure import accuracy_against_time
+from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from command_line import UserError
 from runs import EPOCH_COLUMNS, SelectionRow, read_run, selection_per_epoch
 
@@ -340,6 +341,7 @@ def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_
                   ('elastic 0.5', 'elastic_training', 0.5, False, 1, 0.97, 41.0, float('nan')),
                   ('elastic 0.5, lr 0.02', 'elastic_training', 0.5, False, 1, 0.975, 42.0,
                    float('nan')),
+                  ('elastic 0.7', 'elastic_training', 0.7, False, 3, 0.98, 56.0, 0.01),
                   ('elastic 0.5, random', 'elastic_training', 0.5, True, 1, 0.9, 40.0,
                    float('nan')))]
     paths = accuracy_against_time(points, str(tmp_path / 'accuracy'))
@@ -349,5 +351,9 @@ def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_
         (point['model'], point['label']) for point in points]
     assert float(rows[0]['accuracy_se']) == 0.01 and rows[1]['accuracy_se'] == ''
     assert [row['learning_rate'] for row in rows[:3]] == ['0.01', '0.01', '0.02']
+    axis = Figure().subplots()
+    _draw_points(axis, points[:4])
+    joined, = [line for line in axis.lines if line.get_linestyle() == '-']
+    assert list(joined.get_xdata()) == [41.0, 56.0]  # rho at the rate of all schemes
     with pytest.raises(UserError, match='no run'):
         accuracy_against_time([], str(tmp_path / 'nothing'))
