@@ -168,14 +168,19 @@ def start(args):
 
 
 def load_data(args):
-    """The Dataset; UserError where --num_classes contradicts it."""
+    """The Dataset; UserError where --num_classes or --warmup_steps contradicts it."""
     from datasets import load_dataset
+    from train import count_steps
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
                            args.seed, steps_per_epoch=args.steps_per_epoch,
                            validation_steps=args.validation_steps)
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))
+    steps = args.num_epochs * count_steps(dataset)
+    if args.warmup_steps >= steps:
+        raise UserError('--warmup_steps {} leaves nothing of the {} steps of this run; allowed: 0 '
+                        'to {}'.format(args.warmup_steps, steps, steps - 1))
     return dataset
 
 

@@ -55,7 +55,7 @@ def flags(tmp_path, *more):
     (['--optimizer', 'sdg'], "choose from"),
     (['--weights', '/nowhere/w.npz'], "no weights file at '/nowhere/w.npz'"),
     (['--meter_csv', '/nowhere/meter.csv'], 'cannot read the meter log'),
-    (['--steps_per_epoch', '0'], '--steps_per_epoch'),
+    (['--steps_per_epoch', '0'], '--steps_per_epoch'), (['--warmup_steps', '-1'], '--warmup_steps'),
     (['--validation_steps', '0'], '--validation_steps'),
     (['--run_name', '../outside'], 'leaves'), (['--run_name', '/tmp/outside'], 'leaves'),
     (['--run_name', 'a/../../b'], 'leaves'), (['--run_name', '.'], 'leaves'),
@@ -96,6 +96,12 @@ def test_a_mistake_answers_without_tensorflow(tmp_path):
 def test_num_classes_that_contradict_the_data(tmp_path):
     with pytest.raises(UserError, match='--num_classes 37 contradicts digits_shifted.*10 classes'):
         main.main(flags(tmp_path, '--num_classes', '37'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_a_warm_up_as_long_as_the_run(tmp_path):
+    with pytest.raises(UserError, match='--warmup_steps 24 .* the 24 steps .* allowed: 0 to 23'):
+        main.main(flags(tmp_path, '--num_epochs', '2', '--warmup_steps', '24'))
     assert os.listdir(str(tmp_path)) == []
 
 
