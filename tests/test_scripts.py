@@ -261,6 +261,7 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
     assert status == 0, errors
     mobilenet, efficientnet = map(json.loads, output.splitlines())
     assert mobilenet['PruneTrain']['prune_interval'] == 5  # as published
+    assert 2 * mobilenet['full, half the epochs']['num_epochs'] == mobilenet['full']['num_epochs']
     assert mobilenet['elastic 0.5']['interval'] == 4 and efficientnet['elastic 0.5'][
         'interval'] == 2
     assert mobilenet['elastic 0.5, selected once']['interval'] == 0
