@@ -42,8 +42,8 @@ def _draw_models(figure, models, points):
 
 
 # Where the best schemes lie close together: points from the marker, alignment; else to the right.
-LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((-4, -13), 'right'),
-             'elastic 0.7': ((0, -15), 'center'),
+LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((7, -12), 'left'),
+             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((-7, -4), 'right'),
              'bn_plus_bias_training': ((7, -12), 'left'),
              'PruneTrain': ((7, -11), 'left')}  # by label or scheme
 
