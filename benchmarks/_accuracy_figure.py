@@ -20,7 +20,7 @@ def accuracy_against_time(points, output):
     models = sorted({point['model'] for point in points})
     header = ('model', 'label', 'scheme', 'rho', 'learning_rate', 'n', 'accuracy',
               'accuracy_se', 'seconds', 'seconds_se')
-    return write_figure(output, (7.2, 0.6 + 2.9 * len(models)),
+    return write_figure(output, (7.2, 0.6 + 3.4 * len(models)),
                         lambda figure: _draw_models(figure, models, points), header,
                         [[point[column] for column in header] for point in points])
 
@@ -28,8 +28,8 @@ def accuracy_against_time(points, output):
 def _draw_models(figure, models, points):
     height = figure.get_size_inches()[1]
     grid = figure.add_gridspec(len(models), 2, left=0.08, right=0.97, top=1 - 0.3 / height,
-                               bottom=0.45 / height, hspace=0.42, wspace=0.55,
-                               width_ratios=(1.6, 1))
+                               bottom=0.45 / height, hspace=0.35, wspace=0.5,
+                               width_ratios=(2.3, 1))
     for row, model in enumerate(models):
         of_model = [point for point in points if point['model'] == model]
         varied = {point['rho'] for point in of_model if point['variant']}
@@ -43,7 +43,7 @@ def _draw_models(figure, models, points):
 
 # Where the best schemes lie close together: points from the marker, alignment; else to the right.
 LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((7, -12), 'left'),
-             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((-7, -4), 'right'),
+             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((7, -26), 'left'),
              'bn_plus_bias_training': ((7, -12), 'left'),
              'PruneTrain': ((7, -11), 'left')}  # by label or scheme
 
