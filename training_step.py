@@ -21,19 +21,15 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, learning_rate, total_steps, warmup_steps=0):
         super().__init__()
-        self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
-        self.decay_steps = max(1, total_steps - warmup_steps)
-        self.decay = keras.optimizers.schedules.CosineDecay(learning_rate, self.decay_steps)
+        self.warmup_steps = warmup_steps
+        self.decay = keras.optimizers.schedules.CosineDecay(
+            learning_rate, max(1, total_steps - warmup_steps))
 
     def __call__(self, step):
         if not self.warmup_steps:
             return self.decay(step)
         cosine = self.decay(tf.maximum(step - self.warmup_steps, 0))
         return cosine * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1) / self.warmup_steps)
-
-    def get_config(self):
-        return dict(learning_rate=self.learning_rate, warmup_steps=self.warmup_steps,
-                    total_steps=self.decay_steps + self.warmup_steps)
 
 
 def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0):
