@@ -250,7 +250,7 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts(tmp_path):
     code = """
 import json, accuracy, main
 for variants, network in zip((True, False), accuracy.NETWORKS.values()):
-    rows = accuracy.rows_of(network, variants) + [accuracy.STRONGER]
+    rows = accuracy.rows_of(network, variants) + [accuracy.stronger(network)]
     parsed = [main.parse_arguments(accuracy.flags_of(network, row, 3)) for row in rows]
     assert len({args.run_name for args in parsed}) == len(rows)
     assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
