@@ -48,7 +48,8 @@ HEAD_LOSES = 5.0  # points, or the task is too easy to tell anything
 class Network(NamedTuple):
     """flags: of main.py and profiler.py. source: of training in the source domain.
 
-    learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each.
+    learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each, so
+    few that a run trains for less than 90 s on two slow cores (shorter ones are in README.md).
     interval: of selections, in epochs. own_rates: label of a row -> the rate tuned for its scheme.
     """
     name: str
@@ -63,12 +64,12 @@ class Network(NamedTuple):
 
 NETWORKS = {network.name: network for network in (
     Network('mobilenetv2', ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
-                            '--batch_size', '16'],
-            ['--num_epochs', '3', '--learning_rate', '0.05'], 0.02, 10, 72, 4,
+                            '--batch_size', '32'],
+            ['--num_epochs', '3', '--learning_rate', '0.05'], 0.02, 12, 60, 4,
             {'head only': 0.1}),
     Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
                                '--batch_size', '16'],
-            ['--num_epochs', '4', '--learning_rate', '0.02'], 0.02, 6, 50, 2))}
+            ['--num_epochs', '4', '--learning_rate', '0.02'], 0.02, 6, 60, 2))}
 
 
 class Row(NamedTuple):
