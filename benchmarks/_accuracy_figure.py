@@ -2,6 +2,8 @@
 
 import math
 
+from matplotlib import patheffects
+
 from command_line import UserError
 from plot import SCHEMES, write_figure
 
@@ -43,9 +45,11 @@ def _draw_models(figure, models, points):
 
 # Where the best schemes lie close together: points from the marker, alignment; else to the right.
 LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((7, -12), 'left'),
-             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((7, -26), 'left'),
-             'bn_plus_bias_training': ((7, -12), 'left'),
-             'PruneTrain': ((7, -11), 'left')}  # by label or scheme
+             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((0, -19), 'center'),
+             'bn_plus_bias_training': ((7, -12), 'left'), 'head only': ((-7, -4), 'right'),
+             'PruneTrain': ((7, 6), 'left'),
+             'PruneTrain, strong': ((7, -11), 'left')}  # by label or scheme
+HALO = [patheffects.withStroke(linewidth=2.5, foreground='white')]  # a line may run behind
 
 
 def _draw_points(axis, points):
@@ -57,7 +61,7 @@ def _draw_points(axis, points):
         offset, align = LABELS_AT.get(point['label'], LABELS_AT.get(point['scheme'],
                                                                     ((7, 4), 'left')))
         axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
-                      textcoords='offset points', ha=align, color='#222222')
+                      textcoords='offset points', ha=align, color='#222222', path_effects=HALO)
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
                   if point['scheme'] == 'elastic_training'
                   and point['learning_rate'] == shared)

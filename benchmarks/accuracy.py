@@ -1,7 +1,7 @@
 """What each way to spend training time is worth: accuracy against time, several seeds, paired.
 
     python benchmarks/accuracy.py --quick     (under 15 minutes: one network, one seed)
-    python benchmarks/accuracy.py             (two hours the first time; finished runs are kept)
+    python benchmarks/accuracy.py             (over two hours at first; finished runs are kept)
     python benchmarks/accuracy.py --table     (seconds: the table of the runs that are there)
 
 Each network is trained on digits, once for each seed, then adapted to the shifted digits (turned,
