@@ -274,8 +274,9 @@ def result_of(network, row, runs, full):
         variant=row.variant,
         learning_rate=row.learning_rate or network.learning_rate, n=len(runs), accuracy=accuracy,
         accuracy_se=accuracy_se, best=best, best_se=best_se, to_full=lost, to_full_se=lost_se,
-        seconds=seconds, seconds_se=seconds_se, speed_up=speed, speed_up_se=speed_se,
-        steps_speed_up=steps, steps_speed_up_se=steps_se,
+        seconds=seconds, seconds_se=seconds_se,
+        selection_seconds=float(np.mean(of('selection_seconds'))), speed_up=speed,
+        speed_up_se=speed_se, steps_speed_up=steps, steps_speed_up_se=steps_se,
         reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
                   for run, whole in pairs] for share in REACHED],
         peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
@@ -332,6 +333,7 @@ def report(results):
               '' if r['label'] == FULL else plus_minus(
                   100 * r['to_full'], 100 * r['to_full_se'], '{:+.1f}'),
               plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
+              '{:.1f}'.format(r['selection_seconds']),
               plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
               plus_minus(r['steps_speed_up'], r['steps_speed_up_se'], '{:.2f}')]
              + [_reached(seconds) for seconds in r['reached']]
@@ -339,9 +341,10 @@ def report(results):
              + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
              + [verdict(r, results)] for r in results]
     return command_line.table(
-        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'speed-up',
-         'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED] + ['peak (MB)']
-        + ['energy (J)'] * metered + ['target'], cells, '<>>>>>>>>>>' + '>' * metered + '<')
+        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'select (s)',
+         'speed-up', 'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED]
+        + ['peak (MB)'] + ['energy (J)'] * metered + ['target'], cells,
+        '<' + '>' * (11 + metered) + '<')
 
 
 def main(argv=None):

@@ -219,7 +219,8 @@ from runs import Run
 network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
     return {seed: Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,
-                           step_seconds=s - 5, host='pi', stack='2.21'),
+                           step_seconds=s - 5, selection_seconds=s / 10, host='pi',
+                           stack='2.21'),
                       {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
             for seed, (a, s) in enumerate(zip(final, seconds))}
 made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6] * 3, [30] * 3),
@@ -239,6 +240,7 @@ print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
     assert elastic['to_full'] == pytest.approx(-0.005) and elastic['to_full_se'] < 1e-9
     assert elastic['speed_up'] == pytest.approx(2.0) and elastic['n'] == 3
     assert elastic['steps_speed_up'] == pytest.approx((95 / 45 + 105 / 50 + 85 / 40) / 3)
+    assert elastic['selection_seconds'] == pytest.approx(5) and ' 5.0 ' in output
     assert bias['n'] == 2 and bias['to_full'] == pytest.approx((0.9 - 0.96 + 0.9 - 0.97) / 2)
     assert full['reached'][0] == [50, 55, 45]  # 95 %: after the first epoch
     assert np.isnan(bias['reached'][1]).all() and 'never' in output
