@@ -79,23 +79,26 @@ class Evaluator:
             self._update(*gradients)
             yield [variable.read_value() - old for variable, old in zip(self.variables, before)]
 
-    def trial(self, inputs, labels):
-        """((N,) float64 importance, Trial) of one batch, at the evaluator's scale or less."""
+    def trial(self, inputs, labels, scale=None):
+        """((N,) float64 importance, Trial) of one batch: at the evaluator's scale, which is halved
+        until the prediction holds, or at `scale` alone.
+        """
         objective, gradients = self.gradients(inputs, labels)
         with self.updated(gradients) as updates:
-            at = 1.0  # the part of the update that the weights hold now
+            weights_at, tried = 1.0, scale or self.scale
             while True:
-                if at != self.scale:
+                if tried != weights_at:
                     for variable, update in zip(self.variables, updates):
-                        variable.assign_add((self.scale - at) * update, read_value=False)
-                at = self.scale
-                objective_after, gradients = self.gradients(inputs, labels)
+                        variable.assign_add((tried - weights_at) * update, read_value=False)
+                weights_at = tried
+                after, gradients = self.gradients(inputs, labels)
                 drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
                     gradients, updates)]).numpy().astype(np.float64)
-                trial = Trial(at, at * float(drops.sum()), objective - objective_after)
-                if trial.holds or at <= SMALLEST_SCALE:
-                    return drops, trial
-                self.scale = at / 2
+                trial = Trial(tried, tried * float(drops.sum()), objective - after)
+                if scale or trial.holds or tried <= SMALLEST_SCALE:
+                    break
+                tried = self.scale = tried / 2
+        return drops, trial
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
