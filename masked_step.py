@@ -16,6 +16,7 @@ from tensorflow.python.eager import execute as eager_execute
 
 import keras_stack
 from backward_graph import analyse
+from command_line import UserError
 from function_graph import (
     CALLS,
     Cutter,
@@ -56,7 +57,7 @@ class StepMaker:
                             update=optimizer is not None, penalty=penalty, loss_scale=loss_scale)
         self.loss_scale = full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
-            concrete = full.function.get_concrete_function(inputs, labels)
+            concrete = _traced(full.function, inputs, labels)
         self.concrete = concrete  # as traced; owns what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         function = resolved(inlined(concrete.function_def, _library(concrete)))
@@ -180,6 +181,17 @@ class StepMaker:
         return {result: name for result, name in self._cutter.function.control_ret.items()
                 if name in self.graph.update and name not in left_out
                 and self._cutter.nodes[name].op != 'ReadVariableOp'}
+
+
+def _traced(function, inputs, labels):
+    """The concrete function; a UserError that was raised while it was traced as it was raised."""
+    try:
+        return function.get_concrete_function(inputs, labels)
+    except Exception as error:  # AutoGraph puts one of its own around it
+        refusal = error
+        while refusal is not None and not isinstance(refusal, UserError):
+            refusal = refusal.__context__
+        raise refusal or error
 
 
 def _library(concrete):

@@ -84,7 +84,7 @@ def check_classifier(model):
     name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
     smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
         'label_smoothing', 0)
-    if loss is not None and (name not in CROSS_ENTROPIES or smoothing):
+    if loss and (name not in CROSS_ENTROPIES or smoothing):
         raise UserError("the model was compiled with the loss '{}'{}, which would not be used: "
                         'allowed is cross-entropy of integer labels; load it with compile=False to '
                         'train by that'.format(name, ' with smoothed labels' if smoothing else ''))
