@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_stack
-from masked_step import RESULTS, StepMaker
+from masked_step import StepMaker
 from runs import METRICS
-from training_step import StepResult
+from training_step import NUM_RESULTS, StepResult
 
 SMALLEST_SCALE = 2.0 ** -10
 
@@ -66,8 +66,8 @@ class Evaluator:
             self._pass(inputs, labels)[0].numpy()  # compiles; usual times are wanted
         results, ms = self._pass.timed(inputs, labels)
         self.pass_ms.append(ms)
-        result = StepResult(*results[:RESULTS])
-        return float(result.objective), results[RESULTS:]
+        result = StepResult(*results[:NUM_RESULTS])
+        return float(result.objective), results[NUM_RESULTS:]
 
     @contextlib.contextmanager
     def updated(self, gradients):

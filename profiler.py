@@ -38,7 +38,8 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     """
     import tempfile
 
-    from backward_graph import attribute, executed_graph, read_trace, record_trace
+    from backward_graph import attribute
+    from op_trace import executed_graph, read_trace, record_trace
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,

@@ -35,6 +35,9 @@ class StepResult(NamedTuple):
         return self.loss + self.penalty
 
 
+NUM_RESULTS = len(StepResult._fields)
+
+
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Learning rate by step: up a line over the first `warmup_steps`, then a cosine down to 0.
 

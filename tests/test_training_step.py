@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 import keras_stack
-from training_step import StepResult, TrainingStep, evaluation_function, make_optimizer
+from training_step import NUM_RESULTS, TrainingStep, evaluation_function, make_optimizer
 
 # Order of model.trainable_variables of conv_stack.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
@@ -138,7 +138,7 @@ def test_the_gradients_returned_are_those_of_the_loss():
     images, labels = batch()
     step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
                         mask_of(KERNEL_1, HEAD_KERNEL), outputs_gradients=True, update=False)
-    gradients = step(images, labels)[len(StepResult._fields):]
+    gradients = step(images, labels)[NUM_RESULTS:]
     for variable, gradient in zip(step.variables, gradients):
         kernel = keras_stack.raw(variable).numpy()
         direction = gradient.numpy() / np.linalg.norm(gradient)
