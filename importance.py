@@ -113,8 +113,9 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     weight decay out. It includes momentum as the first real step would: the momentum of a tensor
     that was left out is as old as its last selection.
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
-    fisher: sum_i (dL/dw_i w_i)^2. random: drawn anew each time. depth: the variable nearest the
-    output outweighs all that are farther from it together.
+    fisher: sum_i (dL/dw_i w_i)^2, of the batch's mean gradient, not of each example's. random:
+    drawn anew each time. depth: the variable nearest the output outweighs all that are farther from
+    it together.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
     evaluator: an Evaluator of the two, to avoid tracing again.

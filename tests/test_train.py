@@ -1,6 +1,7 @@
 import csv
 import gc
 import json
+import time
 import weakref
 
 import numpy as np
@@ -314,6 +315,33 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
         run(tmp_path / 'r', dataset, 'full_training',
             train.Settings(num_epochs=4, learning_rate=1e18))
     assert not (tmp_path / 'r' / 'summary.json').exists()
+
+
+def test_moved_seconds_leave_their_bucket():
+    clock = train.Clock()
+    with clock('step'):
+        time.sleep(0.02)
+    with clock('selection'):
+        pass
+    before = dict(clock.seconds)
+    clock.move(0.01, 'step', 'selection')
+    assert clock.seconds['step'] == pytest.approx(before['step'] - 0.01)
+    assert clock.seconds['selection'] == pytest.approx(before['selection'] + 0.01)
+    assert clock.train_seconds == pytest.approx(before['step'] + before['selection'])
+
+
+@pytest.mark.timing
+def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path, dataset):
+    """Of two steps, so that the first call, moved from one bucket to another, would show."""
+    model, settings = new_model(), train.Settings(num_epochs=1)
+    scheme = train.fixed_scheme('full_training', train.fixed_mask('full_training', model))
+    two_steps = dataset._replace(train=dataset.train.take(2), train_size=2 * BATCH)
+    recorder = Recorder(str(tmp_path))
+    begin = time.perf_counter()
+    result, _ = train.train(model, two_steps, lambda maker: scheme, settings, recorder)
+    wall = time.perf_counter() - begin
+    assert result['train_seconds'] + result['validation_seconds'] == pytest.approx(wall, rel=0.06)
+    assert result['step_seconds'] == pytest.approx(2 * result['step_ms'] / 1e3, rel=0.25)
 
 
 @pytest.mark.timing
