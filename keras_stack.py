@@ -92,8 +92,8 @@ class Adam(keras.optimizers.Adam):
         def update_step(self, gradient, variable, learning_rate):
             slots = [of_all[self._get_variable_index(variable)].value for of_all in (
                 self._momentums, self._velocities, self._counts)]
-            _apply_adam(variable, *slots, tf.convert_to_tensor(gradient), learning_rate,
-                        self.beta_1, self.beta_2, self.epsilon)
+            _apply_adam(variable, *slots, gradient, learning_rate, self.beta_1, self.beta_2,
+                        self.epsilon)
     else:
         def _create_slots(self, var_list):
             super()._create_slots(var_list)
@@ -105,10 +105,6 @@ class Adam(keras.optimizers.Adam):
             of_all = apply_state[var.device, var.dtype.base_dtype]
             return _apply_adam(var, *slots, grad, of_all['lr_t'], of_all['beta_1_t'],
                                of_all['beta_2_t'], of_all['epsilon'])
-
-        def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
-            dense = tf.convert_to_tensor(tf.IndexedSlices(grad, indices, tf.shape(var)))
-            return self._resource_apply_dense(dense, var, apply_state)
 
 
 def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
