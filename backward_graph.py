@@ -137,22 +137,35 @@ def merged(nodes, loops, apart=frozenset()):
 
 
 def check_effects(graph, effects):
-    """UserError where one of `effects` would need the backward pass of several tensors.
+    """UserError where one of `effects` would have a backward pass run that its step leaves out.
 
-    It stays in the step of every mask, and would have those passes run that the mask leaves out.
-    graph: StepGraph; effects: names of the nodes that change a variable, in the update.
+    An op that serves the update of tensor k stays where k is selected, any other in all steps.
+    graph: StepGraph; effects: names of the nodes that change a variable.
     """
     order = topological(graph.nodes)
+    skipped = constants(graph.nodes, order).union(graph.forward)
+    common = {}  # name -> bits of the tensors whose steps have all that the node is computed from
+    for name in order:
+        if name not in skipped:
+            common[name] = graph.backward.get(name, -1)
+            for source in graph.nodes[name].data:
+                common[name] &= common.get(source, -1)
     for name in effects:
-        if graph.update.get(name, name) is not None:
-            continue
-        behind = _needed_by(graph.nodes, order, {name: 1}, graph.forward)
-        # What has no data is a constant, which parts of a graph share.
-        if any(graph.nodes[node].data and node in graph.backward for node in behind):
+        k = graph.update.get(name)
+        if not (common.get(name, -1) == -1 if k is None else common[name] >> k & 1):
             raise UserError(
-                '{} ({}) changes a variable by what the gradients of several tensors give: such a '
-                'step cannot leave any tensor out; take it out of the model'.format(
+                '{} ({}) changes a variable by something of the backward pass that not all choices '
+                'of tensors need: such a model cannot be trained in part'.format(
                     name, graph.nodes[name].op))
+
+
+def constants(nodes, order):
+    """Names of the nodes computed from constants alone; order: of topological."""
+    found = set()
+    for name in order:
+        if nodes[name].op == 'Const' or nodes[name].data and found.issuperset(nodes[name].data):
+            found.add(name)
+    return found
 
 
 def _through_identities(nodes, tensor):

@@ -14,12 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 import tf_internals
-from backward_graph import CONTROL_FLOW, FREE_OPS, Node, analyse, merged, topological
+from backward_graph import CONTROL_FLOW, FREE_OPS, Node, analyse, constants, merged, topological
 from command_line import UserError
 from training_step import NUM_RESULTS
 
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
+# Today's event of a call, as of what jit_compile made; the node's name is in its stat `name`.
+ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
 # Ops that TensorFlow's auto-clustering puts in the place of those it has compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
 PATIENCE = 1.0  # seconds within which an op starts that has a thread to run on
@@ -38,9 +40,9 @@ def executed_graph(maker, inputs, labels):
     # What the device's own rewriting (oneDNN) fused into a neighbour is gone from the partitions.
     run = {node.name for partition in graphs.partition_graphs for node in partition.node}
     nodes = executed_nodes(graphs)
-    constants = _constants(nodes)
+    folded = constants(nodes, topological(nodes))  # before the first step
     work = {name: amount for name, amount in _work(maker.concrete.graph).items()
-            if name in run and name not in constants}
+            if name in run and name not in folded}
     return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)
 
 
@@ -70,17 +72,6 @@ def _check_clusters(graph):
                 "XLA's auto-clustering has joined ops of the training step ({}); what it joins "
                 'differs from one choice of tensors to the next, so that their times cannot be '
                 'told: take --tf_xla_auto_jit out of TF_XLA_FLAGS'.format(node.name))
-
-
-def _constants(nodes):
-    """Names of the nodes computed from constants alone: evaluated once, before the first step."""
-    constants = set()
-    for name in topological(nodes):
-        node = nodes[name]
-        if node.op == 'Const' or (node.data and constants.issuperset(node.data)
-                                  and not tf_internals.is_stateful(node.op)):
-            constants.add(name)
-    return constants
 
 
 def _node(node):
@@ -178,8 +169,7 @@ def read_trace(path, num_steps, gpu=None):
             if on_device and not line.name.startswith('Stream #'):
                 continue  # sums of the streams, in older releases
             for event in line.events:
-                name = _kernel_op(plane, event) if on_device else _op(
-                    plane.event_metadata[event.metadata_id].name)
+                name = (_kernel_op if on_device else _host_op)(plane, event)
                 if name:
                     times = device if on_device else host
                     times.setdefault(name, []).append(event.duration_ps / 1e9)
@@ -200,10 +190,22 @@ def _op(text):
     return match and match.group(1)
 
 
+def _stat(plane, event, name):
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == name:
+            return stat.str_value or plane.stat_metadata[stat.ref_value].name
+    return None
+
+
+def _host_op(plane, event):
+    """Node that the event ran; None for an event of the runtime itself."""
+    name = plane.event_metadata[event.metadata_id].name
+    return _stat(plane, event, 'name') if name == ASYNCHRONOUS else _op(name)
+
+
 def _kernel_op(plane, event):
     """Node whose kernel the event is; its own name where not told; None for a copy of memory."""
-    name = plane.event_metadata[event.metadata_id].name
-    for stat in event.stats:
-        if plane.stat_metadata[stat.metadata_id].name == 'tf_op':
-            return _op(stat.str_value or plane.stat_metadata[stat.ref_value].name) or name
-    return None if name.startswith(('Memcpy', 'Memset')) else name
+    name, op = plane.event_metadata[event.metadata_id].name, _stat(plane, event, 'tf_op')
+    if op is None and name.startswith(('Memcpy', 'Memset')):
+        return None
+    return _op(op or '') or name

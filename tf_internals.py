@@ -5,7 +5,7 @@ What Keras keeps to itself is in keras_stack.py.
 
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
-from tensorflow.python.framework import op_def_registry, ops
+from tensorflow.python.framework import ops
 
 try:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -59,12 +59,6 @@ def executed_graphs(call):
         return list(runtime.export_run_metadata().function_graphs)
     finally:
         runtime.disable_graph_collection()
-
-
-def is_stateful(op_type):
-    """Whether an op of this type has effects or state; True where the type is not known."""
-    definition = op_def_registry.get(op_type)
-    return definition is None or definition.is_stateful
 
 
 def flops(graph, node_def):

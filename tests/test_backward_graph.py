@@ -4,11 +4,17 @@ import collections
 import re
 
 import pytest
-from traced_networks import branching, plain, traced
+import tensorflow as tf
+from tensorflow import keras
+from traced_networks import branching, plain, traced, traced_plainly
 
 import backward_graph
+import keras_stack
 import profiler
-from backward_graph import attribute
+from backward_graph import Node, analyse, attribute, check_effects, merged
+from command_line import UserError
+from masked_step import StepMaker
+from training_step import make_optimizer
 
 LEFT_KERNEL, RIGHT_KERNEL = 2, 4
 
@@ -143,3 +149,182 @@ def test_events_that_belong_to_no_node_lower_the_coverage_and_are_listed():
     assert strange.coverage == pytest.approx(whole.coverage / 4, rel=1e-6)
     assert strange.left_out[0] == ('renamed/op', pytest.approx(3 * outside))
     assert strange.groups == whole.groups
+
+
+def test_only_like_is_estimated_from_like():
+    """FLOPs and output elements are no common measure: work of one kind, no rate of the other."""
+    nodes = {name: Node(op, [], [], None) for name, op in
+             [('slow', 'MatMul'), ('quick', 'Mul'), ('lost', 'Conv2D'), ('gone', 'Cast')]}
+    work = {'slow': ('flops', 1000.0), 'quick': ('elements', 10.0), 'lost': ('flops', 500.0),
+            'gone': ('elements', 20.0)}
+    graph = backward_graph.StepGraph(nodes, frozenset(), {'slow': 1, 'quick': 1, 'lost': 2,
+                                                          'gone': 4}, {}, work)
+    times = attribute(graph, {'slow': 8.0, 'quick': 0.01}, 3)
+    assert times.estimated == {2: pytest.approx(4.0), 4: pytest.approx(0.02)}
+
+
+# --- the analysis, on graphs written down by hand
+
+
+def graph_of(lines, results):
+    """name -> Node of 'name op source source' lines; results: tensors, in order."""
+    nodes, arguments = {}, 0
+    for line in lines:
+        name, op, *tensors = line.split()
+        nodes[name] = Node(op, [t.split(':')[0] for t in tensors],
+                           [t if ':' in t else t + ':0' for t in tensors],
+                           arguments if op == '_Arg' else None)
+        arguments += op == '_Arg'
+    for i, tensor in enumerate(results):
+        nodes['result {}'.format(i)] = Node('_Retval', [tensor.split(':')[0]], [tensor], i)
+    return nodes
+
+
+TWO_TENSORS = ['x _Arg', 'w0 _Arg', 'w1 _Arg', 'slot _Arg', 'shared _Arg',
+               'read0 ReadVariableOp w0', 'read1 ReadVariableOp w1',
+               'hidden MatMul x read0', 'loss MatMul hidden read1', 'penalty Mul read0 read1',
+               'back Mul loss', 'grad1 MatMul back hidden', 'error MatMul back read1',
+               'grad0 MatMul error x']
+OWNERS = {1: 0, 2: 1}
+
+
+@pytest.mark.parametrize('leading', [['loss:0', 'loss:0'], ['loss:0', 'loss:0', 'penalty:0']])
+def test_gradients_follow_as_many_results_as_the_step_has(leading):
+    graph = analyse(graph_of(TWO_TENSORS, leading + ['grad0:0', 'grad1:0']), 2, OWNERS, {},
+                    num_results=len(leading))
+    assert graph.backward == {'back': 3, 'grad1': 2, 'error': 1, 'grad0': 1}
+    assert ('penalty' in graph.forward) == (len(leading) == 3)
+
+
+def test_a_variable_belongs_to_a_tensor_only_if_all_its_writers_serve_that_one():
+    writes = ['slot0 AssignVariableOp slot grad0', 'shared0 AssignAddVariableOp shared grad0',
+              'shared1 AssignAddVariableOp shared grad1', 'of_slot ReadVariableOp slot',
+              'of_shared ReadVariableOp shared']
+    graph = analyse(graph_of(TWO_TENSORS + writes, ['loss:0', 'loss:0', 'grad0:0', 'grad1:0']), 2,
+                    OWNERS, {})
+    assert [graph.update[name] for name in ('slot0', 'of_slot', 'shared0', 'shared1')] == [
+        0, 0, 0, 1]
+    assert graph.update['of_shared'] is None and graph.update['shared'] is None
+
+
+def test_a_loop_is_one_node_with_all_that_it_was_taken_apart_into():
+    nodes = graph_of(['x _Arg', 'loop/size Const', 'loop/enter Enter x',
+                      'loop/merge Merge loop/enter loop/next', 'loop/body/inner/mul Mul loop/merge',
+                      'loop/next NextIteration loop/body/inner/mul', 'loop/exit Exit loop/merge:1',
+                      'after Mul loop/exit loop/size'], ['after:0'])
+    found = merged(nodes, {'loop': 'While', 'loop/body/inner': 'While'}, {'loop/size'})
+    assert {name: (node.op, node.tensors) for name, node in found.items()} == {
+        'x': ('_Arg', []), 'loop/size': ('Const', []), 'loop': ('While', ['x:0']),
+        'after': ('Mul', ['loop:loop/exit:0', 'loop/size:0']), 'result 0': ('_Retval', ['after:0'])}
+    assert merged(nodes, {}) is nodes
+
+
+# --- networks with loops
+
+
+def recurrent(cell):
+    def build():
+        inputs = keras.Input((12, 8))
+        x = keras.layers.RNN(cell(16), name='rnn')(inputs)
+        return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+    return build
+
+
+LSTM, GRU = recurrent(keras.layers.LSTMCell), recurrent(keras.layers.GRUCell)
+
+
+@pytest.mark.parametrize('build', [LSTM, GRU], ids=['LSTM', 'GRU'])
+def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
+    """TensorFlow runs all of a loop or nothing: kernel, recurrent kernel and bias are one."""
+    case = traced_plainly(build)
+    loops = {name: node for name, node in case.graph.nodes.items()
+             if node.op in backward_graph.CONTROL_FLOW}
+    assert not {'Enter', 'Switch', 'NextIteration'}.intersection(
+        node.op for node in case.graph.nodes.values())
+    backward, = [name for name in loops if name in case.graph.backward]
+    assert case.graph.backward[backward] == 0b111 and len(loops) == 2
+    assert set(loops) - {backward} <= case.graph.forward
+    events = {name: ms for name, ms in case.times.items() if name.startswith(backward + '/')}
+    assert len(events) > 20
+    times = attribute(case.graph, case.times, 5)
+    assert times.coverage >= profiler.MIN_COVERAGE
+    assert times.groups[0b111] >= sum(events.values()) > 0
+    assert 0b1 not in times.groups or times.groups[0b1] < sum(events.values()) / 10
+
+
+# --- what XLA compiles, and what happens beside the gradients
+
+
+@keras_stack.register
+class Compiled(keras.layers.Dense):
+    """A Dense layer that the user has XLA compile."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.function = tf.function(lambda x, w, b: tf.nn.relu(x @ w + b), jit_compile=True)
+
+    def call(self, inputs):
+        return self.function(inputs, tf.convert_to_tensor(self.kernel),
+                             tf.convert_to_tensor(self.bias))
+
+
+def compiled():
+    inputs = keras.Input((64,))
+    x = Compiled(128, name='second')(Compiled(128, name='first')(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+
+
+def test_a_layer_that_xla_compiles_is_priced_as_the_one_op_it_is():
+    case = traced_plainly(compiled)
+    calls = {mask: name for name, mask in case.graph.backward.items()
+             if case.graph.nodes[name].op == 'PartitionedCall'}
+    assert sorted(calls) == [0b11, 0b1111]
+    times = attribute(case.graph, case.times, 6)
+    for mask, name in calls.items():
+        assert case.times[name] > 0 and times.groups[mask] >= case.times[name]
+
+
+def with_backward(backward):
+    """Dense -> layer whose backward pass is `backward` (error gradient -> the same) -> Dense."""
+    @tf.custom_gradient
+    def pass_on(x):
+        return tf.identity(x), backward
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(5, name='below')(inputs)
+    x = keras.layers.Lambda(pass_on)(x)
+    model = keras.Model(inputs, keras.layers.Dense(3, name='above')(x))
+    return StepMaker(model, make_optimizer('sgd', 1e-3, 100, model.trainable_variables), 5e-4,
+                     tf.zeros((4, 6)), tf.constant([0, 1, 2, 1]), named=True)
+
+
+def effects_of(maker):
+    return maker.effects(set()).values()
+
+
+def test_noise_in_a_backward_pass_serves_the_tensors_below_it():
+    maker = with_backward(lambda error: error + tf.random.normal(tf.shape(error)))
+    check_effects(maker.graph, effects_of(maker))
+    noise, = [name for name, node in maker.graph.nodes.items() if node.op == 'RandomStandardNormal']
+    assert maker.graph.backward[noise] == 0b11
+
+
+def test_a_variable_changed_by_the_backward_pass_is_refused_by_name():
+    seen = tf.Variable(0.0, name='seen')
+
+    def backward(error):
+        seen.assign_add(tf.reduce_sum(tf.square(error)), name='note_the_error')
+        return error
+    maker = with_backward(backward)
+    with pytest.raises(UserError, match=r'(?s)note_the_error.*Assign.*trained in part') as error:
+        check_effects(maker.graph, effects_of(maker))
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+@pytest.mark.parametrize('build', [plain, branching])
+def test_no_effect_of_an_optimizer_is_refused(build, optimizer):
+    graph = traced(build, optimizer).graph
+    writes = [name for name in graph.update if graph.nodes[name].op.startswith(
+        ('Assign', 'ResourceApply'))]
+    assert len(writes) > 2 * len(traced(build, optimizer).variables)
+    check_effects(graph, writes)

@@ -204,3 +204,25 @@ def test_ops_of_a_real_trace_are_nodes_of_the_graph():
     convolutions = {n for n, mask in case.graph.backward.items()
                     if case.graph.nodes[n].op.startswith('Conv2DBackprop')}
     assert len(convolutions) == 5 and convolutions <= set(case.times)
+
+
+CLUSTERED = """
+import sys
+sys.path.insert(0, 'tests')
+import command_line
+command_line.quiet_tensorflow()
+from traced_networks import plain, traced
+try:
+    traced(plain)
+except command_line.UserError as error:
+    print(error)
+"""
+
+
+def test_a_step_that_xla_clusters_of_its_own_accord_is_refused():
+    child = subprocess.run(
+        [sys.executable, '-c', CLUSTERED], timeout=120, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, cwd=os.path.dirname(os.path.abspath(op_trace.__file__)),
+        env=dict(os.environ, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'))
+    lines = child.stdout.decode().splitlines()
+    assert len(lines) == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in lines[0], child

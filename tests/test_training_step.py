@@ -196,7 +196,8 @@ def test_the_first_adam_step_of_a_tensor_that_joins_late_is_as_large_as_any_firs
     mask = mask_of(HEAD_BIAS)
     step = (StepMaker(model, optimizer, 0.0, *batch()).step(mask) if cut
             else TrainingStep(model, optimizer, mask))
-    gradient = TrainingStep(model, None, mask, update=False, outputs_gradients=True)(*batch())[2][0]
+    gradient = TrainingStep(model, None, mask, update=False, outputs_gradients=True)(*batch())[
+        NUM_RESULTS]
     before = values(model.trainable_variables)
     step(*batch())
     moved = values(model.trainable_variables)[HEAD_BIAS] - before[HEAD_BIAS]
