@@ -56,7 +56,7 @@ def run_model(name, input_size, selections, rho, seed):
     """Result of one network and size: medians over the selections."""
     prepared = _bench.prepare(name, input_size, seed)
     from importance import Evaluator, evaluate_importance
-    from tensor_choice import choose_tensors
+    from selection_solver_DP import choose_tensors
     from training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
