@@ -201,7 +201,7 @@ def profile(args, model, dataset, again=False):
 
 def timing_table(args, model, dataset):
     """TensorTimings of this run; UserError where rho is out of reach."""
-    from tensor_choice import layers_of, out_of_reach
+    from selection_solver_DP import layers_of, out_of_reach
     table = profile(args, model, dataset)
     reason = out_of_reach(table, args.rho,
                           layers_of(model) if args.granularity == 'layer' else None)

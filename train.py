@@ -20,7 +20,7 @@ from backbone import output_layer
 from closed_loop import ClosedLoop, steps_drifted
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
-from tensor_choice import choose_tensors, layers_of, reachable
+from selection_solver_DP import choose_tensors, layers_of, reachable
 from training_step import evaluation_function, make_optimizer
 
 
