@@ -167,14 +167,6 @@ def output_layer(model, with_weights=False):
     return model
 
 
-def ends_in_logits(model):
-    """False where the last layer already applies a softmax (a user's saved model may)."""
-    last = output_layer(model)
-    activation = getattr(last, 'activation', None)
-    return not (isinstance(last, keras.layers.Softmax)
-                or getattr(activation, '__name__', '') == 'softmax')
-
-
 def statistics_from_batch(model, images):
     """Sets every moving statistic to that of one batch: frozen normalisation then normalises.
 

@@ -96,7 +96,7 @@ def executed_graph(maker, images, labels):
     folded = _constants(nodes)
     work = {name: amount for name, amount in _work(maker.concrete.graph).items()
             if name in run and name not in folded}
-    return analyse(nodes, len(maker.model.trainable_variables), maker.owners, work)
+    return analyse(nodes, len(maker.variables), maker.owners, work, 3)
 
 
 def _constants(nodes):
@@ -111,15 +111,15 @@ def _constants(nodes):
     return constants
 
 
-def analyse(nodes, num_tensors, owners, work):
+def analyse(nodes, num_tensors, owners, work, num_results=2):
     """StepGraph of a graph whose results are the loss, the count of correct, N gradients.
 
     nodes, work: see StepGraph. owners: argument index -> k for the argument that is the handle of
     tensor k.
     """
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
-    roots = [_through_identities(nodes, results[i + 2]) for i in range(num_tensors)]
-    forward = _ancestors(nodes, [results[0].split(':')[0], results[1].split(':')[0]])
+    roots = [_through_identities(nodes, results[i + num_results]) for i in range(num_tensors)]
+    forward = _ancestors(nodes, [results[i].split(':')[0] for i in range(num_results)])
 
     backward = {}
     for k, root in enumerate(roots):

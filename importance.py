@@ -1,14 +1,15 @@
 """Tensor importance: how much loss each tensor's own update takes away (paper, section 4.2)."""
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import keras_stack
-import trial_graph
-from masked_step import StepMaker
+from masked_step import RESULTS, StepMaker
 from runs import METRICS
+from training_step import StepResult
 
 SMALLEST_SCALE = 2.0 ** -10
 
@@ -16,7 +17,7 @@ SMALLEST_SCALE = 2.0 ** -10
 class Trial(NamedTuple):
     """One trial update: its scale, at which the first-order prediction held, and the drops.
 
-    predicted_drop: sum of the importances times scale; real_drop: loss before - loss after.
+    predicted_drop: sum of the importances times scale; real_drop: objective before - after.
     """
     scale: float
     predicted_drop: float
@@ -24,7 +25,10 @@ class Trial(NamedTuple):
 
     @property
     def holds(self):
-        """Both drops have one sign and are within a factor of two, or are mere rounding."""
+        """Both are drops and within a factor of two, or mere rounding.
+
+        That both go uphill is no agreement: such a trial says which tensors do least harm.
+        """
         return self._agree_within(2)
 
     @property
@@ -33,8 +37,8 @@ class Trial(NamedTuple):
         return self._agree_within(1.25)
 
     def _agree_within(self, factor):
-        low, high = sorted((abs(self.predicted_drop), abs(self.real_drop)))
-        return high < 1e-6 or (self.predicted_drop * self.real_drop > 0 and high <= factor * low)
+        low, high = sorted((self.predicted_drop, self.real_drop))
+        return max(abs(low), abs(high)) < 1e-6 or (low > 0 and high <= factor * low)
 
 
 class Evaluator:
@@ -52,37 +56,49 @@ class Evaluator:
         self.scale = 1.0
         self.variables = maker.variables
         self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
-        self._pass = self._trial = None
-        self._update = trial_graph.updates(maker)
+        self._pass = None
+        self._update = maker.update_alone(decay=False)
 
-    def gradients(self, images, labels):
-        """(loss, N gradients); changes nothing, neither random states nor BN statistics."""
+    def gradients(self, inputs, labels):
+        """(objective, N gradients); changes nothing, neither random states nor BN statistics."""
         if self._pass is None:
             self._pass = self.maker.gradients()
-            self._pass(images, labels)[0].numpy()  # compiles; usual times are wanted
-        loss, _, *gradients = self._timed(self._pass, images, labels)
-        return float(loss), gradients
-
-    def updates(self, gradients):
-        """N updates that the optimizer would make, without weight decay; changes nothing."""
-        return self._update(*gradients)
-
-    def trial(self, images, labels, updates, scale):
-        """(loss, (N,) float64 drops) at w + scale * updates; changes nothing.
-
-        A drop is the first-order drop in loss of one tensor's whole update, - sum_i g_i dw_i.
-        """
-        scale = tf.constant(scale, tf.float32)
-        if self._trial is None:
-            self._trial = trial_graph.drops(self.maker)
-            self._trial(images, labels, scale, *updates)[0].numpy()  # compiles
-        loss, _, drops = self._timed(self._trial, images, labels, scale, *updates)
-        return float(loss), drops.numpy().astype(np.float64)
-
-    def _timed(self, function, *arguments):
-        results, ms = function.timed(*arguments)
+            self._pass(inputs, labels)[0].numpy()  # compiles; usual times are wanted
+        results, ms = self._pass.timed(inputs, labels)
         self.pass_ms.append(ms)
-        return results
+        result = StepResult(*results[:RESULTS])
+        return float(result.objective), results[RESULTS:]
+
+    @contextlib.contextmanager
+    def updated(self, gradients):
+        """Within, all tensors hold the optimizer's update by the N gradients; yields that, N
+        tensors. Weight decay is left out. Afterwards everything is as before, bit for bit.
+        """
+        with keras_stack.restored_afterwards(self.maker.state):
+            before = [variable.read_value() for variable in self.variables]
+            self._update(*gradients)
+            yield [variable.read_value() - old for variable, old in zip(self.variables, before)]
+
+    def trial(self, inputs, labels, scale=None):
+        """((N,) float64 importance, Trial) of one batch: at the evaluator's scale, which is halved
+        until the prediction holds, or at `scale` alone.
+        """
+        objective, gradients = self.gradients(inputs, labels)
+        with self.updated(gradients) as updates:
+            weights_at, tried = 1.0, scale or self.scale
+            while True:
+                if tried != weights_at:
+                    for variable, update in zip(self.variables, updates):
+                        variable.assign_add((tried - weights_at) * update, read_value=False)
+                weights_at = tried
+                after, gradients = self.gradients(inputs, labels)
+                drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
+                    gradients, updates)]).numpy().astype(np.float64)
+                trial = Trial(tried, tried * float(drops.sum()), objective - after)
+                if scale or trial.holds or tried <= SMALLEST_SCALE:
+                    break
+                tried = self.scale = tried / 2
+        return drops, trial
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
@@ -119,24 +135,16 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
         return random.random_sample(len(variables))
     if metric == 'depth':
         return 0.5 ** np.minimum(np.arange(len(variables))[::-1], 1000)
-    total, count = np.zeros(len(variables)), 0
-    for images, labels in batches:
-        evaluator = evaluator or Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
-        if metric == 'gradient_update':
-            importance, trial = _trial(evaluator, images, labels)
-            if trials is not None:
-                trials.append(trial)
-        else:
-            score = _fisher if metric == 'fisher' else _magnitude
-            importance = [score(gradient.numpy(), variable) for gradient, variable in zip(
-                evaluator.gradients(images, labels)[1], evaluator.variables)]
-        total += importance
-        count += 1
-    if not count:
+    batches = list(batches)
+    if not batches:
         raise ValueError('at least one probe batch is needed')
-    if metric == 'gradient_update' and trial.holds_easily:
-        evaluator.scale = min(1.0, 2 * trial.scale)
-    return total / count
+    evaluator = evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *batches[0]))
+    if metric == 'gradient_update':
+        return _mean_importance(evaluator, batches, trials)
+    score = _fisher if metric == 'fisher' else _magnitude
+    return np.mean([[score(gradient.numpy(), variable) for gradient, variable in zip(
+        evaluator.gradients(inputs, labels)[1], evaluator.variables)]
+        for inputs, labels in batches], axis=0)
 
 
 def _magnitude(gradient, variable):
@@ -147,14 +155,14 @@ def _fisher(gradient, variable):
     return np.square(gradient * variable.numpy()).sum(dtype=np.float64)
 
 
-def _trial(evaluator, images, labels):
-    """((N,) float64, Trial) for one batch, from the evaluator's scale of the update down."""
-    loss, gradients = evaluator.gradients(images, labels)
-    updates = evaluator.updates(gradients)
+def _mean_importance(evaluator, batches, trials):
+    """(N,) float64, of trials at one scale: where a later batch halves it, all are tried again."""
     while True:
-        scale = evaluator.scale
-        loss_after, importance = evaluator.trial(images, labels, updates, scale)
-        trial = Trial(scale, scale * float(importance.sum()), loss - loss_after)
-        if trial.holds or scale <= SMALLEST_SCALE:
-            return importance, trial
-        evaluator.scale = scale / 2
+        found = [evaluator.trial(*batch) for batch in batches]
+        if len({trial.scale for _, trial in found}) == 1:
+            break
+    if trials is not None:
+        trials.extend(trial for _, trial in found)
+    if all(trial.holds_easily for _, trial in found):
+        evaluator.scale = min(1.0, 2 * evaluator.scale)
+    return np.mean([drops for drops, _ in found], axis=0)

@@ -19,8 +19,18 @@ def set_seed(seed):
 
 
 def raw(variable):
-    """The tf.Variable behind a Keras variable: what a gradient tape can watch."""
-    return variable.value if KERAS_3 and not callable(variable.value) else variable
+    """The tf.Variable behind a Keras variable: what a gradient tape can watch.
+
+    In Keras 2.7 a variable of a float16 layer is wrapped, to be cast where it is read.
+    """
+    if KERAS_3:
+        return variable if callable(variable.value) else variable.value
+    return getattr(variable, '_variable', variable)
+
+
+def computes_in_float16(model):
+    """Whether gradients of some layer may vanish for want of exponent: loss scaling is for that."""
+    return any(layer.compute_dtype == 'float16' for layer in [model] + flat_layers(model))
 
 
 def variable_name(variable):

@@ -22,11 +22,15 @@ MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
 
 
-def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', weight_decay=5e-4,
-                  folder=None, key=None, num_steps=5, seconds=8.0):
+def profile_model(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
+                  weight_decay=5e-4, folder=None, key=None, num_steps=5, seconds=8.0, batch=None):
     """TensorTimings of one training step of `model` on this machine.
 
-    input_shape: (height, width, channels); optimizer: 'sgd' or 'adam'.
+    input_shape: of one example, (height, width, channels) of an image. Or, instead of it,
+    num_classes and batch_size:
+    batch: (inputs, labels), or tf.TensorSpecs of them, for a model of any inputs: one array, or a
+    list, tuple or dict of several, as the model takes them.
+    optimizer: 'sgd' or 'adam'.
     folder: where the trace stays; a temporary one, deleted, when None.
     key: stored in the table. num_steps: traced steps.
     seconds: about how long the untraced, interleaved runs that give the totals may take.
@@ -38,7 +42,7 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,
-                                 weight_decay, temporary, key, num_steps, seconds)
+                                 weight_decay, temporary, key, num_steps, seconds, batch)
     import tensorflow as tf
 
     from backbone import statistics_from_batch
@@ -46,21 +50,34 @@ def profile_model(model, input_shape, num_classes, batch_size, optimizer='sgd', 
     from masked_step import StepMaker
     from training_step import make_optimizer
     begin, variables = time.perf_counter(), model.trainable_variables
-    rng = np.random.RandomState(0)
-    images = tf.constant(rng.uniform(0, 255, (batch_size,) + tuple(input_shape)), tf.float32)
-    labels = tf.constant(rng.randint(0, num_classes, batch_size), tf.int32)
+    if batch is None:
+        batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
+                 tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
+    inputs, labels = tf.nest.map_structure(_drawn, batch)
     everything = np.ones(len(variables), dtype=bool)
     with restored_afterwards(model.variables):
-        statistics_from_batch(model, images)
+        statistics_from_batch(model, inputs)
         trained_by = make_optimizer(optimizer, 1e-6, 1000, variables)
-        maker = StepMaker(model, trained_by, weight_decay, images, labels, named=True)
-        graph = executed_graph(maker, images, labels)
-        trace = record_trace(maker.step(everything), images, labels, folder, num_steps)
+        maker = StepMaker(model, trained_by, weight_decay, inputs, labels, named=True)
+        graph = executed_graph(maker, inputs, labels)
+        trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
-        totals = measure_totals(maker, times.groups, images, labels, seconds)
+        totals = measure_totals(maker, times.groups, inputs, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
                        key or {})._replace(seconds=time.perf_counter() - begin)
+
+
+def _drawn(leaf):
+    """The array itself, or one drawn for a TensorSpec: floats as pixels have them, integers 0 or 1,
+    which any vocabulary and any list of classes or nodes has.
+    """
+    import tensorflow as tf
+    if not isinstance(leaf, tf.TensorSpec):
+        return leaf
+    shape, high = leaf.shape.as_list(), 255 if leaf.dtype.is_floating else 2
+    drawn = np.random.RandomState(0).uniform(0, high, shape)
+    return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
 def measure_totals(maker, groups, images, labels, seconds):
@@ -71,14 +88,13 @@ def measure_totals(maker, groups, images, labels, seconds):
     """
     import tensorflow as tf
 
-    from trial_graph import update
     n = len(maker.variables)
     t_dw, t_dy, order = chain_timings(groups, n)
     deepest, upper = int(order[0]), upper_parts(t_dw, t_dy, order)
     passes = [maker.forward()] + [maker.step(mask, update=False) for mask in [
         np.ones(n, dtype=bool), np.arange(n) == deepest] + [
             np.isin(np.arange(n), part) for part in upper]]
-    apply, gradients = update(maker), [tf.zeros_like(v) for v in maker.variables]
+    apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
 
     def run_update():
         apply(*gradients)

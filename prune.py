@@ -28,7 +28,7 @@ from backbone import Backbone
 from command_line import UserError
 from masked_step import StepMaker
 from train import Choice, Scheme, optimizer_for
-from training_step import loss_function
+from training_step import evaluation_function
 
 FIRST_BATCHES = 4  # whose loss sets the penalty
 EPSILON = 1e-12  # under the root of a norm: its gradient at zero
@@ -237,11 +237,11 @@ class GroupLasso:
     """
 
     def __init__(self, model, batches, ratio):
-        loss = loss_function(model)
+        evaluate = evaluation_function(model)
         if not structure(model).channels:
             raise UserError('prune_training finds no channels to remove from this model: it needs '
                             'convolutions, in a functional or Sequential Keras model')
-        losses = [float(loss(labels, model(images, training=False)))
+        losses = [float(evaluate(images, labels)[0]) / len(labels)
                   for images, labels in islice(batches, FIRST_BATCHES)]
         self.coefficient = (ratio / (1 - ratio) * float(np.mean(losses))
                             / float(self.norms(model)))

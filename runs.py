@@ -30,9 +30,9 @@ METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude', 'fisher', 'r
 GRANULARITIES = ('tensor', 'layer')
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'seed', 'epochs',
                 'stack', 'host')
-EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'test_accuracy',
-                 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
-                 'validation_seconds', 'train_seconds')
+EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
+                 'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
+                 'importance_seconds', 'validation_seconds', 'train_seconds')
 
 
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
@@ -127,8 +127,10 @@ def _read_csv(folder, name, kinds):
 
 
 def _read_epochs(folder, count):
-    rows = _read_csv(folder, 'epochs.csv', dict.fromkeys(EPOCH_COLUMNS, finite))
+    rows = _read_csv(folder, 'epochs.csv', dict.fromkeys(
+        [column for column in EPOCH_COLUMNS if column != 'train_penalty'], finite))
     for index, row in enumerate(rows):
+        row['train_penalty'] = finite(row.get('train_penalty') or 0)  # older runs have none
         if row['epoch'] != index + 1:
             raise fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
                          'must be 1, 2, ... in order')
@@ -271,7 +273,8 @@ class Recorder:
         """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar."""
         self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
         tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
-                'train/learning_rate': 'learning_rate', 'test/accuracy': 'test_accuracy',
+                'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
+                'test/accuracy': 'test_accuracy',
                 'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
                 'time/train_seconds': 'train_seconds'}
         with self.writer.as_default():

@@ -234,8 +234,9 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         step_ms.extend(result.step_ms)
         row = dict(
             epoch=epoch, learning_rate=float(keras_stack.learning_rate(optimizer)),
-            train_accuracy=result.accuracy, train_loss=result.loss, test_accuracy=test_accuracy,
-            test_loss=test_loss, step_ms=float(np.median(result.step_ms)),
+            train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
+            test_accuracy=test_accuracy, test_loss=test_loss,
+            step_ms=float(np.median(result.step_ms)),
             importance_seconds=_importance_seconds(scheme) - importance_before,
             train_seconds=clock.train_seconds,
             **{name + '_seconds': seconds - before[name]
@@ -257,13 +258,15 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
 
 
 class EpochResult(NamedTuple):
-    """loss, accuracy: means over the epoch; step_ms: of every step but a first call.
+    """loss, accuracy, penalty: means over the epoch (training_step.StepResult).
 
+    step_ms: of every step but a first call.
     wait_ms: median part of a step outside the step function: input that is not ready, Python.
     first_call_seconds: how much longer the first call of a new step function took than a usual one.
     """
     loss: float
     accuracy: float
+    penalty: float
     step_ms: list
     wait_ms: float
     first_call_seconds: float
@@ -271,21 +274,22 @@ class EpochResult(NamedTuple):
 
 def run_epoch(step, batches, num_steps, title):
     """One pass over `batches` (tf.data): updates, running loss and accuracy, time of every step."""
-    total_loss, correct, seen, seconds, waits, first_call = 0.0, 0, 0, [], [], None
+    total_loss, penalty, correct, seen, seconds, waits, first_call = 0.0, 0.0, 0, 0, [], [], None
     new, step.called = not step.called, True
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
               mininterval=0.5) as bar:
         begin = time.perf_counter()
         for images, labels in batches:
             called = time.perf_counter()
-            loss, hits = step(images, labels)
-            loss = float(loss)  # waits for the device
+            result = step(images, labels)
+            loss = float(result.loss)  # waits for the device
             busy = time.perf_counter() - called
-            if not math.isfinite(loss):
+            penalty += float(result.penalty)
+            if not math.isfinite(loss + penalty):
                 raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
                                .format(loss, len(seconds) + 1, title))
             total_loss += loss
-            correct += int(hits)
+            correct += int(result.correct)
             seen += int(labels.shape[0])
             now = time.perf_counter()
             seconds.append(now - begin)
@@ -299,8 +303,8 @@ def run_epoch(step, batches, num_steps, title):
         first_call = seconds.pop(0) if len(seconds) > 1 else 0.0
     usual = float(np.median(seconds))
     count = len(seconds) + (first_call is not None)
-    return EpochResult(total_loss / count, correct / seen, [1e3 * s for s in seconds],
-                       1e3 * float(np.median(waits)),
+    return EpochResult(total_loss / count, correct / seen, penalty / count,
+                       [1e3 * s for s in seconds], 1e3 * float(np.median(waits)),
                        max(0.0, first_call - usual) if first_call else 0.0)
 
 

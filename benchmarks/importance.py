@@ -34,7 +34,7 @@ def source_weights(input_size, batch_size, steps, seed):
         np.ones(len(model.trainable_variables)))
     for images, labels in tqdm(data.train.take(steps), desc='source', total=steps, leave=False,
                                disable=None):
-        loss, _ = step(images, labels)
+        loss = step(images, labels).loss
     return model.get_weights(), float(loss)
 
 
@@ -56,21 +56,20 @@ def row(model, batch, rate):
     """dict of one learning rate: the full update, and the scale that held."""
     from scipy.stats import spearmanr
 
-    from importance import Evaluator, Trial, evaluate_importance
+    from importance import Evaluator, evaluate_importance
     from masked_step import StepMaker
     from training_step import make_optimizer
     optimizer = make_optimizer('sgd', rate, 1000, model.trainable_variables)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batch))
     trials = []
     evaluate_importance(model, optimizer, [batch], evaluator=evaluator, trials=trials)
-    loss, gradients = evaluator.gradients(*batch)
-    updates = evaluator.updates(gradients)
+    with evaluator.updated(evaluator.gradients(*batch)[1]) as updates:
+        pass
     forward = evaluator.maker.forward(dropout=False)
     found = dict(learning_rate=rate, scale=trials[0].scale)
     for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):
-        after, importance = evaluator.trial(*batch, updates, scale)
+        importance, trial = evaluator.trial(*batch, scale)
         values = true_values(evaluator, forward, batch, updates, scale)
-        trial = Trial(scale, scale * float(importance.sum()), loss - after)
         found[name] = dict(predicted=trial.predicted_drop, real=trial.real_drop,
                            holds=bool(trial.holds), positive=float((importance > 0).mean()),
                            rank=float(spearmanr(importance, values)[0]))

@@ -2,12 +2,13 @@
 
     python benchmarks/overhead.py [--models resnet50 mobilenetv2@224]
 
-Each network and size runs in a process of its own: 40 selections in a row, each with a full step
-beside it, so that all is told in full steps of the same minute. A switch is all that a new
-selection asks for: solving, cutting the new step, and its first call beyond what the next ones
-take. For comparison a step of the same mask is traced anew, as without cutting: what that takes,
-and how long our step takes against that plainest one. Memory is the process' resident set after
-the 3rd and after the last selection.
+Each network and size runs in a process of its own: selections in a row by the scheme that trains,
+each on another batch, with a full step beside it, so that all is told in full steps of the same
+minute. `whole` is all that a selection takes of training: importance, both passes of the closed
+loop, choosing, cutting the new step, and its first call beyond what the next ones take (`switch` is
+the last two). For comparison a step of the same mask is traced anew, as without cutting: what that
+takes, and how long our step takes against that plainest one. Memory is the process' resident set
+after the 3rd and after the last selection.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import resource
 import tempfile
 import time
+from typing import NamedTuple
 
 import _bench
 import numpy as np
@@ -23,8 +25,7 @@ from tqdm import tqdm
 import command_line
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
-SWITCH_STEPS = 2.0
-IMPORTANCE_STEPS = 2.0
+WHOLE_STEPS = {96: 6.0, 224: 4.0}  # by input size
 MEMORY_SHARE = 0.02
 RETRACED = 3  # of the selections
 PLAIN_ROUNDS = 9
@@ -55,68 +56,82 @@ def profile_cost(prepared, input_size):
 def run_model(name, input_size, selections, rho, seed):
     """Result of one network and size: medians over the selections."""
     prepared = _bench.prepare(name, input_size, seed)
-    from importance import Evaluator, evaluate_importance
-    from tensor_choice import choose_tensors
     from training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
-    evaluator, rng = Evaluator(maker), np.random.RandomState(seed)
+    select = scheme_of(maker, prepared, table, rho, selections)
     full = _bench.call(maker.step(prepared.everything), prepared)
-    evaluate_importance(maker.model, maker.optimizer, [batch], evaluator=evaluator)
+    select(1, None)  # the first one compiles the passes
     for _ in range(3):
         full()
-    rows, memory = [], []
+    rows, memory, last = [], [], None
     for i in tqdm(range(selections), desc='{} {}'.format(name, input_size), unit='selection',
                   leave=False, disable=None):
-        passes, begin = len(evaluator.pass_ms), time.perf_counter()
-        importance = evaluate_importance(maker.model, maker.optimizer, [batch],
-                                         evaluator=evaluator)
-        importance_ms = 1e3 * (time.perf_counter() - begin)
-        passes = len(evaluator.pass_ms) - passes
-        # Masks as different as from epoch to epoch of a real run: the noise is as large as they.
-        importance = np.abs(importance) * rng.lognormal(0, 2, len(importance))
-        begin = time.perf_counter()
-        mask, _ = choose_tensors(table, importance, rho)
-        solve_ms = 1e3 * (time.perf_counter() - begin)
-        begin = time.perf_counter()
-        step = _bench.call(maker.step(mask), prepared)
-        step()
-        first_ms = 1e3 * (time.perf_counter() - begin)
-        usual_ms = float(np.median([_bench.milliseconds(step) for _ in range(3)]))
-        row = dict(importance=importance_ms, passes=passes, solve=solve_ms,
-                   switch=solve_ms + first_ms - usual_ms, step=usual_ms,
+        importance_seconds, begin = select.importance_seconds, time.perf_counter()
+        mask = select(2 + i, last).mask
+        selected = time.perf_counter()
+        step = maker.step(mask)
+        run = _bench.call(step, prepared)
+        run()
+        called = time.perf_counter()
+        steps = [step.milliseconds(*batch) for _ in range(5)]
+        usual_ms, last = float(np.median(steps)), EpochLike(steps, 0.0)
+        row = dict(importance=1e3 * (select.importance_seconds - importance_seconds),
+                   switch=1e3 * (called - selected) - usual_ms,
+                   whole=1e3 * (called - begin) - usual_ms, step=usual_ms,
                    full=float(np.median([_bench.milliseconds(full) for _ in range(3)])))
         if i < RETRACED:
             begin = time.perf_counter()
             traced = TrainingStep(maker.model, maker.optimizer, mask, 5e-4)
             traced(*batch)[0].numpy()
             row['retrace'] = 1e3 * (time.perf_counter() - begin) - usual_ms
-            pair, _ = _bench.interleaved([step, _bench.call(traced, prepared)], PLAIN_ROUNDS)
+            pair, _ = _bench.interleaved([run, _bench.call(traced, prepared)], PLAIN_ROUNDS)
             row['of_plain'] = float(np.median(pair[:, 0] / pair[:, 1]))
             del traced
         rows.append(row)
         memory.append(resident_mb())
     result.update({key + '_ms': float(np.median([row[key] for row in rows if key in row]))
-                   for key in ('importance', 'solve', 'switch', 'retrace', 'step', 'full')},
+                   for key in ('importance', 'switch', 'whole', 'retrace', 'step', 'full')},
                   of_plain=float(np.median([row['of_plain'] for row in rows[:RETRACED]])))
-    for key in ('importance', 'switch', 'retrace'):
+    for key in ('importance', 'switch', 'whole', 'retrace'):
         steps = [row[key] / row['full'] for row in rows if key in row]
         result[key + '_steps'] = [float(np.percentile(steps, q)) for q in (50, 10, 90)]
-    result.update(passes=float(np.mean([row['passes'] for row in rows])), memory_mb=memory)
-    return dict(_bench.machine(), model=name, input_size=input_size,
+    return dict(_bench.machine(), model=name, input_size=input_size, memory_mb=memory,
                 batch_size=prepared.batch_size, rho=rho, **result)
+
+
+class EpochLike(NamedTuple):
+    """What a scheme reads of the last train.EpochResult."""
+    step_ms: list
+    wait_ms: float
+
+
+def scheme_of(maker, prepared, table, rho, selections):
+    """`select` of the elastic scheme, each time on another batch of noise."""
+    import tensorflow as tf
+
+    from train import Settings, elastic_scheme
+
+    def probe():
+        rng = np.random.RandomState(1)
+        while True:
+            yield (tf.constant(rng.uniform(0, 255, prepared.images.shape), tf.float32),
+                   tf.constant(rng.randint(0, _bench.NUM_CLASSES, prepared.batch_size), tf.int32))
+    settings = Settings(num_epochs=2 * selections, interval=1, rho=rho)
+    return elastic_scheme('elastic_training', maker, probe(), table, settings,
+                          steps_per_epoch=100).select
 
 
 def row_of(result):
     early, late = result['memory_mb'][2], result['memory_mb'][-1]
-    checks = [(result['switch_steps'][0] <= SWITCH_STEPS, 'switch'),
-              (result['importance_steps'][0] <= IMPORTANCE_STEPS, 'importance'),
+    target = WHOLE_STEPS.get(result['input_size'])
+    checks = [(target is None or result['whole_steps'][0] <= target, 'whole'),
               (late <= early * (1 + MEMORY_SHARE), 'memory')]
     missed = [text for met, text in checks if not met]
     return [result['model'], result['input_size'], result['batch_size'],
             '%.0f' % result['full_ms'],
-            '%.2f [%.2f, %.2f]' % tuple(result['importance_steps']), '%.1f' % result['passes'],
-            '%.1f' % result['solve_ms'],
+            '%.2f [%.2f, %.2f]' % tuple(result['whole_steps']),
+            '%.2f [%.2f, %.2f]' % tuple(result['importance_steps']),
             '%.2f [%.2f, %.2f]' % tuple(result['switch_steps']),
             '%.1f' % result['retrace_steps'][0], '%.2f' % result['of_plain'],
             '%.0f -> %.0f (%+.1f %%)' % (early, late, 100 * (late / early - 1)),
@@ -126,19 +141,20 @@ def row_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--selections', type=command_line.number(int, low=4), default=40)
+    parser.add_argument('--selections', type=command_line.number(int, low=4), default=20)
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
     _bench.add_flags(parser, 'overhead', DEFAULT_MODELS)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('overhead', _bench.calls(
         args, args.selections, args.rho, args.seed)))
-    print('costs in full steps, medians [10 %, 90 %]; targets: importance {:g} a probe batch, '
-          'switch {:g}, memory +{:g} %'.format(IMPORTANCE_STEPS, SWITCH_STEPS, 100 * MEMORY_SHARE))
+    print('costs in full steps, medians [10 %, 90 %]; targets: whole {}, memory +{:g} %'.format(
+        ', '.join('{:g} at {}'.format(steps, size) for size, steps in WHOLE_STEPS.items()),
+        100 * MEMORY_SHARE))
     print(command_line.table(
-        ['model', 'size', 'batch', 'full step (ms)', 'importance (steps)', 'passes', 'solve (ms)',
+        ['model', 'size', 'batch', 'full step (ms)', 'whole (steps)', 'importance (steps)',
          'switch (steps)', 're-traced (steps)', 'step of plain', 'memory (MB)', 'profile (s)',
          'its peak (MB)', 'trace (MB)', 'target'],
-        [row_of(result) for result in results], '<>>>>>>>>>>>>><'))
+        [row_of(result) for result in results], '<>>>>>>>>>>>><'))
     _bench.write('overhead', results, args.json)
     return 0
 

@@ -325,7 +325,6 @@ def test_our_saved_classifier_comes_back_with_its_weights_and_is_not_wrapped_aga
          'softmax inside'])
 def test_the_loss_of_a_saved_classifier_is_that_of_what_it_outputs(build, in_logits, tmp_path):
     model = models.build_model(saved(build(), tmp_path), SMALL, 3)
-    assert backbone.ends_in_logits(model) is in_logits
     images, labels = photos(SMALL), np.array([0, 1, 2, 1])
     outputs = model(images, training=False).numpy().astype(np.float64)
     if in_logits:
@@ -334,12 +333,6 @@ def test_the_loss_of_a_saved_classifier_is_that_of_what_it_outputs(build, in_log
     by_hand = -np.log(outputs[np.arange(4), labels]).sum()
     loss, _ = evaluation_function(model)(tf.constant(images), tf.constant(labels, tf.int32))
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
-
-
-@pytest.mark.parametrize('build', [small_classifier, lambda: models.build_model(
-    'mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)])
-def test_our_own_models_end_in_logits(build):
-    assert backbone.ends_in_logits(build()) is True
 
 
 def test_a_saved_feature_map_gets_a_new_head_and_keeps_its_weights(tmp_path):

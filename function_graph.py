@@ -1,0 +1,292 @@
+"""The graph of a traced function as data (FunctionDef): made plain once, then cut at will.
+
+No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a control edge
+`^node`, as in the protocol buffer.
+"""
+
+from tensorflow.core.framework import function_pb2
+
+from backward_graph import Node
+
+CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+
+
+def inlined(function_def, library):
+    """The FunctionDef with the nodes of nested functions in place of their calls.
+
+    What XLA compiles (Keras' grouped convolutions on a CPU), loops and branches stay one node.
+    library: name -> FunctionDef.
+    """
+    while True:
+        calls = {node.name: library[node.attr['f'].func.name] for node in function_def.node_def
+                 if node.op in CALLS and not compiled(node, library)}
+        if not calls:
+            return function_def
+        function_def = _with_bodies(function_def, calls)
+
+
+def compiled(node, library):
+    """Whether XLA compiles the nested function that the node calls."""
+    return node.attr['_XlaMustCompile'].b or (
+        library[node.attr['f'].func.name].attr['_XlaMustCompile'].b)
+
+
+def _with_bodies(function_def, calls):
+    """calls: name of a node -> FunctionDef of the nested function that it calls."""
+    result = function_pb2.FunctionDef()
+    result.CopyFrom(function_def)
+    del result.node_def[:]
+    stands_for = {}  # what a call gives -> what gives it inside
+    ends = {}        # call -> names inside that a control edge from it waits for
+    for node in function_def.node_def:
+        if node.name not in calls:
+            result.node_def.add().CopyFrom(node)
+            continue
+        body, prefix = calls[node.name], node.name + '/'
+        data = [tensor for tensor in node.input if not tensor.startswith('^')]
+        control = [tensor for tensor in node.input if tensor.startswith('^')]
+        arguments = dict(zip((a.name for a in body.signature.input_arg), data))
+
+        def outside(tensor, prefix=prefix, arguments=arguments):
+            if tensor.startswith('^'):
+                return '^' + (arguments[tensor[1:]].split(':')[0] if tensor[1:] in arguments
+                              else prefix + tensor[1:])
+            return arguments[tensor] if tensor in arguments else prefix + tensor
+
+        for inner in body.node_def:
+            copy = result.node_def.add()
+            copy.CopyFrom(inner)
+            copy.name = prefix + inner.name
+            copy.attr.pop('_class', None)  # names other nodes
+            inputs = [outside(tensor) for tensor in inner.input]
+            if not inner.input or any(tensor in arguments for tensor in inner.input):
+                inputs += control  # the others follow one of these
+            set_inputs(copy, _once(inputs))
+        for i, output in enumerate(body.signature.output_arg):
+            stands_for['{}:output:{}'.format(node.name, i)] = outside(body.ret[output.name])
+        ends[node.name] = [prefix + name for name in body.control_ret.values()] or [
+            outside(body.ret[output.name]).split(':')[0] for output in body.signature.output_arg]
+
+    def source(tensor):
+        while tensor in stands_for:
+            tensor = stands_for[tensor]
+        return tensor
+
+    arguments = {argument.name for argument in function_def.signature.input_arg}
+
+    def waiting(name):
+        """What a control edge from `name` becomes; arguments are there from the start."""
+        found = [name] if name not in ends else [n for end in ends[name] for n in waiting(end)]
+        return [n for n in found if n not in arguments]
+    for node in result.node_def:
+        inputs = []
+        for tensor in node.input:
+            inputs += ['^' + name for name in waiting(tensor[1:])] if tensor.startswith('^') else [
+                source(tensor)]
+        set_inputs(node, _once(inputs))
+    for name, tensor in list(result.ret.items()):
+        result.ret[name] = source(tensor)
+    for result_name, name in list(result.control_ret.items()):
+        if name in calls:
+            del result.control_ret[result_name]
+            result.signature.control_output.remove(result_name)
+            for end in calls[name].control_ret.values():
+                result.control_ret[name + '/' + end] = name + '/' + end
+                result.signature.control_output.append(name + '/' + end)
+    return result
+
+
+def _once(inputs):
+    """Data edges in order, then every control edge once."""
+    control = [tensor for tensor in inputs if tensor.startswith('^')]
+    return [tensor for tensor in inputs if not tensor.startswith('^')] + sorted(set(control))
+
+
+def resolved(function_def):
+    """A copy without the nodes that would tie every tensor to every other, and without detours.
+
+    The gradients pass together through one IdentityN on their way to the optimizer, and results
+    through Identity nodes that wait for all updates. A step takes as long to prepare as it has
+    nodes: each constant is kept once, and what is read back right after it was written is taken
+    from where it came.
+    """
+    plain = function_pb2.FunctionDef()
+    plain.CopyFrom(function_def)
+    nodes = {node.name: node for node in plain.node_def}
+    same = dict(_equal_constants(plain.node_def), **_read_back(nodes))
+
+    def source(tensor, passed_on):
+        parts = tensor.split(':')
+        while not tensor.startswith('^') and parts[0] in nodes and (
+                nodes[parts[0]].op in passed_on):
+            tensor = nodes[parts[0]].input[int(parts[2])]
+            parts = tensor.split(':')
+        return source(same[tensor], passed_on) if tensor in same else tensor
+
+    for node in plain.node_def:
+        set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
+    for output in plain.signature.output_arg:
+        plain.ret[output.name] = source(plain.ret[output.name], ('Identity', 'IdentityN'))
+    return plain
+
+
+def _equal_constants(nodes):
+    """Tensor -> tensor, of every constant to the first one of the same value."""
+    first, same = {}, {}
+    for node in nodes:
+        if node.op == 'Const' and not node.input:
+            value = node.device, node.attr['value'].SerializeToString(deterministic=True)
+            if first.setdefault(value, node.name) != node.name:
+                same[node.name + ':output:0'] = first[value] + ':output:0'
+    return same
+
+
+def _read_back(nodes):
+    """Tensor -> tensor, of reads that wait for the one write of their variable to what it writes.
+    """
+    writes = {}
+    for node in nodes.values():
+        if node.op != 'ReadVariableOp' and node.input:
+            writes.setdefault(node.input[0], []).append(node)
+    same = {}
+    for node in nodes.values():
+        writers = writes.get(node.input[0], ()) if node.op == 'ReadVariableOp' else ()
+        if len(writers) == 1 and writers[0].op == 'AssignVariableOp' and (
+                '^' + writers[0].name in node.input):
+            same[node.name + ':value:0'] = writers[0].input[1]
+    return same
+
+
+def numbered(function_def):
+    """Numbers nodes and arguments in place of their names; number -> name."""
+    numbers = {thing.name: 'n{}'.format(i) for i, thing in enumerate(
+        list(function_def.signature.input_arg) + list(function_def.node_def))}
+
+    def number(tensor):
+        name, colon, rest = tensor.lstrip('^').partition(':')
+        return '^' * tensor.startswith('^') + numbers[name] + colon + rest
+
+    for argument in function_def.signature.input_arg:
+        argument.name = numbers[argument.name]
+    for node in function_def.node_def:
+        node.name = numbers[node.name]
+        set_inputs(node, [number(tensor) for tensor in node.input])
+    for results in (function_def.ret, function_def.control_ret):
+        for result in list(results):
+            results[result] = number(results[result])
+    return {number: name for name, number in numbers.items()}
+
+
+def analysable(function_def):
+    """name -> Node as backward_graph.analyse takes it, with argument and result nodes."""
+    nodes = {}
+    for i, argument in enumerate(function_def.signature.input_arg):
+        nodes[argument.name] = Node('_Arg', [], [], i)
+    for node in function_def.node_def:
+        tensors = [tensor for tensor in node.input if not tensor.startswith('^')]
+        nodes[node.name] = Node(node.op, [tensor.split(':')[0] for tensor in tensors], tensors,
+                                None)
+    for i, output in enumerate(function_def.signature.output_arg):
+        tensor = function_def.ret[output.name]
+        nodes['result {}'.format(i)] = Node('_Retval', [tensor.split(':')[0]], [tensor], i)
+    return nodes
+
+
+class Cutter:
+    """Copies of one FunctionDef with the ancestors of some of its results and effects alone.
+
+    function: made plain by inlined and resolved. A result is a tensor, an effect the name of a
+    node that changes a variable.
+    """
+
+    def __init__(self, function_def):
+        self.function = function_def
+        self.nodes = {node.name: node for node in function_def.node_def}
+        self._data = {name: [source.split(':')[0] for source in node.input if source[0] != '^']
+                      for name, node in self.nodes.items()}
+        self._waits_for = {name: [source[1:] for source in node.input if source[0] == '^']
+                           for name, node in self.nodes.items()}
+        self._made = 0
+
+    def result_node(self, i):
+        """Name of the node that gives result i."""
+        return self.function.ret[self.function.signature.output_arg[i].name].split(':')[0]
+
+    def cut(self, effects, num_results, left_out):
+        """FunctionDef of the first `num_results` results and of `effects`, name -> node.
+
+        left_out: names of nodes that shall not be in it. A control edge orders two nodes and needs
+        none: where one comes from a node that is not kept, the order is that with what this one
+        waits for.
+        """
+        kept = set()
+        stack = list(effects.values()) + [self.result_node(i) for i in range(num_results)]
+        while stack:
+            name = stack.pop()
+            if name not in kept and name not in left_out and name in self.nodes:
+                kept.add(name)
+                stack.extend(self._data[name])
+        self._made += 1
+        cut = function_pb2.FunctionDef()
+        cut.signature.CopyFrom(self.function.signature)
+        cut.signature.name = '{}_masked_{}'.format(cut.signature.name, self._made)
+        del cut.signature.output_arg[:]
+        del cut.signature.control_output[:]
+        cut.signature.output_arg.extend(list(self.function.signature.output_arg)[:num_results])
+        cut.signature.control_output.extend(effects)
+        cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
+        for node in cut.node_def:
+            if not kept.issuperset(self._waits_for[node.name]):
+                set_inputs(node, [source for source in node.input if source[0] != '^']
+                           + ['^' + name for name in self._order(node.name, kept)])
+        for output in cut.signature.output_arg:
+            cut.ret[output.name] = self.function.ret[output.name]
+        for result, name in effects.items():
+            cut.control_ret[result] = name
+        for key, value in self.function.attr.items():
+            cut.attr[key].CopyFrom(value)
+        for key, value in self.function.arg_attr.items():
+            cut.arg_attr[key].CopyFrom(value)
+        return cut
+
+    def _order(self, name, kept):
+        """Sorted names in `kept` that the node waits for, also through nodes that are not kept."""
+        found, seen, stack = set(), set(), list(self._waits_for[name])
+        while stack:
+            source = stack.pop()
+            if source in kept:
+                found.add(source)
+            elif source not in seen and source in self.nodes:
+                seen.add(source)
+                stack.extend(self._waits_for[source])
+        return sorted(found)
+
+
+def take_from_outside(function_def, names, types):
+    """Turns tensors of the FunctionDef into its first arguments.
+
+    names: tensor -> name of the argument; types: dtype enum of each, in the same order.
+    """
+    for node in function_def.node_def:
+        set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
+    arguments = list(function_def.signature.input_arg)
+    del function_def.signature.input_arg[:]
+    function_def.arg_attr.clear()
+    for name, dtype in zip(names.values(), types):
+        function_def.signature.input_arg.add(name=name, type=dtype)
+    function_def.signature.input_arg.extend(arguments)
+
+
+def add_node(function_def, op, name, inputs, **types):
+    """A new node, which it returns; types: its type attributes."""
+    node = function_def.node_def.add(name=name, op=op)
+    node.input.extend(inputs)
+    for key, value in types.items():
+        node.attr[key].type = value
+    return node
+
+
+def set_inputs(node, inputs):
+    if list(node.input) != inputs:
+        del node.input[:]
+        node.input.extend(inputs)
