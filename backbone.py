@@ -167,23 +167,23 @@ def output_layer(model, with_weights=False):
     return model
 
 
-def statistics_from_batch(model, images):
+def statistics_from_batch(model, inputs):
     """Sets every moving statistic to that of one batch: frozen normalisation then normalises.
 
     In an untrained network with frozen statistics the signal shrinks layer by layer into denormal
     numbers, on which some convolutions take ten times as long: nothing to time or to train.
+    inputs: one batch as the model takes it: a tensor, or a list or dict of them. Modes and momenta
+    are as before afterwards, also after an error.
     """
     layers = keras_stack.flat_layers(model)
-    backbones = [layer for layer in layers if isinstance(layer, Backbone)]
-    modes = [layer.train_statistics for layer in backbones]
-    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    momenta = [layer.momentum for layer in norms]
-    for layer in backbones:
-        layer.train_statistics = True
-    for layer in norms:
-        layer.momentum = 0.0
-    model(images, training=True)
-    for layer, mode in zip(backbones, modes):
-        layer.train_statistics = mode
-    for layer, momentum in zip(norms, momenta):
-        layer.momentum = momentum
+    changed = [(layer, 'train_statistics', True) for layer in layers if isinstance(layer, Backbone)]
+    changed += [(layer, 'momentum', 0.0) for layer in layers
+                if isinstance(layer, keras.layers.BatchNormalization)]
+    before = [getattr(layer, name) for layer, name, _ in changed]
+    try:
+        for layer, name, value in changed:
+            setattr(layer, name, value)
+        model(inputs, training=True)
+    finally:
+        for (layer, name, _), value in zip(changed, before):
+            setattr(layer, name, value)

@@ -3,30 +3,23 @@
 Timings are derived from the graph, not from layer names, so that any Keras model works. In the
 graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
 backward pass of any set of tensors is the union of their B_k, and an op belongs to the group of
-tensors whose B_k hold it. The graph is the one TensorFlow executes, after its own optimisation:
-its node names are the event names of a profiler trace, so that fused and folded ops need no
-guessing.
+tensors whose B_k hold it. Graph and times come from op_trace.py; here nothing runs.
 """
 
-import contextlib
-import glob
-import os
-import re
-import threading
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import op_def_registry
+
+from command_line import UserError
 
 # Nodes that the executor passes through without running a kernel of their own: no event, no cost.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
                       'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient',
                       'Squeeze', 'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp',
                       'Size', 'Rank'))
-# `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
-OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
+# Ops that call functions in a loop or on a condition. TensorFlow runs all of them or nothing.
+CONTROL_FLOW = frozenset(('While', 'StatelessWhile', 'If', 'StatelessIf', 'Case', 'StatelessCase'))
+WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # op types begin so
 
 
 class Node(NamedTuple):
@@ -45,17 +38,18 @@ class StepGraph(NamedTuple):
     """The executed graph of a training step, each node with the part of the step it belongs to.
 
     nodes: name -> Node.
-    forward: names of the ancestors of the loss and of the count of correct answers.
+    forward: names of the ancestors of the results in front of the gradients.
     backward: name -> bit mask, bit k set where gradient k needs the node (trainable order).
     update: name -> k where the node serves the update of tensor k alone, None where of several or
         of none (learning rate, iteration count, BN statistics).
-    work: name -> floating-point operations, or output elements where TensorFlow registers none.
+    work: name -> ('flops', floating-point operations), or ('elements', those of the output) where
+        TensorFlow registers none.
     """
     nodes: Dict[str, Node]
     forward: frozenset
     backward: Dict[str, int]
     update: Dict[str, Optional[int]]
-    work: Dict[str, float]
+    work: Dict[str, Tuple[str, float]]
 
 
 class OpTimes(NamedTuple):
@@ -75,68 +69,103 @@ class OpTimes(NamedTuple):
     left_out: List
 
 
-def executed_graph(maker, images, labels):
-    """The StepGraph of what TensorFlow executes for the full step of a masked_step.StepMaker.
-
-    Runs that step once. TensorFlow hands out the optimised graph only while a function is first
-    instantiated, through the call that tf.summary.trace_on uses; it is the same in 2.7 and 2.21.
-    """
-    step = maker.with_gradients()
-    runtime = eager_context.context()
-    runtime.enable_graph_collection()
-    try:
-        step(images, labels)
-        graphs = runtime.export_run_metadata().function_graphs
-    finally:
-        runtime.disable_graph_collection()
-    graph = max(graphs, key=lambda g: len(g.post_optimization_graph.node))
-    # What the device's own rewriting (oneDNN) fused into a neighbour is gone from the partitions.
-    run = {node.name for partition in graph.partition_graphs for node in partition.node}
-    nodes = {node.name: _node(node) for node in graph.post_optimization_graph.node}
-    folded = _constants(nodes)
-    work = {name: amount for name, amount in _work(maker.concrete.graph).items()
-            if name in run and name not in folded}
-    return analyse(nodes, len(maker.variables), maker.owners, work, 3)
-
-
-def _constants(nodes):
-    """Names of the nodes computed from constants alone: evaluated once, before the first step."""
-    constants = set()
-    for name in _topological(nodes):
-        node = nodes[name]
-        definition = op_def_registry.get(node.op)
-        if node.op == 'Const' or (node.data and constants.issuperset(node.data)
-                                  and definition is not None and not definition.is_stateful):
-            constants.add(name)
-    return constants
-
-
-def analyse(nodes, num_tensors, owners, work, num_results=2):
-    """StepGraph of a graph whose results are the loss, the count of correct, N gradients.
+def analyse(nodes, num_tensors, owners, work, num_results):
+    """StepGraph of a graph with `num_results` results, then N gradients; ValueError for another
+    number of them.
 
     nodes, work: see StepGraph. owners: argument index -> k for the argument that is the handle of
     tensor k.
     """
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
-    roots = [_through_identities(nodes, results[i + num_results]) for i in range(num_tensors)]
-    forward = _ancestors(nodes, [results[i].split(':')[0] for i in range(num_results)])
-
-    backward = {}
+    if sorted(results) != list(range(num_results + num_tensors)):
+        raise ValueError('the graph has {} results, not {} and {} gradients'.format(
+            len(results), num_results, num_tensors))
+    roots = [_through_identities(nodes, results[num_results + k]) for k in range(num_tensors)]
+    order = topological(nodes)
+    forward = frozenset(_needed_by(nodes, order, {results[i]: 1 for i in range(num_results)}))
+    wanted = {}
     for k, root in enumerate(roots):
-        bit = 1 << k
-        for name in _ancestors(nodes, [root.split(':')[0]], stop=forward):
-            backward[name] = backward.get(name, 0) | bit
+        wanted[root] = wanted.get(root, 0) | 1 << k
+    backward = _needed_by(nodes, order, wanted, forward)
+    outside = [name for name in order if name not in forward and name not in backward]
+    update = {name: bits.bit_length() - 1 if _single(bits) else None
+              for name, bits in _touches(nodes, outside, wanted, owners).items()}
+    return StepGraph(nodes, forward, backward, update, work)
 
-    touches = _touches(nodes, forward, backward, roots, owners)
-    update = {name: next(iter(ks)) if len(ks) == 1 else None for name, ks in touches.items()}
-    return StepGraph(nodes, frozenset(forward), backward, update, work)
+
+def _needed_by(nodes, order, wanted, stop=frozenset()):
+    """name -> bits of the wanted tensors that it is an ancestor of or gives; none in `stop`.
+
+    order: of topological; walked once, from the results on. wanted: tensor -> bits.
+    """
+    needed = {}
+    for tensor, bits in wanted.items():
+        name = tensor.split(':')[0]
+        needed[name] = needed.get(name, 0) | bits
+    for name in reversed(order):
+        if name in needed and name not in stop:
+            for source in nodes[name].data:
+                needed[source] = needed.get(source, 0) | needed[name]
+    return {name: bits for name, bits in needed.items() if name not in stop}
 
 
-def _node(node):
-    tensors = [name if ':' in name else name + ':0'
-               for name in node.input if not name.startswith('^')]
-    return Node(node.op, [tensor.split(':')[0] for tensor in tensors], tensors,
-                node.attr['index'].i if 'index' in node.attr else None)
+def merged(nodes, loops, apart=frozenset()):
+    """The nodes with all `<loop>/...` merged into one node `<loop>`, that of the outermost loop.
+
+    loops: name -> op type. apart: names that only look as if they belonged to a loop.
+    """
+    def outermost(name):
+        end = name.find('/')
+        while end > 0 and name not in apart:
+            if name[:end] in loops:
+                return name[:end]
+            end = name.find('/', end + 1)
+        return name
+    of = {name: outermost(name) for name in nodes} if loops else {}
+    if all(name == whole for name, whole in of.items()):
+        return nodes
+    found = {}
+    for name, node in nodes.items():
+        whole = of[name]
+        inside = loops.get(whole) if whole != name or name in loops else None
+        new = found.setdefault(whole, Node(inside or node.op, [], [], node.index))
+        for source, tensor in zip(node.data, node.tensors):
+            if of[source] != whole or not inside:
+                new.data.append(of[source])
+                new.tensors.append(tensor if of[source] == source else of[source] + ':' + tensor)
+    return found
+
+
+def check_effects(graph, effects):
+    """UserError where one of `effects` would have a backward pass run that its step leaves out.
+
+    An op that serves the update of tensor k stays where k is selected, any other in all steps.
+    graph: StepGraph; effects: names of the nodes that change a variable.
+    """
+    order = topological(graph.nodes)
+    skipped = constants(graph.nodes, order).union(graph.forward)
+    common = {}  # name -> bits of the tensors whose steps have all that the node is computed from
+    for name in order:
+        if name not in skipped:
+            common[name] = graph.backward.get(name, -1)
+            for source in graph.nodes[name].data:
+                common[name] &= common.get(source, -1)
+    for name in effects:
+        k = graph.update.get(name)
+        if not (common.get(name, -1) == -1 if k is None else common[name] >> k & 1):
+            raise UserError(
+                '{} ({}) changes a variable by something of the backward pass that not all choices '
+                'of tensors need: such a model cannot be trained in part'.format(
+                    name, graph.nodes[name].op))
+
+
+def constants(nodes, order):
+    """Names of the nodes computed from constants alone; order: of topological."""
+    found = set()
+    for name in order:
+        if nodes[name].op == 'Const' or nodes[name].data and found.issuperset(nodes[name].data):
+            found.add(name)
+    return found
 
 
 def _through_identities(nodes, tensor):
@@ -146,58 +175,48 @@ def _through_identities(nodes, tensor):
     return tensor
 
 
-def _ancestors(nodes, roots, stop=frozenset()):
-    """Names of the roots and of everything they are computed from, without those in `stop`."""
-    seen, stack = set(), [r for r in roots if r not in stop]
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        stack.extend(n for n in nodes[name].data if n not in seen and n not in stop)
-    return seen
+def _touches(nodes, outside, wanted, owners):
+    """name -> bits of the tensors that it reads, writes or descends from, for nodes outside both
+    passes.
 
-
-def _touches(nodes, forward, backward, roots, owners):
-    """name -> set of k for every node outside both passes: tensors it reads, writes or descends
-    from.
-
-    Two rounds: what the first finds written for tensor k alone (its momentum, say) is owned by k in
-    the second, so that the ops which only read it are counted for k too.
+    Two rounds: a variable that the first finds written for tensor k alone (its momentum, say) is
+    owned by k in the second, so that the ops which only read it are counted for k too.
+    wanted: gradient -> bits of its tensors.
     """
-    by_root = {}
-    for k, root in enumerate(roots):
-        by_root.setdefault(root, set()).add(k)
-    owned = {name: {owners[node.index]} for name, node in nodes.items()
+    owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}
-    order = [name for name in _topological(nodes) if name not in forward and name not in backward]
-    touches = _propagate(nodes, order, by_root, owned)
-    for name in order:
-        argument = nodes[name].data[0] if nodes[name].data else name
-        if (nodes[argument].op == '_Arg' and argument not in owned and len(touches[name]) == 1
-                and nodes[name].op != 'ReadVariableOp'):
-            owned[argument] = touches[name]
-    return _propagate(nodes, order, by_root, owned)
+    touches = _propagate(nodes, outside, wanted, owned)
+    written = {}  # argument -> bits of each of its writers
+    for name in outside:
+        if nodes[name].op.startswith(WRITES) and nodes[name].data[0] not in owned:
+            written.setdefault(nodes[name].data[0], set()).add(touches[name])
+    owned.update((argument, bits) for argument, (bits, *others) in written.items()
+                 if not others and _single(bits))
+    return _propagate(nodes, outside, wanted, owned)
 
 
-def _propagate(nodes, order, by_root, owned):
+def _single(bits):
+    return bits and not bits & (bits - 1)
+
+
+def _propagate(nodes, outside, wanted, owned):
     touches = {}
-    for name in order:
-        found = set(owned.get(name, ()))
+    for name in outside:
+        found = owned.get(name, 0)
         for source, tensor in zip(nodes[name].data, nodes[name].tensors):
             if source in owned:
                 found |= owned[source]
             elif source in touches:
                 found |= touches[source]
             elif nodes[source].op == 'ReadVariableOp':  # of the forward pass, and shared with it
-                found |= owned.get(nodes[source].data[0], set())
+                found |= owned.get(nodes[source].data[0], 0)
             else:
-                found |= by_root.get(tensor, set())
+                found |= wanted.get(tensor, 0)
         touches[name] = found
     return touches
 
 
-def _topological(nodes):
+def topological(nodes):
     """Names so ordered that each follows the nodes whose data it reads."""
     order, seen = [], set()
     for start in nodes:
@@ -213,117 +232,12 @@ def _topological(nodes):
     return order
 
 
-def _work(graph):
-    """name -> floating-point operations that TensorFlow registers, else elements of the output."""
-    from tensorflow.python.framework import ops
-    work = {}
-    for op in graph.get_operations():
-        if op.type in FREE_OPS or not op.outputs:
-            continue
-        try:
-            flops = ops.get_stats_for_node_def(graph, op.node_def, 'flops').value
-        except (ValueError, AttributeError, IndexError):  # statistics need fully known shapes
-            flops = None
-        work[op.name] = float(flops or op.outputs[0].shape.num_elements() or 1)
-    return work
-
-
-@contextlib.contextmanager
-def serial_ops():
-    """Inside, TensorFlow runs one op at a time: all inter-op threads but one are kept waiting.
-
-    Op times only add up when ops do not overlap. The number of inter-op threads cannot be changed
-    once TensorFlow runs, and the totals must be measured with the one that training uses.
-    """
-    threads = tf.config.threading.get_inter_op_parallelism_threads() or len(
-        os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else [0] * os.cpu_count())
-    release, occupied = threading.Event(), threading.Semaphore(0)
-
-    def wait():
-        occupied.release()
-        release.wait()
-        return np.int32(0)
-
-    occupy = tf.function(lambda: tf.numpy_function(wait, [], tf.int32))
-    occupy_function = occupy.get_concrete_function()
-    waiting = [threading.Thread(target=occupy_function, daemon=True) for _ in range(threads - 1)]
-    try:
-        for thread in waiting:
-            thread.start()
-            occupied.acquire()
-        yield
-    finally:
-        release.set()
-        for thread in waiting:
-            thread.join()
-
-
-def record_trace(step, images, labels, folder, num_steps):
-    """Traces `num_steps` calls of `step`; writes <folder>/plugins/profile/<time>/*.xplane.pb.
-
-    Returns the path of the xplane file. TensorBoard's Profile tab opens the folder.
-    """
-    options = tf.profiler.experimental.ProfilerOptions(
-        host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
-    with serial_ops():
-        step(images, labels)
-        tf.profiler.experimental.start(folder, options=options)
-        try:
-            for i in range(num_steps):
-                with tf.profiler.experimental.Trace('train', step_num=i, _r=1):
-                    step(images, labels)[0].numpy()  # waits for the device
-        finally:
-            tf.profiler.experimental.stop()
-    traces = glob.glob(os.path.join(folder, 'plugins', 'profile', '*', '*.xplane.pb'))
-    return max(traces, key=os.path.getmtime)
-
-
-def read_trace(path, num_steps):
-    """name -> ms per step of every op event in an xplane file.
-
-    An op's time is the median over its events times events per step: one pre-empted step does not
-    count. Where a device (GPU) ran the op, its kernels' time counts and not the host's launch.
-    """
-    space = _xplane_proto().XSpace()
-    with open(path, 'rb') as trace:
-        space.ParseFromString(trace.read())
-    host, device = {}, {}
-    for plane in space.planes:
-        on_device = plane.name.startswith('/device:')
-        stats = {i: m.name for i, m in plane.stat_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                text = plane.event_metadata[event.metadata_id].name
-                if on_device:
-                    text = next((_stat_text(s, stats) for s in event.stats
-                                 if stats.get(s.metadata_id) == 'tf_op'), '')
-                match = OP_EVENT.match(text)
-                if match:
-                    times = device if on_device else host
-                    times.setdefault(match.group(1), []).append(event.duration_ps / 1e9)
-    result = {name: float(np.median(ms)) * len(ms) / num_steps for name, ms in host.items()}
-    # One op may launch several kernels: their sum counts.
-    result.update({name: float(np.sum(ms)) / num_steps for name, ms in device.items()})
-    return result
-
-
-def _stat_text(stat, names):
-    return stat.str_value or names.get(stat.ref_value, '')
-
-
-def _xplane_proto():
-    try:
-        from tensorflow.tsl.profiler.protobuf import xplane_pb2
-    except ImportError:  # TensorFlow 2.7
-        from tensorflow.core.profiler.protobuf import xplane_pb2
-    return xplane_pb2
-
-
 def attribute(graph, times, num_tensors):
     """OpTimes from a StepGraph and op times (name -> ms, of read_trace).
 
     A compute op without an event is estimated from its work and the measured rate of its op type.
     """
+    times, left_out = _by_node(graph.nodes, times)
     rates = _rates(graph, times)
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
@@ -340,22 +254,39 @@ def attribute(graph, times, num_tensors):
             update_fixed += ms
         else:
             update[k] += ms
-    outside = {name: ms for name, ms in times.items() if name not in graph.forward}
-    left_out = sorted(((name, ms) for name, ms in outside.items() if name not in graph.nodes),
-                      key=lambda item: -item[1])
-    total = sum(outside.values())
-    coverage = 1 - sum(ms for _, ms in left_out) / total if total else 0.0
+    missed = sum(ms for _, ms in left_out)
+    total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
+    coverage = 1 - missed / total if total else 0.0
     return OpTimes(groups, update, update_fixed, estimated, coverage, left_out)
 
 
+def _by_node(nodes, times):
+    """(node -> ms, [(event, ms) that belong to no node, the longest first]).
+
+    An event within a loop or branching, `<its name>/...`, belongs to that node.
+    """
+    found, left_out = {}, []
+    for event, ms in times.items():
+        name = event
+        while name and (name not in nodes
+                        or name != event and nodes[name].op not in CONTROL_FLOW):
+            name = name.rpartition('/')[0]
+        if name:
+            found[name] = found.get(name, 0.0) + ms
+        else:
+            left_out.append((event, ms))
+    return found, sorted(left_out, key=lambda item: -item[1])
+
+
 def _rates(graph, times):
-    """op type -> measured ms per unit of work; key None: over all types."""
+    """(op type, unit) -> measured ms per unit of work; type None: over all types of that unit."""
     spent, work = {}, {}
     for name, ms in times.items():
-        if name in graph.nodes and name in graph.work:
-            for key in (graph.nodes[name].op, None):
+        if name in graph.work:
+            unit, amount = graph.work[name]
+            for key in ((graph.nodes[name].op, unit), (None, unit)):
                 spent[key] = spent.get(key, 0.0) + ms
-                work[key] = work.get(key, 0.0) + graph.work[name]
+                work[key] = work.get(key, 0.0) + amount
     return {key: spent[key] / work[key] for key in spent}
 
 
@@ -363,4 +294,5 @@ def _estimate(graph, name, rates):
     op = graph.nodes[name].op
     if op in FREE_OPS or name not in graph.work:
         return 0.0
-    return graph.work[name] * rates.get(op, rates.get(None, 0.0))
+    unit, amount = graph.work[name]
+    return amount * rates.get((op, unit), rates.get((None, unit), 0.0))

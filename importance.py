@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_stack
-from masked_step import RESULTS, StepMaker
+from masked_step import StepMaker
 from runs import METRICS
-from training_step import StepResult
+from training_step import NUM_RESULTS, StepResult
 
 SMALLEST_SCALE = 2.0 ** -10
 
@@ -66,8 +66,8 @@ class Evaluator:
             self._pass(inputs, labels)[0].numpy()  # compiles; usual times are wanted
         results, ms = self._pass.timed(inputs, labels)
         self.pass_ms.append(ms)
-        result = StepResult(*results[:RESULTS])
-        return float(result.objective), results[RESULTS:]
+        result = StepResult(*results[:NUM_RESULTS])
+        return float(result.objective), results[NUM_RESULTS:]
 
     @contextlib.contextmanager
     def updated(self, gradients):
@@ -113,8 +113,9 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     weight decay out. It includes momentum as the first real step would: the momentum of a tensor
     that was left out is as old as its last selection.
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
-    fisher: sum_i (dL/dw_i w_i)^2. random: drawn anew each time. depth: the variable nearest the
-    output outweighs all that are farther from it together.
+    fisher: sum_i (dL/dw_i w_i)^2, of the batch's mean gradient, not of each example's. random:
+    drawn anew each time. depth: the variable nearest the output outweighs all that are farther from
+    it together.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
     evaluator: an Evaluator of the two, to avoid tracing again.

@@ -46,7 +46,9 @@ def parse_arguments(argv=None):
                         help='elastic: select anew every so many epochs; 0: once '
                              '(default: %(default)s)')
     parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
-                        help='elastic: {} (default: gradient_update)'.format(', '.join(METRICS)))
+                        help='elastic: {} (default: gradient_update); fisher squares the '
+                             "batch's mean gradient, not each example's".format(
+                                 ', '.join(METRICS)))
     parser.add_argument('--granularity', choices=GRANULARITIES, default='tensor',
                         help='elastic: choose single tensors, or all of a layer together '
                              '(default: %(default)s)')
@@ -71,8 +73,9 @@ def parse_arguments(argv=None):
                         help='start from ImageNet, from random weights, or from a .npz of this '
                              'project or a .h5 of keras.applications (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
-                        help='moving statistics of batch normalization: frozen (default), or train '
-                             '(default with --weights none)')
+                        help='moving statistics of batch normalization: frozen (default), which '
+                             'also turns off dropout and stochastic depth inside the base, as in '
+                             'the original, or train (default with --weights none)')
     parser.add_argument('--data_dir', metavar='DIR',
                         help='where TensorFlow Datasets keeps its data')
     parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
@@ -198,7 +201,7 @@ def profile(args, model, dataset, again=False):
 
 def timing_table(args, model, dataset):
     """TensorTimings of this run; UserError where rho is out of reach."""
-    from tensor_choice import layers_of, out_of_reach
+    from selection_solver_DP import layers_of, out_of_reach
     table = profile(args, model, dataset)
     reason = out_of_reach(table, args.rho,
                           layers_of(model) if args.granularity == 'layer' else None)

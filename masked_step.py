@@ -10,12 +10,10 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.eager import execute as eager_execute
 
 import keras_stack
-from backward_graph import analyse
+import tf_internals
+from backward_graph import analyse, check_effects
 from command_line import UserError
 from function_graph import (
     CALLS,
@@ -28,9 +26,7 @@ from function_graph import (
     set_inputs,
     take_from_outside,
 )
-from training_step import StepResult, TrainingStep
-
-RESULTS = len(StepResult._fields)
+from training_step import NUM_RESULTS, StepResult, TrainingStep
 
 
 class StepMaker:
@@ -58,6 +54,7 @@ class StepMaker:
         self.loss_scale = full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)
+        _check_results(concrete, self.variables)
         self.concrete = concrete  # as traced; owns what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         function = resolved(inlined(concrete.function_def, _library(concrete)))
@@ -68,8 +65,10 @@ class StepMaker:
         self._decay = {name for name in self._cutter.nodes
                        if self.traced_names.get(name, name) in full.decay_ops}
         self.owners = self._owners()
-        self.graph = analyse(analysable(function), len(everything), self.owners, {}, RESULTS)
-        self._config = _config()
+        self.graph = analyse(analysable(function), len(everything), self.owners, {},
+                             NUM_RESULTS)
+        check_effects(self.graph, self._effects(set()).values())
+        self.config = _config()  # what steps run with
 
     @property
     def state(self):
@@ -108,13 +107,13 @@ class StepMaker:
         else:
             # Computed and freed at once, as an update does; results are all held to the end.
             left_out = set(self.graph.update)
-            names = [self._cutter.result_node(RESULTS + k) for k in np.flatnonzero(mask)]
+            names = [self._cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
-        return MaskedStep(self._cutter.cut(effects, RESULTS, left_out), mask, self)
+        return MaskedStep(self._cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
 
     def gradients(self):
         """(inputs, labels) -> [*StepResult, N gradients]; no dropout, no effect."""
-        return MaskedStep(self._quiet(RESULTS + len(self.variables)), None, self)
+        return MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
 
     def with_gradients(self):
         """As the step of all tensors, with the N gradients behind its StepResult.
@@ -123,7 +122,7 @@ class StepMaker:
         the end makes the late layers' large ones slower.
         """
         mask = np.ones(len(self.variables), dtype=bool)
-        cut = self._cutter.cut(self._effects(set()), RESULTS + len(mask), set())
+        cut = self._cutter.cut(self._effects(set()), NUM_RESULTS + len(mask), set())
         return MaskedStep(cut, mask, self)
 
     def forward(self, dropout=True):
@@ -131,9 +130,9 @@ class StepMaker:
 
         Changes nothing, neither random states nor BN statistics. dropout: False leaves it out.
         """
-        cut = self._cutter.cut({}, RESULTS, set(self.graph.update)) if dropout else self._quiet(
-            RESULTS)
-        return MaskedStep(cut, None, self)
+        if not dropout:
+            return MaskedStep(self._quiet(NUM_RESULTS), None, self)
+        return MaskedStep(self._cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
     def update_alone(self, decay=True):
         """GraphFunction (N gradients) -> [], after one update of all tensors by them.
@@ -153,7 +152,7 @@ class StepMaker:
                    if self._cutter.nodes[name].input[0] in handles}
         cut, function = self._cutter.cut(effects, 0, left_out), self._cutter.function
         del cut.signature.input_arg[:len(self.shapes)]
-        outputs = list(function.signature.output_arg)[RESULTS:]
+        outputs = list(function.signature.output_arg)[NUM_RESULTS:]
         take_from_outside(cut, {function.ret[output.name]: 'gradient_{}'.format(k)
                                 for k, output in enumerate(outputs)},
                           [output.type for output in outputs])
@@ -194,6 +193,15 @@ def _traced(function, inputs, labels):
         raise refusal or error
 
 
+def _check_results(concrete, variables):
+    """ValueError unless a traced step returns a StepResult and a gradient like each variable."""
+    shapes = [output.shape for output in concrete.outputs]
+    expected = [tf.TensorShape([])] * NUM_RESULTS + [variable.shape for variable in variables]
+    if len(shapes) != len(expected) or not all(map(tf.TensorShape.is_compatible_with, shapes,
+                                                   expected)):
+        raise ValueError('a traced step returns {}, expected {}'.format(shapes, expected))
+
+
 def _library(concrete):
     """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
     if not any(node.op in CALLS for node in concrete.function_def.node_def):
@@ -213,14 +221,12 @@ class GraphFunction:
         self._maker = maker  # keeps alive what the handles refer to
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
-        self._attributes = ('executor_type', '', 'config_proto', maker._config)
-        eager_context.context().add_function_def(definition)
+        tf_internals.add_function(definition)
 
     def __call__(self, *tensors):
-        return eager_execute.execute(
-            self._name, num_outputs=self._num_outputs,
-            inputs=list(tensors) + self._maker.captured, attrs=self._attributes,
-            ctx=eager_context.context())
+        return tf_internals.call_function(
+            self._name, self._num_outputs, list(tensors) + self._maker.captured,
+            self._maker.config)
 
     @property
     def nodes(self):
@@ -228,12 +234,8 @@ class GraphFunction:
         return {self._maker.traced_names.get(name, name): op for name, op in self._ops.items()}
 
     def __del__(self):
-        # At interpreter exit TensorFlow may be gone already.
-        if eager_context is not None and hasattr(self, '_attributes'):
-            try:
-                eager_context.context().remove_function(self._name)
-            except (AttributeError, TypeError, KeyError):
-                pass
+        if tf_internals is not None:  # as at interpreter exit
+            tf_internals.remove_function(self._name)
 
 
 class MaskedStep(GraphFunction):
@@ -256,7 +258,7 @@ class MaskedStep(GraphFunction):
             raise ValueError('this step was made for inputs and labels of shapes {}, not {}'.format(
                 self._maker.shapes, shapes))
         results = super().__call__(*batch)
-        return StepResult(*results) if len(results) == RESULTS else results
+        return StepResult(*results) if len(results) == NUM_RESULTS else results
 
     def timed(self, inputs, labels):
         """(results, ms) of one call, until the device is done."""
@@ -276,8 +278,7 @@ def _config():
     On CPU they run as cut: TensorFlow's graph optimiser takes several steps' time for each mask
     and does not make a step faster there. On a GPU it chooses the memory layout, and stays on.
     """
-    config = config_pb2.ConfigProto()
-    config.CopyFrom(eager_context.context().config)
+    config = tf_internals.session_config()
     if not tf.config.list_physical_devices('GPU'):
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()

@@ -79,9 +79,9 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
         .h5 file of keras.applications weights without top.
     alpha: width multiplier of the MobileNet families.
     bn_statistics: 'frozen' (batch normalization uses its moving statistics and never changes them;
-        gamma and beta still train), 'train' (batch statistics, moving ones updated), or None:
-        'train' for random weights, else 'frozen'. Frozen statistics of an untrained network kill
-        the signal.
+        gamma and beta still train; dropout inside the base is off), 'train' (batch statistics,
+        moving ones updated), or None: 'train' for random weights, else 'frozen'. Frozen statistics
+        of an untrained network kill the signal.
     Returns a keras.Model: (B, H, W, 3) float32 in 0..255 -> (B, num_classes) float32.
     Raises UserError for a name, size, weights file or class count that cannot be used.
     """

@@ -38,7 +38,8 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     """
     import tempfile
 
-    from backward_graph import attribute, executed_graph, read_trace, record_trace
+    from backward_graph import attribute
+    from op_trace import executed_graph, read_trace, record_trace
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,
@@ -247,7 +248,8 @@ def parse_arguments(argv=None):
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), default=200,
                         metavar='N', help='width of the head (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
-                        help='as in training: frozen with pretrained weights, train from scratch '
+                        help='as in training: frozen, without dropout and stochastic depth inside '
+                             'the base, for pretrained weights, train from scratch '
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
     command_line.add_flag(parser, '--force', 'measure again even where a table matches')

@@ -323,7 +323,7 @@ def _rebuilt(model, widths):
 
 def _sliced(variable, indices):
     array = keras_stack.raw(variable).numpy()
-    for axis, stay in indices:
+    for axis, stay in indices if array.ndim else ():  # Adam's count of updates has no channels
         array = np.take(array, stay, axis=axis)
     return array
 

@@ -64,7 +64,7 @@ def chosen(runs, pattern):
 def dry_run(figure, runs):
     """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
     """
-    from tensor_choice import out_of_reach
+    from selection_solver_DP import out_of_reach
     tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
         done = is_done(run)
@@ -213,7 +213,7 @@ def _meter(run):
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
-    from tensor_choice import out_of_reach
+    from selection_solver_DP import out_of_reach
     from tensor_timings import TensorTimings
     reasons = {}
     for run in runs:

@@ -1,19 +1,30 @@
 """Tensor selection: which tensors buy the most importance within a time budget (paper, section
-4.3).
+4.3). Takes what each tensor costs and is worth, gives the mask of those to train.
 
-Training tensor k costs t_dw[k], the time of its own gradient, and needs the error gradient carried
-back to it: t_dy of every tensor from the output down to the deepest selected one. That second cost
-depends on the deepest selected tensor alone, so the problem is a family of prefix 0/1 knapsacks on
-t_dw, and one sweep from the output to the input solves all of them exactly in O(N * resolution).
+`select_tensors` is the paper's problem, solved exactly. Training tensor k costs t_dw[k], the time
+of its own gradient, and needs the error gradient carried back to it: t_dy of every tensor from the
+output down to the deepest selected one. That second cost depends on the deepest selected tensor
+alone, so the problem is a family of prefix 0/1 knapsacks on t_dw, and one sweep from the output to
+the input solves all of them in O(N * resolution). Its arrays have shape (N,) and run from the input
+to the output: index 0 is the tensor nearest the input. `select_tensors_paper` is the recursion that
+the paper gives for it.
 
-Arrays have shape (N,) and run from the input to the output: index 0 is the tensor nearest the
-input.
+`choose_tensors` poses that problem for a table of timings and rho. In a graph with branches the
+chain is an upper bound: it charges every branch above the deepest tensor. So the exact solution
+of the chain is the start of a greedy search that pays each op once, as the graph does, and other
+such searches start from nothing. The best set is near the optimum, not proven to be it:
+benchmarks/selector.py measures how near.
 """
 
 import warnings
 from typing import NamedTuple
 
 import numpy as np
+
+# Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
+BINS_PER_ITEM, LEAST_BINS = 20, 10_000
+# Value is divided by cost ** power: importance per ms, importance alone, and between them.
+POWERS = (1.0, 0.5, 0.0)
 
 
 class Selection(NamedTuple):
@@ -61,32 +72,43 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
     positive.
     """
     t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution)
-    to_reach = np.cumsum(t_dy[::-1])[::-1] + t_dw  # (N,) ms, tensor k alone
+    to_reach = _path(t_dy) + t_dw  # (N,) ms, tensor k alone
     feasible = to_reach <= budget
     if not feasible.any():
         raise InfeasibleBudget(budget, float(to_reach.min()))
+    value, fallback = _values(importance, feasible)
 
-    fallback = not (importance[feasible] > 0).any()
-    value = importance
-    if fallback:
-        warnings.warn('no feasible tensor has positive importance: selecting the least bad ones')
-        worst = importance[feasible].min()
-        span = importance[feasible].max() - worst
-        value = importance - worst + (1e-3 * span or 1.0)
-
+    # What fits takes at most all bins: division may round a tensor of the whole budget up to more.
     item_bins = np.ceil(t_dw * resolution / budget)
-    reach_bins = np.ceil(to_reach * resolution / budget)
+    reach_bins = np.where(
+        feasible, np.minimum(np.ceil(to_reach * resolution / budget), resolution), np.inf)
     mask = _prefix_knapsack(item_bins, reach_bins, value, resolution)
-    return _selection(mask, t_dw, t_dy, importance, fallback)
+    value[np.argmax(mask)] = np.inf  # the deepest fits alone
+    mask = _trimmed(mask, value, lambda mask: _chain_time(mask, t_dw, t_dy), budget)
+    return Selection(mask, float(importance[mask].sum()), _chain_time(mask, t_dw, t_dy), fallback)
+
+
+def _values(importance, feasible):
+    """((N,) float64, fallback): what the solver maximises, see select_tensors."""
+    if (importance[feasible] > 0).any():
+        return importance.copy(), False
+    warnings.warn('no feasible tensor has positive importance: selecting the least bad ones')
+    worst = importance[feasible].min()
+    span = importance[feasible].max() - worst
+    return importance - worst + (1e-3 * span or 1.0), True
 
 
 def _prefix_knapsack(item_bins, reach_bins, value, resolution):
     """(N,) bool: the best mask, found by trying every tensor as the deepest selected one.
 
     item_bins: (N,) whole bins a tensor costs where a deeper one is selected too.
-    reach_bins: (N,) whole bins tensor k costs as the deepest one, error gradient included.
+    reach_bins: (N,) whole bins tensor k costs as the deepest one, error gradient included; inf
+    where it does not fit.
     """
     n = len(value)
+    reach_bins = np.where(value > 0, reach_bins, np.inf)
+    # What a deeper tensor leaves at most, so that only so many bins of `best` will be asked for.
+    room = resolution - np.minimum.accumulate(np.append(np.inf, reach_bins[:-1]))
     best = np.zeros(resolution + 1)  # best[c]: most value of the tensors seen so far in c bins
     taken = {}  # k -> bits: whether the best for as many bins more than k's own has tensor k
     best_value, deepest = 0.0, None
@@ -97,9 +119,9 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
             total = best[resolution - int(reach_bins[k])] + value[k]
             if total > best_value:  # strict: of equal sets, the one nearest the output is cheaper
                 best_value, deepest = total, k
-        if item_bins[k] <= resolution:
-            bins = int(item_bins[k])
-            with_k, without = best[:resolution + 1 - bins] + value[k], best[bins:]
+        if item_bins[k] <= room[k]:
+            bins, size = int(item_bins[k]), int(room[k]) + 1
+            with_k, without = best[:size - bins] + value[k], best[bins:size]
             taken[k] = np.packbits(with_k > without)
             np.maximum(with_k, without, out=without)  # with_k is a copy: no aliasing
 
@@ -111,6 +133,14 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
         if k in taken and spare >= 0 and taken[k][spare // 8] >> (7 - spare % 8) & 1:
             mask[k] = True
             capacity = spare
+    return mask
+
+
+def _trimmed(mask, value, price, budget):
+    """The mask less its least valuable items while float rounding has it a hair over the budget."""
+    mask = mask.copy()
+    while mask.any() and price(mask) > budget:
+        mask[np.argmin(np.where(mask, value, np.inf))] = False
     return mask
 
 
@@ -157,13 +187,16 @@ def select_tensors_paper(t_dw, t_dy, importance, budget, resolution=1000):
         mask[n - k] = True
         t -= int(dw[k] + reach[k] - reach[k_c])
         row = k_c
-    return _selection(mask, t_dw, t_dy, importance, False)
+    return Selection(mask, float(importance[mask].sum()), _chain_time(mask, t_dw, t_dy))
 
 
-def _selection(mask, t_dw, t_dy, importance, fallback):
-    deepest = int(np.argmax(mask)) if mask.any() else len(mask)
-    time = float(t_dw[mask].sum() + t_dy[deepest:].sum())
-    return Selection(mask, float(importance[mask].sum()), time, fallback)
+def _path(t_dy):
+    """(N,) ms by which the error gradient gets to each tensor."""
+    return np.cumsum(t_dy[::-1])[::-1]
+
+
+def _chain_time(mask, t_dw, t_dy):
+    return float(t_dw[mask].sum() + _path(t_dy)[np.argmax(mask)]) if mask.any() else 0.0
 
 
 def _checked(t_dw, t_dy, importance, budget, resolution):
@@ -173,8 +206,7 @@ def _checked(t_dw, t_dy, importance, budget, resolution):
         raise ValueError('t_dw, t_dy and importance must be one-dimensional, of one length N >= 1; '
                          'got shapes {}, {}, {}'.format(*shapes))
     for name, array in zip(('t_dw', 't_dy', 'importance'), arrays):
-        if not np.isfinite(array).all():
-            raise ValueError('{} holds a value that is not finite'.format(name))
+        _require_finite(name, array)
         if name != 'importance' and (array < 0).any():
             raise ValueError('{} holds a negative time: {:.6g}'.format(name, array.min()))
     if not (np.isfinite(budget) and budget > 0):
@@ -182,3 +214,166 @@ def _checked(t_dw, t_dy, importance, budget, resolution):
     if int(resolution) != resolution or resolution < 1:
         raise ValueError('resolution must be a whole number >= 1; got {}'.format(resolution))
     return arrays
+
+
+def _require_finite(name, array):
+    if not np.isfinite(array).all():
+        raise ValueError('{} holds a value that is not finite'.format(name))
+
+
+# ---------------------------------------------------------------- what rho leaves, on the graph
+
+
+def layers_of(model):
+    """(N,) int: which layer each trainable tensor is of."""
+    import keras_stack
+    paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
+    return np.array([paths.index(path) for path in paths])
+
+
+def smallest_rho(timings, layers=None):
+    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3).
+
+    layers: as in choose_tensors.
+    """
+    items = _items(timings, layers)
+    least = timings.step_time(items.cheapest[items.of])
+    rho = least / timings.t_step
+    while rho * timings.t_step < least:  # as choose_tensors reckons
+        rho = np.nextafter(rho, np.inf)
+    return float(rho)
+
+
+def out_of_reach(timings, rho, layers=None):
+    """Why no tensor can be trained at rho by these timings, in one line; None where one can."""
+    least = smallest_rho(timings, layers)
+    return None if rho >= least else (
+        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step; the '
+        'smallest rho that trains a tensor is {:.3f}'.format(
+            rho, timings.t_fp / timings.t_step, least + 5e-4))
+
+
+def reachable(timings, rho, layers=None):
+    """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
+    least = smallest_rho(timings, layers)
+    if rho < least:
+        print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(
+            rho, least))
+    return max(rho, least)
+
+
+class _Items(NamedTuple):
+    """What can be chosen, L items: tensors one by one, or all of a layer together.
+
+    of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
+    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself.
+    """
+    of: np.ndarray
+    needs: np.ndarray
+    group_ms: np.ndarray
+    own: np.ndarray
+
+    @property
+    def alone(self):
+        """(L,) ms of backward pass and update where nothing else is trained."""
+        return self.own + self.group_ms @ self.needs
+
+    @property
+    def cheapest(self):
+        """(L,) bool: True for one item, that which is cheapest alone."""
+        return np.arange(len(self.own)) == np.argmin(self.alone)
+
+    def only(self, keep):
+        """The items of the (L,) bool alone: what just one of them needs is its own."""
+        needs = self.needs[:, keep]
+        count = needs.sum(axis=1)
+        return _Items(None, needs[count > 1], self.group_ms[count > 1],
+                      self.own[keep] + self.group_ms[count == 1] @ needs[count == 1])
+
+
+def _items(timings, layers):
+    """_Items; layers: (N,) int, None for single tensors."""
+    needs = timings.group_tensors
+    if layers is None:
+        return _Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up)
+    _, of = np.unique(layers, return_inverse=True)
+    needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
+    return _Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up))
+
+
+def choose_tensors(timings, importance, rho, layers=None):
+    """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
+
+    Prices are the graph's: each op that a chosen tensor needs is paid once. The better of the
+    exact solution of the chain, filled up, and of sets built from nothing, by each of POWERS.
+    layers: (N,) int, which layer a tensor is of, where those of a layer go together; else None.
+    fallback: as of select_tensors.
+    Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
+    """
+    _require_finite('importance', importance)
+    items = _items(timings, layers)
+    limit = rho * timings.t_step if rho < 1 else np.inf  # no mask takes more than a full step
+    budget = limit - timings.fixed  # ms of backward pass and updates
+
+    def price(mask):
+        return timings.step_time(mask[items.of])
+
+    cheapest = items.cheapest
+    if price(cheapest) > limit:
+        raise InfeasibleBudget(budget, price(cheapest) - timings.fixed)
+    feasible = cheapest | (items.alone <= budget)
+    value, fallback = _values(np.bincount(items.of, importance), feasible)
+    feasible &= value > 0
+    mask = np.zeros(len(value), dtype=bool)
+    mask[feasible] = _search(items.only(feasible), value[feasible], budget)
+    mask = _trimmed(mask, value, price, limit)
+    return (mask if mask.any() else cheapest)[items.of], fallback
+
+
+def _search(items, value, budget):
+    """(L,) bool: the best set found among items of positive value that each fit alone."""
+    if items.own.sum() + items.group_ms.sum() <= budget:
+        return np.ones(len(value), dtype=bool)
+    starts = [(_on_chain(items, value, budget), POWERS[0])]
+    starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
+    return max((_filled(items, value, mask, budget, power) for mask, power in starts),
+               key=lambda mask: value[mask].sum())
+
+
+def _on_chain(items, value, budget):
+    """(L,) bool: select_tensors of the items laid along a chain by the time they share with others.
+
+    As tensor_timings.chain_timings, but laid without what no item of positive value needs.
+    """
+    order = np.argsort(-(items.group_ms @ items.needs), kind='stable')
+    nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
+    t_dy = np.bincount(nearest, items.group_ms, len(order))
+    mask = np.zeros(len(order), dtype=bool)
+    try:
+        mask[order] = select_tensors(items.own[order], t_dy, value[order], budget,
+                                     max(LEAST_BINS, BINS_PER_ITEM * len(order))).mask
+    except InfeasibleBudget:  # the chain is dearer than the graph
+        pass
+    return mask
+
+
+def _filled(items, value, mask, budget, power):
+    """The (L,) mask with the item of most value / cost ** power added, again and again, while one
+    fits; its cost is that of the ops that nothing chosen so far needs."""
+    mask, value = mask.copy(), np.where(mask, 0, value)
+    paid = items.needs[:, mask].any(axis=1)
+    cost = items.own + (items.group_ms * ~paid) @ items.needs  # (L,) ms to add each item
+    left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
+    needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
+    while True:
+        rate = value / np.maximum(cost, 1e-9) ** power
+        rate[cost > left] = 0
+        best = int(np.argmax(rate))
+        if not rate[best] > 0:
+            return mask
+        mask[best], value[best] = True, 0
+        left -= cost[best]
+        new = np.flatnonzero(needed_by[best] & ~paid)
+        if len(new):
+            paid[new] = True
+            cost -= items.group_ms[new] @ items.needs[new]

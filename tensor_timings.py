@@ -24,7 +24,7 @@ class TensorTimings(NamedTuple):
     t_up: (N,) the optimizer's ops for this tensor alone.
     t_fp, t_bp, t_update: forward pass, backward pass of all tensors, optimizer and decay of all.
     order: (N,) int, tensors by depth in the graph, deepest first; t_dy accumulates from its end.
-    group_tensors: G lists of tensor indices; group_ms: (G,) ops that exactly these tensors need.
+    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
     estimated: (N,) bool, where part of the time had no trace event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed.
     left_out: (event, ms) that was not. key: what the table is valid for.
@@ -42,7 +42,7 @@ class TensorTimings(NamedTuple):
     t_bp: float
     t_update: float
     order: np.ndarray
-    group_tensors: List[List[int]]
+    group_tensors: np.ndarray
     group_ms: np.ndarray
     estimated: np.ndarray
     coverage: float
@@ -79,8 +79,8 @@ class TensorTimings(NamedTuple):
 
     def backward_time(self, mask):
         """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
-        needed = self.group_matrix() @ np.asarray(mask, dtype=np.float64)
-        return float(self.group_ms[needed > 0].sum())
+        needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
+        return float(self.group_ms[needed].sum())
 
     def chain_time(self, mask):
         """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
@@ -93,17 +93,11 @@ class TensorTimings(NamedTuple):
         mask = np.asarray(mask, dtype=bool)
         return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
 
-    def group_matrix(self):
-        """(G, N) float64: 1 where the group's ops are needed by the tensor."""
-        matrix = np.zeros((len(self.group_tensors), len(self.names)))
-        for row, tensors in zip(matrix, self.group_tensors):
-            row[tensors] = 1
-        return matrix
-
     def save(self, path):
         """Writes the table as JSON at `path` and, for people, as CSV beside it."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items()}
+        content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
         _write_whole(path, json.dumps(content))
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
@@ -121,10 +115,19 @@ class TensorTimings(NamedTuple):
             raise ValueError("'{}' is not a timing table of this version".format(path))
         for field in ('t_dw', 't_dy', 't_up', 'group_ms'):
             content[field] = np.array(content[field], dtype=np.float64)
+        content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
         content['order'] = np.array(content['order'], dtype=np.int64)
         content['estimated'] = np.array(content['estimated'], dtype=bool)
         content['shapes'] = [tuple(shape) for shape in content['shapes']]
         return cls(**content)
+
+
+def group_matrix(groups, num_tensors):
+    """(G, N) bool of G lists of tensor indices."""
+    matrix = np.zeros((len(groups), num_tensors), dtype=bool)
+    for row, tensors in zip(matrix, groups):
+        row[tensors] = True
+    return matrix
 
 
 def _write_whole(path, content):
@@ -206,8 +209,9 @@ def build_table(names, shapes, times, totals, key):
         for k in _tensors(mask):
             estimated[k] = True
     groups = sorted(scaled.items())
+    group_tensors = group_matrix([_tensors(mask) for mask, _ in groups], n)
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update, order, [_tensors(mask) for mask, _ in groups],
+                         totals.t_update, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
                          times.left_out[:20], key, spread=totals.spread)
 

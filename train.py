@@ -1,8 +1,9 @@
 """The training loop, one for all schemes, and the schemes: which tensors are trained when.
 
-Time is kept in three buckets. `step`: the loop over the batches, input wait included. `selection`:
-importance, solving, and the first call of every new step function, which traces and compiles it.
-`validation`: the test set, and outside every reported training time.
+Time is kept in three buckets, which add up to all but writing the records. `step`: the loop over
+the batches, input wait included. `selection`: the optimizer and the graph that steps are cut from,
+importance, solving, and the first call of every new step function, which compiles it. `validation`:
+the test set, and outside every reported training time.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from backbone import output_layer
 from closed_loop import ClosedLoop, steps_drifted
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
-from tensor_choice import choose_tensors, layers_of, reachable
+from selection_solver_DP import choose_tensors, layers_of, reachable
 from training_step import evaluation_function, make_optimizer
 
 
@@ -201,11 +202,11 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
     Raises Diverged when the loss stops being finite.
     """
     steps = count_steps(dataset)
-    optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     evaluate = evaluation_function(model)
     clock, step, rows, step_ms = Clock(meter), None, [], []
     before = dict(clock.seconds)
     with clock('selection'):
+        optimizer = optimizer_for(dataset, settings, model.trainable_variables)
         maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
                           penalty=penalty)
         scheme = make_scheme(maker)

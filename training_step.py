@@ -35,6 +35,9 @@ class StepResult(NamedTuple):
         return self.loss + self.penalty
 
 
+NUM_RESULTS = len(StepResult._fields)
+
+
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Learning rate by step: up a line over the first `warmup_steps`, then a cosine down to 0.
 
@@ -58,13 +61,14 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0):
     """SGD with momentum 0.9, or Adam, on WarmupCosine over all steps; slots made for all variables.
 
+    Adam corrects its bias by the updates of each tensor, see keras_stack.Adam.
     Weight decay is not the optimizer's: see TrainingStep.
     """
     rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
         optimizer = keras.optimizers.SGD(rate, momentum=0.9)
     else:
-        optimizer = keras.optimizers.Adam(rate)
+        optimizer = keras_stack.Adam(rate)
     keras_stack.build_optimizer(optimizer, variables)
     return optimizer
 

@@ -228,7 +228,7 @@ def unfinished(network, rows, seeds):
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
     from profiler import TABLE_FILE, table_folder
-    from tensor_choice import out_of_reach
+    from selection_solver_DP import out_of_reach
     from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,

@@ -27,8 +27,7 @@ def run_model(name, input_size, rhos, rounds, seed):
     from closed_loop import ClosedLoop
     from importance import Evaluator, evaluate_importance
     from profiler import profile_model
-    from selection_solver_DP import select_tensors
-    from tensor_choice import choose_tensors, smallest_rho
+    from selection_solver_DP import choose_tensors, select_tensors, smallest_rho
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
     table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
                           prepared.batch_size)

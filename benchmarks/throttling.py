@@ -66,7 +66,7 @@ def run_model(name, input_size, rho, rounds, seed):
     from closed_loop import ClosedLoop
     from importance import Evaluator, evaluate_importance
     from profiler import profile_model
-    from tensor_choice import choose_tensors, reachable
+    from selection_solver_DP import choose_tensors, reachable
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
 
     def profile():

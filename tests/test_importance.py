@@ -6,8 +6,8 @@ from tensorflow import keras
 import backbone
 import keras_stack
 from importance import METRICS, Evaluator, evaluate_importance
-from masked_step import RESULTS, StepMaker
-from training_step import TrainingStep, make_optimizer
+from masked_step import StepMaker
+from training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
 
 def small_model(bn_statistics='train'):
@@ -117,7 +117,7 @@ def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
         before = [keras_stack.raw(v).numpy() for v in written]
         statistics = [keras_stack.raw(v).numpy() for v in model.non_trainable_variables]
         if alone:
-            maker.update_alone()(*maker.gradients()(images, labels)[RESULTS:])
+            maker.update_alone()(*maker.gradients()(images, labels)[NUM_RESULTS:])
             for old, v in zip(statistics, model.non_trainable_variables):
                 np.testing.assert_array_equal(keras_stack.raw(v).numpy(), old)
         else:

@@ -24,8 +24,8 @@ from test_training_step import (
 )
 
 import keras_stack
-from masked_step import RESULTS, StepMaker
-from training_step import TrainingStep, make_optimizer
+from masked_step import StepMaker
+from training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
 
 @pytest.mark.parametrize('mask, expected', [
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_the_traced_step():
     loss, correct, _, *gradients = plain(*batch())
     found = maker.gradients()(*batch())
     assert float(found[0]) == pytest.approx(float(loss), rel=1e-5) and int(found[1]) == int(correct)
-    for mine, theirs in zip(found[RESULTS:], gradients):
+    for mine, theirs in zip(found[NUM_RESULTS:], gradients):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
 
 

@@ -300,6 +300,51 @@ def test_statistics_from_batch_are_those_of_the_batch_and_leave_the_mode_alone()
                        if isinstance(layer, keras.layers.BatchNormalization)]
 
 
+def modes_of(model):
+    return [layer.train_statistics for layer in backbones(model)] + [
+        layer.momentum for layer in keras_stack.flat_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def test_statistics_from_batch_restore_modes_also_where_the_model_fails():
+    model = small_classifier(bn_statistics='frozen')
+    before = modes_of(model)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        backbone.statistics_from_batch(model, tf.zeros((2, 16, 16, 5)))
+    assert modes_of(model) == before == [False, 0.99, 0.99]
+
+
+@pytest.mark.parametrize('kind', [list, dict])
+def test_statistics_from_batch_take_several_inputs(kind):
+    inputs = {'left': keras.Input((4,), name='left'), 'right': keras.Input((4,), name='right')}
+    joined = keras.layers.Concatenate()([keras.layers.BatchNormalization(name=name + '_bn')(each)
+                                         for name, each in sorted(inputs.items())])
+    model = keras.Model(list(inputs.values()) if kind is list else inputs, joined)
+    batch = {name: np.random.RandomState(i).normal(i, 1, (64, 4)).astype(np.float32)
+             for i, name in enumerate(sorted(inputs))}
+    backbone.statistics_from_batch(model, list(map(tf.constant, batch.values())) if kind is list
+                                   else {name: tf.constant(x) for name, x in batch.items()})
+    for name, x in batch.items():
+        np.testing.assert_allclose(keras_stack.raw(model.get_layer(name + '_bn').moving_mean),
+                                   x.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
+def test_frozen_statistics_turn_off_dropout_and_stochastic_depth_inside_the_base(bn_statistics):
+    model = models.build_model('EfficientNetB0', (32, 32, 3), 3, 'none', 1.0, bn_statistics)
+    base = model.get_layer('backbone')
+    images = tf.constant(photos(batch=8))
+    backbone.statistics_from_batch(model, images)  # else the features vanish
+    assert sum(isinstance(layer, keras.layers.Dropout) and layer.noise_shape is not None
+               for layer in keras_stack.flat_layers(base.base)) == 9  # stochastic depth
+    first, second = [base(images, training=True).numpy() for _ in range(2)]
+    assert np.ptp(first, axis=0).max() > 0.1
+    assert (np.abs(first - second).max() > 0.1) == (bn_statistics == 'train')
+    dropped = [model(images, training=True).numpy() for _ in range(2)]
+    assert (dropped[0] != dropped[1]).any()  # that of the head stays
+
+
+
 # --- saved models
 
 

@@ -1,27 +1,20 @@
-"""Timing of tensors: which ops each gradient needs, what they take, and what stays untouched."""
+"""Timing of tensors: the table, the whole profiler, and what stays untouched."""
 
-import collections
 import csv
-import functools
 import importlib
 import json
 import os
-import re
-import tempfile
-import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow import keras
+from traced_networks import branching, traced
 
 import backbone
-import backward_graph
 import keras_stack
 import models
 import profiler
-from backward_graph import OpTimes, attribute, executed_graph, read_trace, record_trace, serial_ops
-from masked_step import StepMaker
+from backward_graph import OpTimes, attribute
 from tensor_timings import (
     DEPTH_SCALE,
     TensorTimings,
@@ -32,307 +25,6 @@ from tensor_timings import (
     scaled_by_depth,
     upper_parts,
 )
-from training_step import make_optimizer
-
-STEPS = 3  # traced
-
-
-def plain():
-    """Convolution -> Dense with ReLU -> Dense. Tensors: 0,1 conv; 2,3 mid; 4,5 head."""
-    inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, name='conv')(inputs))
-    x = keras.layers.Dense(5, activation='relu', name='mid')(x)
-    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-
-
-def branching():
-    """Two branches that are added. Tensors: 0,1 stem; 2,3 left; 4,5 right; 6,7 head."""
-    inputs = keras.Input((24, 24, 3))
-    stem = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='stem')(inputs)
-    left = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='left')(stem)
-    right = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='right')(stem)
-    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add(name='sum')([left, right]))
-    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-
-
-LEFT_KERNEL, RIGHT_KERNEL = 2, 4
-
-# For every layer and op type, the sets of tensors that need such an op: written down by hand.
-PLAIN_NEEDS = {
-    ('conv', 'Conv2DBackpropFilter'): [{0}],
-    ('conv', 'BiasAddGrad'): [{1}],
-    ('mid', 'MatMul'): [{2}, {0, 1}],  # own kernel; error gradient to the convolution
-    ('mid', 'BiasAddGrad'): [{3}],
-    ('mid', 'ReluGrad'): [{0, 1, 2, 3}],
-    ('head', 'MatMul'): [{4}, {0, 1, 2, 3}],
-    ('head', 'BiasAddGrad'): [{5}]}
-BRANCHING_NEEDS = {
-    ('stem', 'Conv2DBackpropFilter'): [{0}],
-    ('stem', 'BiasAddGrad'): [{1}],
-    ('stem', 'ReluGrad'): [{0, 1}],
-    ('left', 'Conv2DBackpropFilter'): [{2}],
-    ('left', 'Conv2DBackpropInput'): [{0, 1}],  # not the tensors of the other branch
-    ('left', 'BiasAddGrad'): [{3}],
-    ('left', 'ReluGrad'): [{0, 1, 2, 3}],
-    ('right', 'Conv2DBackpropFilter'): [{4}],
-    ('right', 'Conv2DBackpropInput'): [{0, 1}],
-    ('right', 'BiasAddGrad'): [{5}],
-    ('right', 'ReluGrad'): [{0, 1, 4, 5}],
-    ('head', 'MatMul'): [{6}, {0, 1, 2, 3, 4, 5}],
-    ('head', 'BiasAddGrad'): [{7}],
-    ('', 'AddN'): [{0, 1}]}  # both branches' error gradients meet at the stem
-Traced = collections.namedtuple('Traced', 'variables step graph times path')
-
-
-@functools.lru_cache(maxsize=None)
-def traced(build, optimizer='sgd'):
-    """The executed graph and a real trace of the full step; times: name -> ms."""
-    model = build()
-    variables = model.trainable_variables
-    rng = np.random.RandomState(0)
-    images = tf.constant(rng.uniform(0, 1, (4,) + model.input_shape[1:]), tf.float32)
-    labels = tf.constant([0, 1, 2, 1])
-    maker = StepMaker(model, make_optimizer(optimizer, 1e-3, 100, variables), 5e-4, images, labels,
-                      named=True)
-    graph = executed_graph(maker, images, labels)
-    step = maker.step([True] * len(variables))
-    path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
-    return Traced(variables, step, graph, read_trace(path, STEPS), path)
-
-
-def tensors(mask):
-    return {k for k in range(mask.bit_length()) if mask >> k & 1}
-
-
-@pytest.mark.parametrize('build, expected', [(plain, PLAIN_NEEDS), (branching, BRANCHING_NEEDS)])
-def test_each_backward_op_is_needed_by_the_tensors_derived_by_hand(build, expected):
-    graph = traced(build).graph
-    kinds = {op for _, op in expected} | {'Conv2DBackpropInput'}
-    found = collections.defaultdict(list)
-    for name, mask in graph.backward.items():
-        if graph.nodes[name].op in kinds:
-            layer = re.search(r'/(conv|mid|head|stem|left|right)(_\d+)?/', name)
-            found[layer.group(1) if layer else '', graph.nodes[name].op].append(tensors(mask))
-    assert {key: sorted(map(sorted, sets)) for key, sets in found.items()} == {
-        key: sorted(map(sorted, sets)) for key, sets in expected.items()}
-
-
-@pytest.mark.parametrize('build', [plain, branching])
-def test_forward_backward_and_update_split_the_graph_without_overlap(build):
-    graph = traced(build).graph
-    parts = [set(graph.forward), set(graph.backward), set(graph.update)]
-    assert set.union(*parts) == set(graph.nodes)
-    assert sum(map(len, parts)) == len(graph.nodes)
-    forward_ops = {graph.nodes[name].op for name in graph.forward}
-    assert any('MatMul' in op for op in forward_ops)  # fused with bias and ReLU
-    assert not any('Grad' in op or 'Backprop' in op for op in forward_ops)
-
-
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-@pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_has_the_same_update_ops_attributed_to_it_alone(build, optimizer):
-    """The optimizer treats all tensors alike: what one tensor is charged for, all are."""
-    graph = traced(build, optimizer).graph
-    own = collections.defaultdict(collections.Counter)
-    for name, k in graph.update.items():
-        if graph.nodes[name].op not in backward_graph.FREE_OPS:
-            own[k][graph.nodes[name].op] += 1
-    shared = own.pop(None)
-    count = len(traced(build, optimizer).variables)
-    assert sorted(own) == list(range(count))
-    assert all(own[k] == own[0] for k in range(count))
-    writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
-    assert sum(writes.values()) >= 2  # decay; slots and weight, on the paper's stack in one kernel
-    # Of the shared ops only the iteration count is written: momentum belongs to its tensor.
-    assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
-
-
-def test_the_shared_update_ops_do_not_grow_with_the_number_of_tensors():
-    """Keras 3 has ops that read a tensor's momentum alone: they are that tensor's."""
-    few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
-                                     if k is None)
-                 for graph in (traced(plain).graph, traced(branching).graph)]
-    for op in set(few + more) - backward_graph.FREE_OPS:
-        assert few[op] == more[op], op
-
-
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-@pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
-    case = traced(build, optimizer)
-    times = attribute(case.graph, case.times, len(case.variables))
-    assert times.update.shape == (len(case.variables),)
-    assert (times.update > 0).all() and times.update_fixed > 0
-
-
-@pytest.mark.parametrize('build, optimizer', [(plain, 'sgd'), (branching, 'sgd'),
-                                              (branching, 'adam')])
-def test_a_real_trace_is_attributed_to_all_but_a_twentieth(build, optimizer):
-    case = traced(build, optimizer)
-    times = attribute(case.graph, case.times, len(case.variables))
-    assert times.coverage >= profiler.MIN_COVERAGE
-    attributed = sum(times.groups.values()) + times.update.sum() + times.update_fixed
-    outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)
-    assert attributed == pytest.approx(times.coverage * outside + sum(times.estimated.values()),
-                                       rel=1e-6)
-
-
-def test_an_op_whose_events_are_missing_is_estimated_and_its_tensor_flagged():
-    case = traced(branching)
-    name, = [n for n, mask in case.graph.backward.items() if mask == 1 << LEFT_KERNEL
-             and case.graph.nodes[n].op == 'Conv2DBackpropFilter']
-    without = {event: ms for event, ms in case.times.items() if event != name}
-    assert len(without) == len(case.times) - 1
-    whole, guessed = [attribute(case.graph, times, 8) for times in (case.times, without)]
-    assert 1 << LEFT_KERNEL not in whole.estimated
-    assert 0.1 < guessed.estimated[1 << LEFT_KERNEL] / case.times[name] < 10
-    table = table_of(guessed)
-    assert table.estimated[LEFT_KERNEL] and not table.estimated[RIGHT_KERNEL]
-    assert table.t_dw[LEFT_KERNEL] > 0
-
-
-def test_an_op_type_without_any_event_is_estimated_from_the_others():
-    case = traced(branching)
-    missing = {n for n, node in case.graph.nodes.items() if node.op == 'Conv2DBackpropFilter'}
-    without = {event: ms for event, ms in case.times.items() if event not in missing}
-    times = attribute(case.graph, without, 8)
-    for k in (0, LEFT_KERNEL, RIGHT_KERNEL):
-        assert times.estimated[1 << k] > 0 and times.groups[1 << k] > 0
-
-
-def test_events_that_belong_to_no_node_lower_the_coverage_and_are_listed():
-    case = traced(branching)
-    whole = attribute(case.graph, case.times, 8)
-    outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)
-    strange = attribute(case.graph, dict(case.times, **{'renamed/op': 3 * outside}), 8)
-    assert strange.coverage == pytest.approx(whole.coverage / 4, rel=1e-6)
-    assert strange.left_out[0] == ('renamed/op', pytest.approx(3 * outside))
-    assert strange.groups == whole.groups
-
-
-# --- one op at a time
-
-
-def meet(seconds):
-    """Whether two ops of one function run at the same time: each waits for the other."""
-    barrier = threading.Barrier(2)
-
-    def wait(_):
-        try:
-            barrier.wait(seconds)
-            return np.int32(1)
-        except threading.BrokenBarrierError:
-            return np.int32(0)
-
-    @tf.function
-    def pair(x):
-        return [tf.compat.v1.py_func(wait, [x + i], tf.int32, stateful=False) for i in range(2)]
-    return [int(met) for met in pair(tf.constant(1))] == [1, 1]
-
-
-needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2,
-                                     reason='ops never overlap on one core')
-
-
-@needs_two_cores
-def test_serial_ops_lets_no_two_ops_run_at_once_and_is_undone_afterwards():
-    assert meet(20)
-    threads = threading.active_count()
-    with serial_ops():
-        assert not meet(0.5)
-    assert meet(20)
-    assert threading.active_count() == threads
-
-
-@needs_two_cores
-def test_serial_ops_is_undone_after_an_error():
-    with pytest.raises(KeyError):
-        with serial_ops():
-            raise KeyError
-    assert meet(20)
-
-
-def test_no_two_op_events_of_a_trace_overlap_in_time():
-    case = traced(branching)
-    space = backward_graph._xplane_proto().XSpace()
-    with open(case.path, 'rb') as trace:
-        space.ParseFromString(trace.read())
-    events = []
-    for plane in space.planes:
-        for line in plane.lines:
-            for event in line.events:
-                name = plane.event_metadata[event.metadata_id].name
-                if backward_graph.OP_EVENT.match(name):
-                    begin = line.timestamp_ns * 1000 + event.offset_ps
-                    events.append((begin, begin + event.duration_ps, name))
-    events.sort()
-    assert len(events) > STEPS * 50
-    assert [(a[2], b[2]) for a, b in zip(events, events[1:]) if b[0] < a[1]] == []
-
-
-def test_the_step_runs_on_normally_after_a_trace():
-    case = traced(branching)
-    images = tf.zeros((4, 24, 24, 3))
-    assert np.isfinite(float(case.step(images, tf.constant([0, 1, 2, 1]))[0]))
-
-
-# --- reading a trace
-
-
-def xplane(path, planes):
-    """planes: name -> list of (event name, duration in ms, {stat: str or ('ref', str)})."""
-    space = backward_graph._xplane_proto().XSpace()
-    for plane_name, events in planes.items():
-        plane = space.planes.add(name=plane_name)
-        line, ids = plane.lines.add(name='a line'), {}
-
-        def stat_id(text, plane=plane, ids=ids):
-            ids.setdefault(text, len(ids) + 1)
-            plane.stat_metadata[ids[text]].name = text
-            return ids[text]
-        for i, (name, ms, stats) in enumerate(events, 1):
-            plane.event_metadata[i].name = name
-            event = line.events.add(metadata_id=i, duration_ps=int(ms * 1e9))
-            for key, value in stats.items():
-                stat = event.stats.add(metadata_id=stat_id(key))
-                if isinstance(value, tuple):
-                    stat.ref_value = stat_id(value[1])
-                else:
-                    stat.str_value = value
-    with open(str(path), 'wb') as out:
-        out.write(space.SerializeToString())
-    return str(path)
-
-
-@pytest.mark.parametrize('reference', [False, True])
-def test_time_on_the_gpu_wins_over_the_launch_on_the_host(reference, tmp_path):
-    def op(text):
-        return {'tf_op': ('ref', text) if reference else text, 'other': 'model/x:Add'}
-    path = xplane(tmp_path / 'host.xplane.pb', {
-        '/host:CPU': [('model/conv/Conv2D:Conv2D', 0.5, {}), ('model/conv/Conv2D:Conv2D', 0.5, {}),
-                      ('model/Cast:Cast', 0.25, {}), ('Executor::Process', 9, {})],
-        '/device:GPU:0': [('volta_sgemm', 2, op('model/conv/Conv2D:Conv2D')),
-                          ('im2col', 1, op('model/conv/Conv2D:Conv2D')),
-                          ('volta_sgemm', 4, op('model/conv/Conv2D:Conv2D')),
-                          ('MemcpyHtoD', 8, {}), ('model/y:Mul', 16, {'other': 'model/y:Mul'})]})
-    assert read_trace(path, num_steps=2) == {'model/conv/Conv2D': pytest.approx(7 / 2),
-                                             'model/Cast': pytest.approx(0.25 / 2)}
-
-
-def test_one_pre_empted_step_does_not_count(tmp_path):
-    path = xplane(tmp_path / 'host.xplane.pb', {'/host:CPU': [
-        ('model/Relu:Relu', ms, {}) for ms in (1, 1, 50)]})
-    assert read_trace(path, num_steps=3) == {'model/Relu': pytest.approx(1)}
-
-
-def test_ops_of_a_real_trace_are_nodes_of_the_graph():
-    case = traced(branching)
-    assert len(case.times) > 50
-    assert all(ms >= 0 for ms in case.times.values())
-    convolutions = {n for n, mask in case.graph.backward.items()
-                    if case.graph.nodes[n].op.startswith('Conv2DBackprop')}
-    assert len(convolutions) == 5 and convolutions <= set(case.times)
-
 
 # --- the table
 
@@ -370,6 +62,11 @@ def random_table(seed, n=9):
               zip(rng.randint(1, 1 << n, 25), rng.exponential(size=25))}
     groups.update({1 << k: float(rng.exponential()) for k in range(n)})
     return table_of(op_times(groups, n))
+
+
+def test_a_tensor_is_flagged_where_an_op_of_it_was_estimated():
+    table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2)._replace(estimated={0b10: 2.0}))
+    assert table.estimated.tolist() == [False, True]
 
 
 def test_chain_timings_of_a_chain():

@@ -1,6 +1,7 @@
 import csv
 import gc
 import json
+import time
 import weakref
 
 import numpy as np
@@ -13,9 +14,6 @@ from datasets import load_dataset
 from models import build_model
 from profiler import profile_model
 from runs import EPOCH_COLUMNS, Recorder, read_run
-from selection_solver_DP import InfeasibleBudget
-from tensor_choice import choose_tensors, layers_of, smallest_rho
-from tensor_timings import TensorTimings, chain_timings
 from training_step import make_optimizer
 
 SIZE, BATCH, STEPS = 32, 16, 6
@@ -51,79 +49,6 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
                          dataset_name='d', seed=0, stack='s', host='h'))
     return result, model
-
-
-def synthetic_timings(rng, n=20):
-    """A table of random op groups, as branching as can be."""
-    groups = {1 << k: rng.rand() for k in range(n)}
-    for _ in range(3 * n):
-        mask = sum(1 << int(k) for k in set(rng.randint(0, n, rng.randint(2, 6))))
-        groups[mask] = groups.get(mask, 0) + rng.rand()
-    t_dw, t_dy, order = chain_timings(groups, n)
-    listed = sorted(groups.items())
-    t_up = rng.rand(n) * 0.1
-    return TensorTimings(
-        ['t%d' % k for k in range(n)], [(1,)] * n, t_dw, t_dy, t_up, 5.0, sum(groups.values()),
-        t_up.sum() + 0.5, order, [[k for k in range(n) if mask >> k & 1] for mask, _ in listed],
-        np.array([ms for _, ms in listed]), np.zeros(n, bool), 1.0, [], {})
-
-
-# ---------------------------------------------------------------- choosing tensors
-
-@pytest.mark.filterwarnings('ignore:no feasible tensor')
-def test_choice_never_exceeds_rho_and_leaves_nothing_that_fits():
-    rng = np.random.RandomState(0)
-    for _ in range(60):
-        table = synthetic_timings(rng)
-        importance = rng.randn(20)
-        rho = rng.uniform(smallest_rho(table), 1)
-        mask, _ = choose_tensors(table, importance, rho)
-        assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
-        for k in np.flatnonzero(~mask & (importance > 0)):
-            with_k = mask | (np.arange(20) == k)
-            assert table.step_time(with_k) > rho * table.t_step - 1e-9
-
-
-@pytest.mark.filterwarnings('ignore:no feasible tensor')
-def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
-    rng = np.random.RandomState(0)
-    for _ in range(60):
-        table, importance = synthetic_timings(rng), rng.randn(20)
-        layers = np.repeat(rng.permutation(8), 4)[:20]
-        rho = rng.uniform(smallest_rho(table, layers), 1)
-        mask, _ = choose_tensors(table, importance, rho, layers)
-        assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)
-        for layer in set(layers):
-            of_layer = layers == layer
-            assert mask[of_layer].all() or not mask[of_layer].any()
-            if not mask[of_layer].any() and importance[of_layer].sum() > 0:
-                assert table.step_time(mask | of_layer) > rho * table.t_step - 1e-9
-
-
-def test_layers_are_those_of_the_network():
-    model = new_model()
-    layers, names = layers_of(model), [keras_stack.variable_name(v).split('/')[0]
-                                             for v in model.trainable_variables]
-    assert [name == names[layer] for name, layer in zip(names, layers)] == [True] * len(names)
-    assert len(set(layers)) == len(set(names)) < len(names)
-
-
-def test_rho_1_trains_every_tensor_of_positive_importance():
-    rng = np.random.RandomState(1)
-    table = synthetic_timings(rng)
-    mask, fallback = choose_tensors(table, rng.rand(20) + 0.1, 1.0)
-    assert mask.all() and not fallback
-
-
-def test_smallest_rho_is_reachable_and_nothing_below_is_promised():
-    rng = np.random.RandomState(2)
-    for _ in range(20):
-        table = synthetic_timings(rng)
-        least = smallest_rho(table)
-        mask, _ = choose_tensors(table, rng.rand(20), least + 1e-6)
-        assert mask.any()
-        with pytest.raises(InfeasibleBudget):
-            choose_tensors(table, rng.rand(20), table.fixed / table.t_step * 0.99)
 
 
 # ---------------------------------------------------------------- schemes
@@ -314,6 +239,33 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
         run(tmp_path / 'r', dataset, 'full_training',
             train.Settings(num_epochs=4, learning_rate=1e18))
     assert not (tmp_path / 'r' / 'summary.json').exists()
+
+
+def test_moved_seconds_leave_their_bucket():
+    clock = train.Clock()
+    with clock('step'):
+        time.sleep(0.02)
+    with clock('selection'):
+        pass
+    before = dict(clock.seconds)
+    clock.move(0.01, 'step', 'selection')
+    assert clock.seconds['step'] == pytest.approx(before['step'] - 0.01)
+    assert clock.seconds['selection'] == pytest.approx(before['selection'] + 0.01)
+    assert clock.train_seconds == pytest.approx(before['step'] + before['selection'])
+
+
+@pytest.mark.timing
+def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path, dataset):
+    """Of two steps, so that the first call, moved from one bucket to another, would show."""
+    model, settings = new_model(), train.Settings(num_epochs=1)
+    scheme = train.fixed_scheme('full_training', train.fixed_mask('full_training', model))
+    two_steps = dataset._replace(train=dataset.train.take(2), train_size=2 * BATCH)
+    recorder = Recorder(str(tmp_path))
+    begin = time.perf_counter()
+    result, _ = train.train(model, two_steps, lambda maker: scheme, settings, recorder)
+    wall = time.perf_counter() - begin
+    assert result['train_seconds'] + result['validation_seconds'] == pytest.approx(wall, rel=0.06)
+    assert result['step_seconds'] == pytest.approx(2 * result['step_ms'] / 1e3, rel=0.25)
 
 
 @pytest.mark.timing

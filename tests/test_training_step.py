@@ -9,7 +9,14 @@ import tensorflow as tf
 from tensorflow import keras
 
 import keras_stack
-from training_step import StepResult, TrainingStep, evaluation_function, make_optimizer
+from masked_step import StepMaker
+from training_step import (
+    NUM_RESULTS,
+    TrainingStep,
+    WarmupCosine,
+    evaluation_function,
+    make_optimizer,
+)
 
 # Order of model.trainable_variables of conv_stack.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
@@ -138,7 +145,7 @@ def test_the_gradients_returned_are_those_of_the_loss():
     images, labels = batch()
     step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
                         mask_of(KERNEL_1, HEAD_KERNEL), outputs_gradients=True, update=False)
-    gradients = step(images, labels)[len(StepResult._fields):]
+    gradients = step(images, labels)[NUM_RESULTS:]
     for variable, gradient in zip(step.variables, gradients):
         kernel = keras_stack.raw(variable).numpy()
         direction = gradient.numpy() / np.linalg.norm(gradient)
@@ -149,6 +156,82 @@ def test_the_gradients_returned_are_those_of_the_loss():
         variable.assign(kernel)
         slope = (ends[0] - ends[1]) / 2e-2
         assert slope == pytest.approx(float(np.linalg.norm(gradient)), rel=0.05)
+
+
+# --- Adam
+
+
+def adam_variables():
+    """The model's variables, and the gradients of 6 steps: far apart in size, zeros among them."""
+    rng = np.random.RandomState(3)
+    model = linear()
+    return model.trainable_variables, [
+        [tf.constant(rng.normal(size=tuple(v.shape)) * 10.0 ** rng.randint(-5, 3, tuple(v.shape))
+                     * (rng.rand(*v.shape) < 0.8), tf.float32)
+         for v in model.trainable_variables] for _ in range(6)]
+
+
+def test_adam_is_keras_own_where_all_tensors_train_from_the_start():
+    ends = []
+    for make in (make_optimizer, lambda _, rate, steps, variables: keras.optimizers.Adam(
+            WarmupCosine(rate, steps))):
+        variables, gradients = adam_variables()
+        optimizer = make('adam', 0.01, 50, variables)
+        keras_stack.build_optimizer(optimizer, variables)
+        for of_step in gradients:
+            keras_stack.apply_gradients(optimizer, of_step, variables)
+        ends.append(values(variables))
+    for mine, keras_own in zip(*ends):
+        # Bit for bit on the paper's stack; Keras 3 has 1 - 0.999 in float32 wrong by 5e-5.
+        np.testing.assert_allclose(mine, keras_own, rtol=0, atol=1e-6 * keras_stack.KERAS_3)
+        assert np.abs(mine).max() > 0.5
+
+
+@pytest.mark.parametrize('cut', [False, True])
+def test_the_first_adam_step_of_a_tensor_that_joins_late_is_as_large_as_any_first(cut):
+    """Corrected by all 20,000 steps it would be 3.16 times the learning rate."""
+    model = conv_stack()
+    optimizer = make_optimizer('adam', 0.01, 10 ** 9, model.trainable_variables)
+    keras_stack.raw(optimizer.iterations).assign(20000)
+    mask = mask_of(HEAD_BIAS)
+    step = (StepMaker(model, optimizer, 0.0, *batch()).step(mask) if cut
+            else TrainingStep(model, optimizer, mask))
+    gradient = TrainingStep(model, None, mask, update=False, outputs_gradients=True)(*batch())[
+        NUM_RESULTS]
+    before = values(model.trainable_variables)
+    step(*batch())
+    moved = values(model.trainable_variables)[HEAD_BIAS] - before[HEAD_BIAS]
+    np.testing.assert_allclose(moved, -0.01 * np.sign(gradient), rtol=1e-3)
+
+
+@pytest.mark.parametrize('cut', [False, True])
+def test_adam_counts_the_updates_of_each_tensor(cut):
+    model = conv_stack()
+    optimizer = make_optimizer('adam', 0.01, 100, model.trainable_variables)
+    maker = StepMaker(model, optimizer, 1e-3, *batch())
+    masks = [mask_of(KERNEL_2, HEAD_BIAS), mask_of(KERNEL_2), mask_of(*range(N))]
+    for mask in masks:
+        (maker.step(mask) if cut else TrainingStep(model, optimizer, mask, 1e-3))(*batch())
+    counts = [float(keras_stack.raw(slot)) for of_one in keras_stack.slots(
+        optimizer, model.trainable_variables) for slot in of_one if not len(slot.shape)]
+    assert counts == list(np.sum(masks, axis=0))
+    assert int(keras_stack.raw(optimizer.iterations)) == len(masks)
+    state = keras_stack.optimizer_variables(optimizer)
+    assert sum(not len(v.shape) and float(keras_stack.raw(v)) == 2 for v in state) == 1
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_the_gradient_of_an_embedding_is_made_dense(name):
+    model = keras.Sequential([keras.Input((3,), dtype='int32'), keras.layers.Embedding(5, 4),
+                              keras.layers.Flatten(), keras.layers.Dense(3)])
+    optimizer = make_optimizer(name, 0.01, 100, model.trainable_variables)
+    before = values(model.trainable_variables)[0]
+    tokens, labels = tf.constant([[1, 1, 2], [4, 1, 2]]), tf.constant([0, 1])
+    maker = StepMaker(model, optimizer, 0.0, tokens, labels)
+    assert maker.gradients()(tokens, labels)[NUM_RESULTS].shape == (5, 4)
+    maker.step([True, False, False])(tokens, labels)
+    moved = np.abs(values(model.trainable_variables)[0] - before)
+    assert moved[[1, 2, 4]].any(axis=1).all() and not moved[[0, 3]].any()
 
 
 # --- weight decay

@@ -1,0 +1,228 @@
+"""Traces of real steps: one op at a time, read back as ms of each op."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from traced_networks import STEPS, branching, traced
+
+import op_trace
+import tf_internals
+from backward_graph import attribute
+from command_line import UserError
+from op_trace import read_trace, serial_ops
+
+
+def meet(seconds):
+    """Whether two ops of one function run at the same time: each waits for the other."""
+    barrier = threading.Barrier(2)
+
+    def wait(_):
+        try:
+            barrier.wait(seconds)
+            return np.int32(1)
+        except threading.BrokenBarrierError:
+            return np.int32(0)
+
+    @tf.function
+    def pair(x):
+        return [tf.compat.v1.py_func(wait, [x + i], tf.int32, stateful=False) for i in range(2)]
+    return [int(met) for met in pair(tf.constant(1))] == [1, 1]
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2,
+                                     reason='ops never overlap on one core')
+
+
+@needs_two_cores
+def test_serial_ops_lets_no_two_ops_run_at_once_and_is_undone_afterwards():
+    assert meet(20)
+    threads = threading.active_count()
+    with serial_ops():
+        assert not meet(0.5)
+    assert meet(20)
+    assert threading.active_count() == threads
+
+
+@needs_two_cores
+def test_serial_ops_is_undone_after_an_error():
+    with pytest.raises(KeyError):
+        with serial_ops():
+            raise KeyError
+    assert meet(20)
+
+
+POOL = """
+import sys, time
+import command_line
+command_line.quiet_tensorflow()
+import numpy as np
+import tensorflow as tf
+from op_trace import serial_ops
+
+def most_at_once(ops=6, seconds=0.3):
+    now = []
+    def run(_):
+        now.append(1)
+        time.sleep(seconds)
+        most.append(len(now))
+        now.pop()
+        return np.int32(0)
+    most = []
+    tf.function(lambda x: [tf.compat.v1.py_func(run, [x + i], tf.int32, stateful=False)
+                           for i in range(ops)])(tf.constant(1))
+    return max(most)
+before = most_at_once()
+with serial_ops():
+    inside = most_at_once()
+print(before, inside, most_at_once())
+"""
+
+
+@pytest.mark.parametrize('threads', [1, 2, 5])
+def test_serial_ops_takes_the_pool_as_it_finds_it(threads):
+    """Neither fewer threads than cores nor more, as environment or container may have it."""
+    child = subprocess.run(
+        [sys.executable, '-c', POOL], env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)),
+        cwd=os.path.dirname(os.path.abspath(op_trace.__file__)), timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.decode().split() == [str(threads), '1', str(threads)], child.stderr
+
+
+def test_no_two_op_events_of_a_trace_overlap_in_time():
+    case = traced(branching)
+    space = tf_internals.xplane_pb2.XSpace()
+    with open(case.path, 'rb') as trace:
+        space.ParseFromString(trace.read())
+    events = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                if op_trace.OP_EVENT.match(name):
+                    begin = line.timestamp_ns * 1000 + event.offset_ps
+                    events.append((begin, begin + event.duration_ps, name))
+    events.sort()
+    assert len(events) > STEPS * 50
+    assert [(a[2], b[2]) for a, b in zip(events, events[1:]) if b[0] < a[1]] == []
+
+
+def test_the_step_runs_on_normally_after_a_trace():
+    case = traced(branching)
+    images = tf.zeros((4, 24, 24, 3))
+    assert np.isfinite(float(case.step(images, tf.constant([0, 1, 2, 1]))[0]))
+
+
+# --- reading a trace
+
+
+def xplane(path, planes):
+    """planes: (plane, line) -> [(event name, ms, {stat: str or ("ref", str)}), ...]."""
+    space = tf_internals.xplane_pb2.XSpace()
+    for (plane_name, line_name), events in planes.items():
+        plane = ([p for p in space.planes if p.name == plane_name]
+                 or [space.planes.add(name=plane_name)])[0]
+        line = plane.lines.add(name=line_name) if line_name else None
+
+        def stat_id(text, plane=plane):
+            known = {m.name: i for i, m in plane.stat_metadata.items()}
+            plane.stat_metadata[known.setdefault(text, len(known) + 1)].name = text
+            return known[text]
+        for name, ms, stats in events:
+            i = len(plane.event_metadata) + 1
+            plane.event_metadata[i].name = name
+            event = line.events.add(metadata_id=i, duration_ps=int(ms * 1e9))
+            for key, value in stats.items():
+                stat = event.stats.add(metadata_id=stat_id(key))
+                if isinstance(value, tuple):
+                    stat.ref_value = stat_id(value[1])
+                else:
+                    stat.str_value = value
+    with open(str(path), 'wb') as out:
+        out.write(space.SerializeToString())
+    return str(path)
+
+
+CPU, GPU = ('/host:CPU', 'a thread'), ('/device:GPU:0', 'Stream #13(Compute)')
+
+
+@pytest.mark.parametrize('reference', [False, True])
+def test_time_on_the_gpu_wins_over_the_launch_on_the_host(reference, tmp_path):
+    def op(text):
+        return {'tf_op': ('ref', text) if reference else text, 'other': 'model/x:Add'}
+    path = xplane(tmp_path / 'host.xplane.pb', {
+        CPU: [('model/conv/Conv2D:Conv2D', 0.5, {}), ('model/conv/Conv2D:Conv2D', 0.5, {}),
+              ('model/Cast:Cast', 0.25, {}), ('Executor::Process', 9, {})],
+        GPU: [('volta_sgemm', 2, op('model/conv/Conv2D:Conv2D')),
+              ('im2col', 1, op('model/conv/Conv2D:Conv2D')),
+              ('volta_sgemm', 4, op('model/conv/Conv2D:Conv2D')), ('MemcpyHtoD', 8, {})],
+        # As older releases save them: sums of what is on the streams.
+        ('/device:GPU:0', 'TensorFlow Ops'): [('model/conv/Conv2D:Conv2D', 7, op('x:Conv2D'))]})
+    assert read_trace(path, num_steps=2) == {'model/conv/Conv2D': pytest.approx(7 / 2),
+                                             'model/Cast': pytest.approx(0.25 / 2)}
+
+
+def test_a_kernel_of_no_known_op_counts_as_left_out(tmp_path):
+    case = traced(branching)
+    name = next(n for n in case.graph.backward
+                if case.graph.nodes[n].op == 'Conv2DBackpropFilter')
+    path = xplane(tmp_path / 'host.xplane.pb', {
+        CPU: [(name + ':Conv2DBackpropFilter', 0.5, {})],
+        GPU: [('sgemm', 3, {'tf_op': name + ':Conv2DBackpropFilter'}), ('a_kernel', 1, {})]})
+    times = attribute(case.graph, read_trace(path, num_steps=1), 8)
+    assert times.coverage == pytest.approx(3 / 4)
+    assert times.left_out == [('a_kernel', pytest.approx(1))]
+
+
+@pytest.mark.parametrize('planes, gpu, what', [
+    ({('/device:GPU:0', None): []}, None, '/device:GPU:0 is empty'),
+    ({('/device:GPU:0', 'Stream #7(Memcpy)'): [('MemcpyD2H', 1, {})]}, None, 'GPU:0 is empty'),
+    ({}, True, 'no plane of a GPU')])
+def test_a_gpu_whose_kernels_are_missing_is_an_error_with_the_remedy(planes, gpu, what, tmp_path):
+    path = xplane(tmp_path / 'host.xplane.pb', {CPU: [('a/Conv2D:Conv2D', 1, {})]})
+    assert read_trace(path, 1, gpu=False) == {'a/Conv2D': pytest.approx(1)}
+    path = xplane(tmp_path / 'host.xplane.pb', {**{CPU: [('a/Conv2D:Conv2D', 1, {})]}, **planes})
+    with pytest.raises(UserError, match=what + '.*RestrictProfilingToAdminUsers=0') as error:
+        read_trace(path, 1, gpu=gpu)
+    assert '\n' not in str(error.value) and 'CUDA_VISIBLE_DEVICES' in str(error.value)
+
+
+def test_one_pre_empted_step_does_not_count(tmp_path):
+    path = xplane(tmp_path / 'host.xplane.pb', {CPU: [
+        ('model/Relu:Relu', ms, {}) for ms in (1, 1, 50)]})
+    assert read_trace(path, num_steps=3) == {'model/Relu': pytest.approx(1)}
+
+
+def test_ops_of_a_real_trace_are_nodes_of_the_graph():
+    case = traced(branching)
+    assert len(case.times) > 50
+    assert all(ms >= 0 for ms in case.times.values())
+    convolutions = {n for n, mask in case.graph.backward.items()
+                    if case.graph.nodes[n].op.startswith('Conv2DBackprop')}
+    assert len(convolutions) == 5 and convolutions <= set(case.times)
+
+
+CLUSTERED = """
+import sys
+sys.path.insert(0, 'tests')
+import command_line
+command_line.quiet_tensorflow()
+from traced_networks import plain, traced
+try:
+    traced(plain)
+except command_line.UserError as error:
+    print(error)
+"""
+
+
+def test_a_step_that_xla_clusters_of_its_own_accord_is_refused():
+    child = subprocess.run(
+        [sys.executable, '-c', CLUSTERED], timeout=120, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, cwd=os.path.dirname(os.path.abspath(op_trace.__file__)),
+        env=dict(os.environ, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'))
+    lines = child.stdout.decode().splitlines()
+    assert len(lines) == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in lines[0], child
