@@ -13,7 +13,7 @@ from command_line import UserError
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
 from profiler import profile_model
-from tensor_choice import choose_tensors, smallest_rho
+from selection_solver_DP import choose_tensors, smallest_rho
 from training_step import make_optimizer
 
 # What profiling and an importance cost in seconds, beside tracing, is the same for all networks of
