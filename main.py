@@ -187,8 +187,8 @@ def load_data(args):
     return dataset
 
 
-def profile(args, model, dataset, again=False):
-    """TensorTimings of this run, measured where none match or `again`, and stored."""
+def profile(args, model, dataset):
+    """TensorTimings of this run, measured where none match, and stored."""
     import profiler
     key = profiler.table_key(args.model_name, args.alpha, args.input_size, args.batch_size,
                              dataset.num_classes, args.optimizer, args.weight_decay,
@@ -196,7 +196,7 @@ def profile(args, model, dataset, again=False):
     folder = profiler.table_folder(args.logs_dir, args.model_name, args.input_size,
                                    dataset.num_classes, args.batch_size)
     return profiler.table_for(model, args.input_size, dataset.num_classes, args.batch_size,
-                              args.optimizer, args.weight_decay, key, folder, again)
+                              args.optimizer, args.weight_decay, key, folder)
 
 
 def timing_table(args, model, dataset):
@@ -218,9 +218,7 @@ def make_scheme_for(args, model, dataset, table, penalty):
     def make(maker):
         if is_elastic(args):
             return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
-                                        settings, args.importance,
-                                        lambda: profile(args, model, dataset, again=True),
-                                        train.count_steps(dataset))
+                                        settings, args.importance)
         if args.train_type == 'prune_training':
             from prune import prune_scheme
             return prune_scheme(args.train_type, maker, dataset, settings, penalty,
