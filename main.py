@@ -255,13 +255,15 @@ def summarise(args, result):
 
 
 def save(args, folder, model):
-    """checkpoint/: portable weights, and the model in this stack's own format."""
+    """checkpoint/: portable weights, and the model in this stack's own format; whole or not at all.
+    """
     import keras_stack
     from models import save_weights
     checkpoint = os.path.join(folder, 'checkpoint')
-    os.makedirs(checkpoint, exist_ok=True)
-    save_weights(model, os.path.join(checkpoint, 'weights.npz'))
-    model.save(os.path.join(checkpoint, keras_stack.MODEL_FILE))
+    os.makedirs(checkpoint + '.part', exist_ok=True)
+    save_weights(model, os.path.join(checkpoint + '.part', 'weights.npz'))
+    model.save(os.path.join(checkpoint + '.part', keras_stack.MODEL_FILE))
+    os.rename(checkpoint + '.part', checkpoint)
     print('saved {}'.format(os.path.join(checkpoint, 'weights.npz')))
 
 
@@ -276,7 +278,6 @@ def main(argv=None):
     if is_finished(folder, settings):
         return already_finished(folder)
     start(args)
-    import train
     from models import build_model
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
@@ -288,7 +289,13 @@ def main(argv=None):
     print('{}: {} on {}, {} images, {} tensors'.format(
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
-    recorder = Recorder(folder, lock)
+    with Recorder(folder, lock) as recorder:
+        return train_and_record(args, folder, recorder, model, dataset, table)
+
+
+def train_and_record(args, folder, recorder, model, dataset, table):
+    """Trains, prints and records; returns the exit status."""
+    import train
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow

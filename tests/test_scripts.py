@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -275,3 +276,11 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
         label: float(label.split()[-1]) for label in own}
     assert mobilenet['elastic 0.35']['weights'].endswith('mobilenetv2_source_seed3/checkpoint/'
                                                          'weights.npz')
+
+
+def test_the_example_of_the_readme_trains_a_network_of_ones_own():
+    with open(os.path.join(ROOT, 'README.md')) as readme:
+        code, = re.findall(r'```python\n(.*?)```', readme.read(), re.S)
+    status, output, errors = run(sys.executable, '-c', code, cwd=ROOT)
+    assert status == 0, errors
+    assert re.search(r'\d of 6 tensors, loss \d\.\d+$', output.strip()), output
