@@ -31,7 +31,7 @@ class TensorTimings(NamedTuple):
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
     spread: half the distance between the quartiles of the full step while it was measured, over its
-    median.
+    median. scales: traced ms times these gave group_ms, of groups of one tensor and of shared ones.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -50,6 +50,7 @@ class TensorTimings(NamedTuple):
     key: Dict
     t_loop: float = 0.0
     spread: float = 0.0
+    scales: Tuple = (1.0, 1.0)
 
     @property
     def disturbed(self):
@@ -219,7 +220,7 @@ def build_table(names, shapes, times, totals, key):
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update + totals.t_always, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key, spread=totals.spread)
+                         times.left_out[:20], key, spread=totals.spread, scales=(own, shared))
 
 
 def own_and_shared_scale(groups, totals):
