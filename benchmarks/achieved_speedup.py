@@ -31,8 +31,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
     from profiler import profile_model
     from selection_solver_DP import choose_tensors, select_tensors, smallest_rho
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
-    table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
-                          prepared.batch_size)
+    table = profile_model(prepared.model, batch=batch)
     importance = evaluate_importance(maker.model, maker.optimizer, [batch],
                                      evaluator=Evaluator(maker))
     loop = ClosedLoop(table, maker)

@@ -28,6 +28,7 @@ HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
                       'while True: b[:] = a',
         'CPU hog': 'while True: pass'}
 SETTLE_SECONDS = 2.0
+ORACLE_SECONDS = 3.0
 SELECTIONS = 2
 STEPS = 20  # between two selections
 
@@ -69,10 +70,7 @@ def run_model(name, input_size, rho, rounds, seed):
     from selection_solver_DP import choose_tensors, reachable
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
 
-    def profile():
-        return profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
-                             prepared.batch_size)
-    table = profile()
+    table = profile_model(prepared.model, batch=batch)
     importance = evaluate_importance(maker.model, maker.optimizer, [batch],
                                      evaluator=Evaluator(maker))
     loop = ClosedLoop(table, maker)
@@ -91,7 +89,7 @@ def run_model(name, input_size, rho, rounds, seed):
                 step = maker.step(held)
                 ran = dict(mask=held, step_ms=[step.milliseconds(*batch)
                                                for _ in range(1 + STEPS)][1:])
-            oracle = choose(profile())
+            oracle = choose(profile_model(prepared.model, batch=batch, seconds=ORACLE_SECONDS))
             steps = [_bench.call(maker.step(mask), prepared) for mask in (fixed, held, oracle)]
             for function in [full] + steps:
                 function()
