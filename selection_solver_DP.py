@@ -56,11 +56,12 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
     """The feasible set of tensors with the largest total importance (paper, equation 4).
 
     The budget is cut into `resolution` bins and every cost is rounded UP to whole bins, so that the
-    result never exceeds the budget; it is the exact optimum for the rounded costs, and at least as
-    good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance <=
-    0 is never selected, except by the fallback: where no feasible tensor has positive importance,
-    an empty mask would silently train nothing, so importances are shifted until the worst feasible
-    tensor is just above zero, which fills the budget with the least bad ones. A warning says so.
+    result never exceeds the budget: it is the exact optimum for the rounded costs, less a tensor
+    where the sum of its floats would be a hair over, and at least as good as the optimum for a
+    budget smaller by N / resolution of itself. A tensor of importance <= 0 is never selected,
+    except by the fallback: where no feasible tensor has positive importance, an empty mask would
+    silently train nothing, so importances are shifted until the worst feasible tensor is just above
+    zero, which fills the budget with the least bad ones. A warning says so.
 
     t_dw: (N,) ms per step, own gradient of each tensor.
     t_dy: (N,) ms per step, extra time to carry the error gradient back to each tensor.
