@@ -23,7 +23,7 @@ import numpy as np
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
-# Value is divided by cost ** power: importance per ms, importance alone, and between them.
+# Greedy rules: importance per ms ** power, down to importance alone, whatever it costs.
 POWERS = (1.0, 0.5, 0.0)
 
 
@@ -233,7 +233,7 @@ def layers_of(model):
 
 
 def smallest_rho(timings, layers=None):
-    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3).
+    """The least rho at which some tensor can be trained (paper, section 4.3).
 
     layers: as in choose_tensors.
     """
