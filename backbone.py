@@ -140,11 +140,8 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics):
         model = keras.models.load_model(path, compile=False)
     except Exception as error:
         raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
-            path, ' '.join(str(error).split())[:300]))
-    given = tuple(model.input_shape[1:])
-    if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
-        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
-            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
+            path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))
+    _check_saved(path, model, input_shape)
     own = [layer for layer in model.layers if isinstance(layer, Backbone)]
     if len(model.output_shape) == 4:
         return classifier(model, None, input_shape, num_classes, bn_statistics)
@@ -157,6 +154,29 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics):
     inputs = keras.Input(input_shape)
     outputs = Backbone(model, None, bn_statistics == 'train', name='backbone')(inputs)
     return keras.Model(inputs, outputs)
+
+
+def _check_saved(path, model, input_shape):
+    """UserError for a loaded model that is no classifier, or feature extractor, of such images."""
+    inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise UserError("'{}' has {} inputs and {} outputs; needed is a functional or Sequential "
+                        'model from one batch of images to one output'.format(
+                            path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
+    given = tuple(inputs[0].shape[1:])
+    if len(given) != 3 or given[2] not in (None, input_shape[2]):
+        raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
+                        'width x 3'.format(path, 'x'.join(map(str, given))))
+    if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
+        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
+            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
+    if len(outputs[0].shape) not in (2, 4):
+        raise UserError("'{}' gives arrays of {}; needed is a row of class scores, or a feature "
+                        'map, for each image'.format(
+                            path, 'x'.join(map(str, outputs[0].shape[1:]))))
+    if len(outputs[0].shape) == 2 and not model.trainable_weights:
+        raise UserError("'{}' has no trainable weights: set trainable = True and save it again"
+                        .format(path))
 
 
 def output_layer(model, with_weights=False):

@@ -139,7 +139,8 @@ def merged(nodes, loops, apart=frozenset()):
 def check_effects(graph, effects):
     """UserError where one of `effects` would have a backward pass run that its step leaves out.
 
-    An op that serves the update of tensor k stays where k is selected, any other in all steps.
+    An op that serves the update of tensor k stays where k is selected, any other in all steps: it
+    may read what all tensors need.
     graph: StepGraph; effects: names of the nodes that change a variable.
     """
     order = topological(graph.nodes)
@@ -150,9 +151,13 @@ def check_effects(graph, effects):
             common[name] = graph.backward.get(name, -1)
             for source in graph.nodes[name].data:
                 common[name] &= common.get(source, -1)
+    everyone = 0
+    for bits in graph.backward.values():
+        everyone |= bits
     for name in effects:
         k = graph.update.get(name)
-        if not (common.get(name, -1) == -1 if k is None else common[name] >> k & 1):
+        users = everyone if k is None else 1 << k
+        if common.get(name, -1) & users != users:
             raise UserError(
                 '{} ({}) changes a variable by something of the backward pass that not all choices '
                 'of tensors need: such a model cannot be trained in part'.format(

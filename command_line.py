@@ -7,8 +7,10 @@ import argparse
 import difflib
 import math
 import os
+import re
 import sys
 import tempfile
+import traceback
 import warnings
 
 
@@ -98,8 +100,72 @@ def add_model_flags(parser):
                         help='where runs and timing tables are written (default: %(default)s)')
 
 
+def in_one_line(error):
+    """What a model or a flag made TensorFlow or Keras raise, in one line that names the layer.
+
+    None for any other error: that is a bug, and its traceback is wanted.
+    """
+    errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
+    chain = [error]  # tf.function raises another error in its place
+    while chain[-1].__context__ is not None and not chain[-1].__suppress_context__:
+        chain.append(chain[-1].__context__)
+    frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
+    if isinstance(error, MemoryError) or errors and isinstance(
+            error, errors.ResourceExhaustedError):
+        remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
+    elif errors and isinstance(error, errors.OpError):
+        remedy = ''
+    elif _layer_in(frames) and not _is_ours(frames[-1].f_code.co_filename):
+        remedy = ''
+    else:
+        return None
+    return '{}{}{}'.format(_place(chain, frames), _reason(chain[-1]), remedy)
+
+
+def _is_ours(path):
+    here = os.path.dirname(os.path.abspath(__file__))
+    return bool(path) and os.path.dirname(os.path.abspath(path)) == here
+
+
+def _layer_in(frames):
+    """The innermost layer of the user's model that was at work, or None."""
+    tensorflow = sys.modules.get('tensorflow')
+    for frame in reversed(frames if tensorflow else []):
+        layer = frame.f_locals.get('self')
+        if isinstance(layer, tensorflow.keras.layers.Layer) and not _is_ours(
+                getattr(sys.modules.get(type(layer).__module__), '__file__', None)):
+            return layer
+    return None
+
+
+def _place(chain, frames):
+    """`layer 'x' (Class): `, `node layer/Op: ` as TensorFlow names it, or nothing."""
+    layer = _layer_in(frames)
+    if layer is not None:
+        return "layer '{}' ({}): ".format(layer.name, type(layer).__name__)
+    node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
+    if not node:
+        return ''
+    name = node.group(1) or node.group(2)
+    for frame in frames:  # masked_step.py numbers the nodes of its steps
+        maker = getattr(frame.f_locals.get('self'), '_maker', None)
+        name = getattr(maker, 'traced_names', {}).get(name, name)
+    return 'node {}: '.format(name)
+
+
+def _reason(error):
+    """The line of an error's text that tells most: the last one before TensorFlow names a node."""
+    text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
+    lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]
+    nodes = [i for i, line in enumerate(lines) if line.startswith('[[')]
+    return lines[max(0, nodes[0] - 1) if nodes else 0][:400]
+
+
 def run(main, argv=None):
-    """Calls main(argv) and exits: a UserError as one line on stderr with status 2."""
+    """Calls main(argv) and exits: a UserError as one line on stderr with status 2.
+
+    So does what a model or a flag made TensorFlow raise.
+    """
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
     try:
         sys.exit(main(argv))
@@ -109,6 +175,12 @@ def run(main, argv=None):
     except KeyboardInterrupt:
         print('\ninterrupted', file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        line = in_one_line(error)
+        if line is None:
+            raise
+        print('error: {}'.format(line), file=sys.stderr)
+        sys.exit(2)
 
 
 def quiet_tensorflow():
@@ -144,6 +216,8 @@ def start_tensorflow(inter_op_threads=0):
     import tensorflow as tf
     if inter_op_threads != tf.config.threading.get_inter_op_parallelism_threads():
         tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
+    import keras_stack
+    keras_stack.keep_tracebacks()  # in_one_line reads them
 
 
 def table(header, rows, align=None):

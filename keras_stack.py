@@ -18,6 +18,11 @@ def set_seed(seed):
         tf.random.set_seed(seed)
 
 
+def keep_tracebacks():
+    """Keras raises errors as they are: not without its own frames, which tell the layer's name."""
+    (keras.config if KERAS_3 else tf.debugging).disable_traceback_filtering()
+
+
 def raw(variable):
     """The tf.Variable behind a Keras variable: what a gradient tape can watch.
 

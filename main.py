@@ -187,10 +187,10 @@ def load_data(args):
     return dataset
 
 
-def profile(args, model, dataset, again=False):
-    """TensorTimings of this run, measured where none match or `again`, and stored."""
+def profile(args, model, dataset):
+    """TensorTimings of this run, measured where none match, and stored."""
     import profiler
-    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation, again)
+    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation)
 
 
 def timing_table(args, model, dataset):
@@ -212,9 +212,7 @@ def make_scheme_for(args, model, dataset, table, penalty):
     def make(maker):
         if is_elastic(args):
             return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
-                                        settings, args.importance,
-                                        lambda: profile(args, model, dataset, again=True),
-                                        train.count_steps(dataset))
+                                        settings, args.importance)
         if args.train_type == 'prune_training':
             from prune import prune_scheme
             return prune_scheme(args.train_type, maker, dataset, settings, penalty,
@@ -251,13 +249,15 @@ def summarise(args, result):
 
 
 def save(args, folder, model):
-    """checkpoint/: portable weights, and the model in this stack's own format."""
+    """checkpoint/: portable weights, and the model in this stack's own format; whole or not at all.
+    """
     import keras_stack
     from models import save_weights
     checkpoint = os.path.join(folder, 'checkpoint')
-    os.makedirs(checkpoint, exist_ok=True)
-    save_weights(model, os.path.join(checkpoint, 'weights.npz'))
-    model.save(os.path.join(checkpoint, keras_stack.MODEL_FILE))
+    os.makedirs(checkpoint + '.part', exist_ok=True)
+    save_weights(model, os.path.join(checkpoint + '.part', 'weights.npz'))
+    model.save(os.path.join(checkpoint + '.part', keras_stack.MODEL_FILE))
+    os.rename(checkpoint + '.part', checkpoint)
     print('saved {}'.format(os.path.join(checkpoint, 'weights.npz')))
 
 
@@ -272,7 +272,6 @@ def main(argv=None):
     if is_finished(folder, settings):
         return already_finished(folder)
     start(args)
-    import train
     from models import build_model
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
@@ -284,7 +283,13 @@ def main(argv=None):
     print('{}: {} on {}, {} images, {} tensors'.format(
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
-    recorder = Recorder(folder, lock)
+    with Recorder(folder, lock) as recorder:
+        return train_and_record(args, folder, recorder, model, dataset, table)
+
+
+def train_and_record(args, folder, recorder, model, dataset, table):
+    """Trains, prints and records; returns the exit status."""
+    import train
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow

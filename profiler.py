@@ -9,11 +9,13 @@ the table carries a key of all these and is reused only where the key matches ex
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
+import tempfile
 import time
 
 import numpy as np
@@ -42,8 +44,6 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     seconds: about how long the untraced, interleaved runs that give the totals may take.
     The model's variables are as before afterwards.
     """
-    import tempfile
-
     from backward_graph import attribute
     from op_trace import executed_graph, read_trace, record_trace
     if folder is None:
@@ -253,6 +253,20 @@ def stored_table(folder, key):
     return table
 
 
+@contextlib.contextmanager
+def whole_or_not_at_all(folder):
+    """Yields a new folder, which replaces `folder` at the end; after an error it is gone."""
+    parent, name = os.path.split(os.path.abspath(folder))
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=name + '.part') as temporary:
+        new = os.path.join(temporary, name)
+        os.mkdir(new)
+        yield new
+        if os.path.isdir(folder):
+            os.rename(folder, os.path.join(temporary, 'old'))
+        os.rename(new, folder)
+
+
 def table_for(args, model, num_classes, augmentation, again=False):
     """The stored table where its key matches; else measured now and stored, trace beside it.
 
@@ -263,11 +277,11 @@ def table_for(args, model, num_classes, augmentation, again=False):
                           args.batch_size)
     table = None if again else stored_table(folder, key)
     if table is None:
-        os.makedirs(folder, exist_ok=True)
         begin = time.perf_counter()
-        table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
-                              args.batch_size, args.optimizer, args.weight_decay, folder, key)
-        table.save(os.path.join(folder, TABLE_FILE))
+        with whole_or_not_at_all(folder) as new:
+            table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
+                                  args.batch_size, args.optimizer, args.weight_decay, new, key)
+            table.save(os.path.join(new, TABLE_FILE))
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
                                                 os.path.join(folder, TABLE_FILE)))
         warn_of(table)

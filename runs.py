@@ -221,14 +221,20 @@ def open_run(folder, settings):
         unless_opened.callback(os.close, lock)
         if is_finished(folder, settings):  # what held before the lock need not hold any more
             return None
-        for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
-                os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
-            if os.path.exists(os.path.join(folder, stale)):
-                os.remove(os.path.join(folder, stale))
-        shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
+        _clear(folder)
         write_json(os.path.join(folder, 'settings.json'), settings)
         unless_opened.pop_all()
     return lock
+
+
+def _clear(folder):
+    """Removes the records of a run, but for its settings."""
+    for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
+            os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
+        if os.path.exists(os.path.join(folder, stale)):
+            os.remove(os.path.join(folder, stale))
+    for checkpoint in ('checkpoint', 'checkpoint.part'):
+        shutil.rmtree(os.path.join(folder, checkpoint), ignore_errors=True)
 
 
 def _lock(folder):
@@ -259,7 +265,8 @@ def write_json(path, content):
 class Recorder:
     """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye.
 
-    lock: of open_run, freed when the run is finished or this object goes.
+    lock: of open_run, freed when the run is finished or this object goes. As a context manager it
+    leaves nothing behind of a run that fails before its first epoch ends.
     """
 
     def __init__(self, folder, lock=None):
@@ -310,6 +317,18 @@ class Recorder:
                 with open(os.path.join(self.folder, name), 'a') as records:
                     os.fsync(records.fileno())
         write_json(os.path.join(self.folder, 'summary.json'), dict(summary, finished=True))
+        self._unlock()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.writer.close()
+        if not os.path.exists(os.path.join(self.folder, 'epochs.csv')):
+            _clear(self.folder)
+            os.remove(os.path.join(self.folder, 'settings.json'))
+            if not os.listdir(self.folder):
+                os.rmdir(self.folder)
         self._unlock()
 
     def _unlock(self):

@@ -236,7 +236,7 @@ def smallest_rho(timings, layers=None):
 
     layers: as in choose_tensors.
     """
-    items = _items(timings, layers)
+    items = items_of(timings, layers)
     least = timings.step_time(items.cheapest[items.of])
     rho = least / timings.t_step
     while rho * timings.t_step < least:  # as choose_tensors reckons
@@ -262,7 +262,7 @@ def reachable(timings, rho, layers=None):
     return max(rho, least)
 
 
-class _Items(NamedTuple):
+class Items(NamedTuple):
     """What can be chosen, L items: tensors one by one, or all of a layer together.
 
     of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
@@ -276,7 +276,7 @@ class _Items(NamedTuple):
     @property
     def alone(self):
         """(L,) ms of backward pass and update where nothing else is trained."""
-        return self.own + self.group_ms @ self.needs
+        return self.own + _sum(self.group_ms, self.needs)
 
     @property
     def cheapest(self):
@@ -287,18 +287,23 @@ class _Items(NamedTuple):
         """The items of the (L,) bool alone: what just one of them needs is its own."""
         needs = self.needs[:, keep]
         count = needs.sum(axis=1)
-        return _Items(None, needs[count > 1], self.group_ms[count > 1],
-                      self.own[keep] + self.group_ms[count == 1] @ needs[count == 1])
+        return Items(None, needs[count > 1], self.group_ms[count > 1],
+                      self.own[keep] + _sum(self.group_ms[count == 1], needs[count == 1]))
 
 
-def _items(timings, layers):
-    """_Items; layers: (N,) int, None for single tensors."""
+def _sum(group_ms, needs):
+    """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
+    return np.einsum('g,gl->l', group_ms, needs)
+
+
+def items_of(timings, layers=None):
+    """Items; layers: (N,) int, None for single tensors."""
     needs = timings.group_tensors
     if layers is None:
-        return _Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up)
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up)
     _, of = np.unique(layers, return_inverse=True)
     needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
-    return _Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up))
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up))
 
 
 def choose_tensors(timings, importance, rho, layers=None):
@@ -311,7 +316,7 @@ def choose_tensors(timings, importance, rho, layers=None):
     Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
     """
     _require_finite('importance', importance)
-    items = _items(timings, layers)
+    items = items_of(timings, layers)
     limit = rho * timings.t_step if rho < 1 else np.inf  # no mask takes more than a full step
     budget = limit - timings.fixed  # ms of backward pass and updates
 
@@ -334,18 +339,18 @@ def _search(items, value, budget):
     """(L,) bool: the best set found among items of positive value that each fit alone."""
     if items.own.sum() + items.group_ms.sum() <= budget:
         return np.ones(len(value), dtype=bool)
-    starts = [(_on_chain(items, value, budget), POWERS[0])]
+    starts = [(on_chain(items, value, budget), POWERS[0])]
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
-    return max((_filled(items, value, mask, budget, power) for mask, power in starts),
+    return max((filled(items, value, mask, budget, power) for mask, power in starts),
                key=lambda mask: value[mask].sum())
 
 
-def _on_chain(items, value, budget):
+def on_chain(items, value, budget):
     """(L,) bool: select_tensors of the items laid along a chain by the time they share with others.
 
     As tensor_timings.chain_timings, but laid without what no item of positive value needs.
     """
-    order = np.argsort(-(items.group_ms @ items.needs), kind='stable')
+    order = np.argsort(-_sum(items.group_ms, items.needs), kind='stable')
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
     t_dy = np.bincount(nearest, items.group_ms, len(order))
     mask = np.zeros(len(order), dtype=bool)
@@ -357,12 +362,12 @@ def _on_chain(items, value, budget):
     return mask
 
 
-def _filled(items, value, mask, budget, power):
+def filled(items, value, mask, budget, power=1.0):
     """The (L,) mask with the item of most value / cost ** power added, again and again, while one
     fits; its cost is that of the ops that nothing chosen so far needs."""
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
-    cost = items.own + (items.group_ms * ~paid) @ items.needs  # (L,) ms to add each item
+    cost = items.own + _sum(items.group_ms * ~paid, items.needs)  # (L,) ms to add each item
     left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
     needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
     while True:
@@ -376,4 +381,4 @@ def _filled(items, value, mask, budget, power):
         new = np.flatnonzero(needed_by[best] & ~paid)
         if len(new):
             paid[new] = True
-            cost -= items.group_ms[new] @ items.needs[new]
+            cost -= _sum(items.group_ms[new], items.needs[new])

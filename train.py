@@ -97,15 +97,13 @@ def fixed_mask(name, model):
                      for v in variables])
 
 
-def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update', profile=None,
-                   steps_per_epoch=0):
+def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update'):
     """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
     4).
 
     maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
     its next batches. timings: TensorTimings of this model on this machine. With
-    settings.closed_loop they are kept true while the device changes speed; profile: see ClosedLoop,
-    which weighs its cost against the steps that remain.
+    settings.closed_loop they are kept true while the device changes speed.
     Where steps drift from their prediction between two selections, the tensors are chosen again by
     the importance last evaluated; with interval 0 never.
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
@@ -114,7 +112,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     evaluator = Evaluator(maker, settings.seed)
     layers = layers_of(maker.model) if settings.granularity == 'layer' else None
     batches = iter(probe)
-    loop = ClosedLoop(timings, maker, profile) if settings.closed_loop else None
+    loop = ClosedLoop(timings, maker) if settings.closed_loop else None
     current = None
 
     def select(epoch, last):
@@ -136,9 +134,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
             ran = (current.mask, last.step_ms, last.wait_ms) if last is not None else ()
-            steps = (settings.num_epochs - epoch + 1) * steps_per_epoch
-            drift = loop.update(*batch, evaluator.pass_ms, *ran, remaining_seconds=(
-                steps * settings.rho * loop.timings.t_step / 1e3))
+            drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
         mask, fallback = choose_tensors(
             table, importance, reachable(table, settings.rho, layers), layers)

@@ -34,10 +34,13 @@ class Prepared(NamedTuple):
         return np.ones(self.num_tensors, dtype=bool)
 
 
-def prepare(name, input_size, seed=0, learning_rate=1e-6, data='noise'):
-    """Prepared for `name` at a batch size of BATCH_SIZE, frozen statistics, SGD with decay.
+def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batch_size=None):
+    """Prepared for `name`, SGD with decay; batch_size: BATCH_SIZE's where None.
 
     data: 'noise' or the name of a data set, whose first batch is taken.
+    The learning rate is so small that a network which is timed stays as it is. One that hundreds of
+    timed steps train on a single batch dies, and a dead network's steps take other times: on
+    TensorFlow 2.7 Relu6Grad takes a third where its branches can be foreseen.
     """
     command_line.quiet_tensorflow()
     import tensorflow as tf
@@ -46,9 +49,9 @@ def prepare(name, input_size, seed=0, learning_rate=1e-6, data='noise'):
     from backbone import statistics_from_batch
     from masked_step import StepMaker
     from training_step import make_optimizer
-    batch_size = BATCH_SIZE.get(name, 4)
+    batch_size = batch_size or BATCH_SIZE.get(name, 4)
     shape = (input_size, input_size, 3)
-    model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics='frozen')
+    model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics=bn_statistics)
     rng = np.random.RandomState(seed)
     images = tf.constant(rng.uniform(0, 255, (batch_size,) + shape), tf.float32)
     labels = tf.constant(rng.randint(0, NUM_CLASSES, batch_size), tf.int32)
@@ -56,7 +59,7 @@ def prepare(name, input_size, seed=0, learning_rate=1e-6, data='noise'):
         from datasets import load_dataset
         images, labels = next(iter(load_dataset(data, input_size, batch_size, seed=seed).train))
     statistics_from_batch(model, images)
-    optimizer = make_optimizer('sgd', learning_rate, 1000, model.trainable_variables)
+    optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
     maker = StepMaker(model, optimizer, 5e-4, images, labels)
     return Prepared(model, maker, images, labels, batch_size)
 

@@ -1,6 +1,7 @@
 """Does a step take the share of full training that was asked for?
 
     python benchmarks/achieved_speedup.py [--models resnet50 mobilenetv2] [--rhos 0.4 0.6 0.8]
+    python benchmarks/achieved_speedup.py --bn_statistics train --models resnet50@64 --batch_size 8
 
 For each network: timing table, importance on real digits, and for each rho the tensors chosen as in
 training, with the closed loop. Step and full step then run interleaved. Told are the share asked
@@ -18,12 +19,13 @@ import command_line
 
 PREDICTION_ERROR = 0.04
 OVER_ASKED = 0.08
-DEFAULT_MODELS = ['resnet50', 'vgg16', 'mobilenetv2', 'vit']
+DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 
 
-def run_model(name, input_size, rhos, rounds, seed):
+def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
     """Result of one network: a row for each rho within reach."""
-    prepared = _bench.prepare(name, input_size, seed, learning_rate=1e-3, data='digits')
+    prepared = _bench.prepare(name, input_size, seed, data='digits', bn_statistics=bn_statistics,
+                              batch_size=batch_size)
     from closed_loop import ClosedLoop
     from importance import Evaluator, evaluate_importance
     from profiler import profile_model
@@ -96,10 +98,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=command_line.number(float, above=0, high=1))
-    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=15)
+    parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen')
+    parser.add_argument('--batch_size', type=command_line.number(int, low=1), metavar='N',
+                        help='default: {}, others 4'.format(', '.join(
+                            '{} {}'.format(*item) for item in _bench.BATCH_SIZE.items())))
+    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=11)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('achieved_speedup', _bench.calls(
-        args, args.rhos, args.rounds, args.seed)))
+        args, args.rhos, args.rounds, args.seed, args.bn_statistics, args.batch_size)))
     print('step over full step; targets in brackets')
     print(command_line.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'error (%)',

@@ -118,8 +118,7 @@ def scheme_of(maker, prepared, table, rho, selections):
             yield (tf.constant(rng.uniform(0, 255, prepared.images.shape), tf.float32),
                    tf.constant(rng.randint(0, _bench.NUM_CLASSES, prepared.batch_size), tf.int32))
     settings = Settings(num_epochs=2 * selections, interval=1, rho=rho)
-    return elastic_scheme('elastic_training', maker, probe(), table, settings,
-                          steps_per_epoch=100).select
+    return elastic_scheme('elastic_training', maker, probe(), table, settings).select
 
 
 def row_of(result):

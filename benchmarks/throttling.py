@@ -62,7 +62,7 @@ def _confine(cores):
 
 def run_model(name, input_size, rho, rounds, seed):
     """Result of one network: a row for each condition."""
-    prepared = _bench.prepare(name, input_size, seed, learning_rate=1e-3, data='digits')
+    prepared = _bench.prepare(name, input_size, seed, data='digits')
     from closed_loop import ClosedLoop
     from importance import Evaluator, evaluate_importance
     from profiler import profile_model
@@ -75,7 +75,7 @@ def run_model(name, input_size, rho, rounds, seed):
     table = profile()
     importance = evaluate_importance(maker.model, maker.optimizer, [batch],
                                      evaluator=Evaluator(maker))
-    loop = ClosedLoop(table, maker, profile)
+    loop = ClosedLoop(table, maker)
     full = _bench.call(maker.step(prepared.everything), prepared)
 
     def choose(timings):
@@ -99,7 +99,7 @@ def run_model(name, input_size, rho, rounds, seed):
                            for _ in range(rounds)])
         ratios = ms[:, 1:] / ms[:, :1]
         rows.append(dict(condition=title, full_ms=float(np.median(ms[:, 0])), drift=float(drift),
-                         profiles=loop.profiles, without=float(np.median(ratios[:, 0])),
+                         without=float(np.median(ratios[:, 0])),
                          held=float(np.median(ratios[:, 1])),
                          oracle=float(np.median(ratios[:, 2])),
                          quality=float(importance[held].sum() / importance[oracle].sum()),
@@ -111,7 +111,7 @@ def run_model(name, input_size, rho, rounds, seed):
 
 def rows_of(result):
     return [[result['model'], row['condition'], '%.0f' % row['full_ms'],
-             '%+.0f' % (100 * row['drift']), row['profiles'], '%.3f' % row['without'],
+             '%+.0f' % (100 * row['drift']), '%.3f' % row['without'],
              '%.3f [%.3f, %.3f]' % tuple([row['held']] + row['spread']),
              '%+.0f' % (100 * (row['held'] / result['rho'] - 1)), '%.3f' % row['oracle'],
              '%.0f' % (100 * row['quality']),
@@ -122,15 +122,15 @@ def rows_of(result):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.5)
-    _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=25)
+    _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=11)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('throttling', _bench.calls(args, args.rho, args.rounds, args.seed)))
     print('step over full step under each condition; asked {:g}, within {:g} % of it'.format(
         args.rho, 100 * WITHIN))
     print(command_line.table(
-        ['model', 'condition', 'full step (ms)', 'drift (%)', 'profiled again', 'without loop',
+        ['model', 'condition', 'full step (ms)', 'drift (%)', 'without loop',
          'with loop [10 %, 90 %]', 'over asked (%)', 'oracle', "importance of oracle's (%)",
-         'target'], [row for result in results for row in rows_of(result)], '<<>>>>>>>><'))
+         'target'], [row for result in results for row in rows_of(result)], '<<>>>>>>><'))
     _bench.write('throttling', results, args.json)
     return 0
 

@@ -8,12 +8,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-import keras_stack
-import tf_internals
-from backward_graph import analyse
 from masked_step import StepMaker
-from op_trace import executed_graph, executed_nodes, read_trace, record_trace
-from training_step import loss_function, make_optimizer
+from op_trace import executed_graph, read_trace, record_trace
+from training_step import make_optimizer
 
 STEPS = 3  # traced
 
@@ -45,40 +42,11 @@ def traced(build, optimizer='sgd'):
     model = build()
     variables = model.trainable_variables
     rng = np.random.RandomState(0)
-    images = tf.constant(rng.uniform(0, 1, (4,) + model.input_shape[1:]), tf.float32)
+    images = tf.constant(rng.uniform(0, 1, (4,) + tuple(model.input_shape[1:])), tf.float32)
     labels = tf.constant([0, 1, 2, 1])
     maker = StepMaker(model, make_optimizer(optimizer, 1e-3, 100, variables), 5e-4, images, labels,
                       named=True)
     graph = executed_graph(maker, images, labels)
     step = maker.step([True] * len(variables))
-    path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
-    return Traced(variables, step, graph, read_trace(path, STEPS), path)
-
-
-@functools.lru_cache(maxsize=None)
-def traced_plainly(build):
-    """As traced, of a plain gradient step on whatever model: its first batch is made of its input.
-    """
-    model = build()
-    variables, loss = model.trainable_variables, loss_function(model)
-    sources = [keras_stack.raw(v) for v in variables]
-    images = tf.random.stateless_normal((4,) + model.input_shape[1:], (0, 1))
-    labels = tf.constant([0, 1, 2, 1])
-
-    @tf.function
-    def step(images, labels):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(sources)
-            loss_value = loss(labels, model(images, training=True))
-        gradients = tape.gradient(loss_value, sources)
-        for variable, gradient in zip(sources, gradients):
-            variable.assign_sub(1e-3 * gradient)
-        return [loss_value] + gradients
-    concrete = step.get_concrete_function(images, labels)
-    handles = {id(v.handle): k for k, v in enumerate(sources)}
-    owners = {i + 2: handles.get(id(handle)) for i, handle in enumerate(concrete.captured_inputs)}
-    graphs = max(tf_internals.executed_graphs(lambda: step(images, labels)),
-                 key=lambda g: len(g.post_optimization_graph.node))
-    graph = analyse(executed_nodes(graphs), len(variables), owners, {}, num_results=1)
     path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
     return Traced(variables, step, graph, read_trace(path, STEPS), path)
