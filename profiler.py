@@ -21,7 +21,7 @@ import time
 import numpy as np
 
 import command_line
-from tensor_timings import TensorTimings, Totals, build_table, chain_timings, upper_parts
+from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_steps
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
 ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
@@ -56,7 +56,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     from keras_stack import restored_afterwards, variable_name
     from masked_step import StepMaker
     from training_step import make_optimizer
-    begin, variables = time.perf_counter(), model.trainable_variables
+    variables = model.trainable_variables
     if batch is None:
         batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
@@ -69,10 +69,10 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         graph = executed_graph(maker, inputs, labels)
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
-        totals = measure_totals(maker, times.groups, inputs, labels, seconds)
+        totals = measure_totals(maker, times, inputs, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       key or {})._replace(seconds=time.perf_counter() - begin)
+                       key or {})
 
 
 def _drawn(leaf):
@@ -87,34 +87,33 @@ def _drawn(leaf):
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
-def measure_totals(maker, groups, images, labels, seconds):
+def measure_totals(maker, times, images, labels, seconds):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
-    The update runs alone: as the difference of two steps it would be lost in their noise.
-    maker: masked_step.StepMaker of the training step.
+    They come from steps as training takes them: of all tensors, of the deepest and of the one
+    nearest the output alone. So they add up to the full step, and hold what no pass does: moving
+    statistics, the iteration count. The optimizer's update of all tensors runs alone: as the
+    difference of two steps it would be lost in their noise.
+    maker: masked_step.StepMaker of the training step. times: its backward_graph.OpTimes.
     """
     import tensorflow as tf
-
-    n = len(maker.variables)
-    t_dw, t_dy, order = chain_timings(groups, n)
-    deepest, upper = int(order[0]), upper_parts(t_dw, t_dy, order)
-    passes = [maker.forward()] + [maker.step(mask, update=False) for mask in [
-        np.ones(n, dtype=bool), np.arange(n) == deepest] + [
-            np.isin(np.arange(n), part) for part in upper]]
+    tensors = np.arange(len(maker.variables))
+    order = chain_timings(times.groups, len(tensors))[2]
+    deepest, nearest = int(order[0]), int(order[-1])
+    steps = [maker.forward(), maker.step(tensors >= 0), maker.step(tensors == deepest),
+             maker.step(tensors == nearest)]
     apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
 
     def run_update():
         apply(*gradients)
         maker.variables[-1].numpy()  # waits for the device
-    calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in passes]
-    t_update, *passes_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
-    t_fp = float(np.median(passes_ms[0]))
+    calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
+    update, forward, *steps_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
     # Differences within a round, so that a slow spell of the machine cancels.
-    t_bp, t_chain, *parts = [float(np.maximum(np.median(ms - passes_ms[0]), 1e-3))
-                             for ms in passes_ms[1:]]
-    low, middle, high = np.percentile(passes_ms[1], (25, 50, 75))
-    return Totals(t_fp, t_bp, float(np.median(t_update)), t_chain, deepest,
-                  tuple(zip(upper, parts)), float((high - low) / 2 / middle))
+    beyond = [float(np.median(ms - forward)) for ms in steps_ms]
+    low, middle, high = np.percentile(steps_ms[0], (25, 50, 75))
+    return totals_of_steps(times, deepest, nearest, float(np.median(forward)),
+                           float(np.median(update)), beyond, float((high - low) / 2 / middle))
 
 
 def interleaved_ms(functions, seconds, rounds=(5, 40)):
