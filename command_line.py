@@ -158,6 +158,9 @@ def _reason(error):
     """The line of an error's text that tells most: the last one before TensorFlow names a node."""
     text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
     lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]
+    calls = [i for i, line in enumerate(lines) if 'Exception encountered when calling' in line]
+    if calls and calls[-1] + 1 < len(lines):  # so Keras 2.7 begins what it passes on
+        return lines[calls[-1] + 1][:400]
     if lines[0] == 'in user code:':  # tf.function's way to say where
         lines = [line for line in lines if re.match(r'\w+(Error|Exception): ', line)] or lines
         return lines[-1][:400]
