@@ -10,9 +10,7 @@ from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
-PARTS = (1 / 3, 2 / 3)  # of the backward pass, from the output on: measured apart
-DEPTH_SCALE = 2.0       # so far at most they may change what the trace says
-MAX_SPREAD = 0.10       # of both passes, from which on something else was running
+MAX_SPREAD = 0.10  # of a step, from which on something else was running
 
 
 class TensorTimings(NamedTuple):
@@ -22,7 +20,9 @@ class TensorTimings(NamedTuple):
     t_dw: (N,) own gradient: ops that no other tensor needs.
     t_dy: (N,) increment of the shared ops when the error gradient goes on to this tensor.
     t_up: (N,) the optimizer's ops for this tensor alone.
-    t_fp, t_bp, t_update: forward pass, backward pass of all tensors, optimizer and decay of all.
+    t_fp, t_bp: forward pass, backward pass of all tensors.
+    t_update: optimizer and decay of all, and what every step does beside it: moving statistics,
+    learning rate, iteration count.
     order: (N,) int, tensors by depth in the graph, deepest first; t_dy accumulates from its end.
     group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
     estimated: (N,) bool, where part of the time had no trace event and was estimated.
@@ -30,8 +30,8 @@ class TensorTimings(NamedTuple):
     left_out: (event, ms) that was not. key: what the table is valid for.
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
-    seconds: how long the profile took. spread: half the distance between the quartiles of forward
-    and backward pass while they were measured, over their median.
+    spread: half the distance between the quartiles of the full step while it was measured, over its
+    median. scales: traced ms times these gave group_ms, of groups of one tensor and of shared ones.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -49,8 +49,8 @@ class TensorTimings(NamedTuple):
     left_out: List
     key: Dict
     t_loop: float = 0.0
-    seconds: float = 0.0
     spread: float = 0.0
+    scales: Tuple = (1.0, 1.0)
 
     @property
     def disturbed(self):
@@ -64,7 +64,7 @@ class TensorTimings(NamedTuple):
 
     @property
     def fixed(self):
-        """ms that every step pays, whatever it trains: forward pass, loop, optimizer's fixed part.
+        """ms that every step pays, whatever it trains: forward pass, loop, the update's fixed part.
         """
         return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
 
@@ -163,29 +163,38 @@ def chain_timings(groups, num_tensors):
 class Totals(NamedTuple):
     """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
 
+    t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
+    it and both passes: moving statistics, learning rate, iteration count.
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
-    upper: (tensors, ms) of the backward pass of all tensors above some depth, deepest set first.
     spread: see TensorTimings.
     """
     t_fp: float
     t_bp: float
     t_update: float
+    t_always: float
     t_chain: float
     deepest: int
-    upper: Tuple = ()
     spread: float = 0.0
 
 
-def upper_parts(t_dw, t_dy, order):
-    """Lists of the tensors nearest the output, that take at most PARTS of the traced backward pass.
+def totals_of_steps(times, deepest, nearest, t_fp, t_update, beyond, spread):
+    """Totals from what steps take: t_fp + t_always + their backward pass + their update.
 
-    t_dw, t_dy, order: of chain_timings. The longest first; fewer where two are the same or one is
-    empty.
+    times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
+    for it. t_fp, t_update: ms, each measured alone. beyond: ms beyond the forward pass that the
+    steps take of all tensors, of the deepest alone, of the nearest alone.
     """
-    above = np.cumsum((t_dw + t_dy)[order][::-1])  # ms; deepest tensor last
-    counts = [int(np.searchsorted(above, share * above[-1])) for share in PARTS]
-    return [[int(k) for k in order[len(order) - count:]]
-            for count in sorted(set(counts), reverse=True) if 0 < count < len(order)]
+    full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
+    t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
+    share = sum(ms for mask, ms in times.groups.items() if mask >> nearest & 1) / max(
+        sum(times.groups.values()), 1e-9)
+    t_up = times.update * t_update / max(times.update.sum(), 1e-9)
+    # of_nearest = t_always + share * t_bp + t_up, with t_bp = full - t_always - t_update
+    t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
+    t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
+    t_bp = full - t_always - t_update
+    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
+    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, spread)
 
 
 def build_table(names, shapes, times, totals, key):
@@ -194,16 +203,14 @@ def build_table(names, shapes, times, totals, key):
     Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
     all tensors and that of the deepest one alone come out as measured: with several inter-op
     threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time. How much differs with depth: see scaled_by_depth.
+    where ops run one at a time.
     """
     n = len(names)
     own, shared = own_and_shared_scale(times.groups, totals)
     scaled = {mask: ms * (shared if mask & (mask - 1) else own)
               for mask, ms in times.groups.items() if ms > 0}
-    scaled = scaled_by_depth(scaled, totals)
     t_dw, t_dy, order = chain_timings(scaled, n)
-    traced_update = times.update.sum() + times.update_fixed
-    t_up = times.update * (totals.t_update / traced_update if traced_update else 0.0)
+    t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
     estimated = np.zeros(n, dtype=bool)
     for mask in times.estimated:
         for k in _tensors(mask):
@@ -211,9 +218,9 @@ def build_table(names, shapes, times, totals, key):
     groups = sorted(scaled.items())
     group_tensors = group_matrix([_tensors(mask) for mask, _ in groups], n)
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update, order, group_tensors,
+                         totals.t_update + totals.t_always, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key, spread=totals.spread)
+                         times.left_out[:20], key, spread=totals.spread, scales=(own, shared))
 
 
 def own_and_shared_scale(groups, totals):
@@ -235,24 +242,6 @@ def own_and_shared_scale(groups, totals):
     if not (0.2 * even < own < 5 * even and 0.2 * even < shared < 5 * even):
         return even, even
     return float(own), float(shared)
-
-
-def scaled_by_depth(groups, totals):
-    """The groups with those between two depths scaled to what was measured between them.
-
-    Small late ops use two cores less well one at a time than in a training step, early ones as
-    well. Limited to DEPTH_SCALE, and the sum kept.
-    """
-    bits = [sum(1 << k for k in part) for part, _ in totals.upper]
-    ends = [totals.t_bp] + [ms for _, ms in totals.upper] + [0.0]
-    depth = {mask: sum(mask & part != 0 for part in bits) for mask in groups}
-    scales = []
-    for i, (whole, above) in enumerate(zip(ends, ends[1:])):
-        traced = sum(ms for mask, ms in groups.items() if depth[mask] == i)
-        scales.append(min(max((whole - above) / max(traced, 1e-9), 1 / DEPTH_SCALE), DEPTH_SCALE))
-    scaled = {mask: ms * scales[depth[mask]] for mask, ms in groups.items()}
-    rest = sum(groups.values()) / max(sum(scaled.values()), 1e-9)
-    return {mask: ms * rest for mask, ms in scaled.items()}
 
 
 def _tensors(mask):

@@ -5,8 +5,9 @@
 Each model is profiled and measured in a process of its own. A mask is a random deepest tensor and a
 random density above it. For each mask its step, the forward pass and the full step run interleaved;
 compared is the share of the backward pass and update that the mask needs:
-(step - forward) / (full - forward), error in points of it. Samples taken while other processes used
-more than a tenth of a core are dropped, and counted.
+(step - forward) / (full - forward), error in points of it; beside it the error of one scale for all
+groups of ops, where the table has one for own gradients and one for the error gradient's way.
+Samples taken while other processes used more than a tenth of a core are dropped, and counted.
 """
 
 import argparse
@@ -34,6 +35,13 @@ def random_masks(count, num_tensors, seed):
     return masks
 
 
+def with_one_scale(table):
+    """The table as traced shares of the backward pass alone would make it."""
+    own = table.group_tensors.sum(axis=1) == 1
+    traced = table.group_ms / np.where(own, *table.scales)
+    return table._replace(group_ms=traced * table.t_bp / traced.sum())
+
+
 def run_model(name, input_size, num_masks, rounds, seed):
     """Result of one model: dict with a row a mask."""
     prepared = _bench.prepare(name, input_size, seed)
@@ -50,9 +58,11 @@ def run_model(name, input_size, num_masks, rounds, seed):
         dropped += noisy
         t_fp, t_step, t_full = np.median(ms, axis=0)
         measured = (t_step - t_fp) / (t_full - t_fp)
-        predicted = (table.step_time(mask) - table.t_fp) / (table.t_bp + table.t_update)
+        predicted, by_one_scale = [(t.step_time(mask) - t.t_fp) / (t.t_bp + t.t_update)
+                                   for t in (table, with_one_scale(table))]
         rows.append(dict(tensors=int(mask.sum()), deepest=int(np.argmax(mask)),
                          measured=float(measured), predicted=float(predicted),
+                         by_one_scale=float(by_one_scale),
                          step_over_full=float(t_step / t_full),
                          predicted_over_full=float(table.step_time(mask) / table.t_step)))
     return dict(_bench.machine(), model=name, input_size=input_size,
@@ -62,7 +72,8 @@ def run_model(name, input_size, num_masks, rounds, seed):
 
 def report(result):
     """(text of the rows, summary row) of one model."""
-    errors = np.array([100 * (row['predicted'] - row['measured']) for row in result['masks']])
+    errors, one_scale = [np.array([100 * (row[key] - row['measured']) for row in result['masks']])
+                         for key in ('predicted', 'by_one_scale')]
     text = command_line.table(
         ['deepest', 'tensors', 'measured (%)', 'predicted (%)', 'error (points)'],
         [[row['deepest'], row['tensors'], '%.1f' % (100 * row['measured']),
@@ -71,6 +82,7 @@ def report(result):
     mean, worst = float(np.abs(errors).mean()), float(np.abs(errors).max())
     return text, [result['model'], result['input_size'], result['batch_size'], len(errors),
                   '%.1f' % mean, '%.1f' % worst, '%+.1f' % errors.mean(),
+                  '%.1f' % np.abs(one_scale).mean(), '%.1f' % np.abs(one_scale).max(),
                   result['dropped_samples'],
                   'met' if mean <= TARGET_POINTS and worst <= WORST_POINTS else 'MISSED']
 
@@ -89,8 +101,9 @@ def main(argv=None):
     print('\nshare of backward pass and update, predicted against measured (target: mean {:g}, '
           'worst {:g} points)'.format(TARGET_POINTS, WORST_POINTS))
     print(command_line.table(
-        ['model', 'size', 'batch', 'masks', 'mean |error| (points)', 'worst', 'bias', 'dropped',
-         'target'], [report(result)[1] for result in results], '<>>>>>>>>'))
+        ['model', 'size', 'batch', 'masks', 'mean |error| (points)', 'worst', 'bias',
+         'one scale: mean', 'worst', 'dropped', 'target'],
+        [report(result)[1] for result in results], '<>>>>>>>>>>'))
     _bench.write('time_model', results, args.json)
     return 0
 

@@ -16,14 +16,12 @@ import models
 import profiler
 from backward_graph import OpTimes, attribute
 from tensor_timings import (
-    DEPTH_SCALE,
     TensorTimings,
     Totals,
     build_table,
     chain_timings,
     own_and_shared_scale,
-    scaled_by_depth,
-    upper_parts,
+    totals_of_steps,
 )
 
 # --- the table
@@ -42,7 +40,7 @@ def table_of(times):
     bit = 1 << deepest
     chain = sum(ms for mask, ms in times.groups.items() if mask & bit)
     return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
-                       times, Totals(2.0, total, 1.5, chain, deepest), {'model': 'test'})
+                       times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
 
 
 def random_masks(n, count, seed=0):
@@ -115,10 +113,10 @@ def test_backward_time_is_the_union_and_grows_with_the_mask():
 
 def test_step_time_adds_forward_backward_and_the_update_of_the_selected():
     table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2, np.array([0.5, 1.0])))
-    # 1.5 ms of update measured for 0.5 + 1 + 0.5 fixed traced: 0.375 and 0.75, fixed 0.375.
-    assert table.t_up == pytest.approx([0.375, 0.75])
-    assert table.fixed == pytest.approx(2 + 0.375)
-    assert table.step_time([True, False]) == pytest.approx(2.375 + 5 + 0.375)
+    # 1.2 ms of update measured for 0.5 + 1 traced: 0.4 and 0.8; 0.3 beside it in every step.
+    assert table.t_up == pytest.approx([0.4, 0.8])
+    assert table.fixed == pytest.approx(2 + 0.3)
+    assert table.step_time([True, False]) == pytest.approx(2.3 + 5 + 0.4)
     assert table.step_time([True, True]) == pytest.approx(2 + 7 + 1.5)
     assert table.t_step == pytest.approx(2 + 7 + 1.5)
 
@@ -126,11 +124,33 @@ def test_step_time_adds_forward_backward_and_the_update_of_the_selected():
 def test_own_and_shared_ops_are_scaled_to_the_two_measured_totals():
     groups = {0b01: 2.0, 0b10: 1.0, 0b11: 4.0}
     # All: 0.5 * 3 + 2 * 4 = 9.5; the deepest, tensor 0: 0.5 * 2 + 2 * 4 = 9.
-    totals = Totals(1.0, 9.5, 1.0, 9.0, 0)
+    totals = Totals(1.0, 9.5, 1.0, 0.0, 9.0, 0)
     assert own_and_shared_scale(groups, totals) == pytest.approx((0.5, 2.0))
     table = build_table(['a', 'b'], [(1,), (2,)], op_times(groups, 2), totals, {})
     assert table.backward_time([True, True]) == pytest.approx(9.5)
     assert table.backward_time([True, False]) == pytest.approx(9.0)
+
+
+def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
+    times = op_times({0b01: 2.0, 0b10: 1.0, 0b11: 5.0}, 2, np.array([0.5, 1.5]))
+    t_fp, t_bp, t_update, t_always, t_chain = 3.0, 16.0, 1.0, 0.5, 15.0
+    # Tensor 1, nearest the output, needs 6 of 8 traced ms and three quarters of the update.
+    beyond = [t_bp + t_always + t_update, t_chain + t_always + 0.25, 12 + t_always + 0.75]
+    totals = totals_of_steps(times, 0, 1, t_fp, t_update, beyond, 0.01)
+    assert totals == Totals(t_fp, pytest.approx(t_bp), t_update, pytest.approx(t_always),
+                            pytest.approx(t_chain), 0, 0.01)
+    table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {})
+    assert table.step_time([True, True]) == table.t_step == pytest.approx(t_fp + beyond[0])
+    assert table.step_time([True, False]) == pytest.approx(t_fp + beyond[1])
+
+
+@pytest.mark.parametrize('beyond', [[20.0, 30.0, 40.0], [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0]])
+def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
+    times = op_times({0b01: 2.0, 0b10: 1.0, 0b11: 5.0}, 2)
+    totals = totals_of_steps(times, 0, 1, 3.0, 1.0, beyond, 0.5)
+    assert min(totals.t_bp, totals.t_update, totals.t_chain) > 0 <= totals.t_always
+    assert totals.t_bp + totals.t_update + totals.t_always == pytest.approx(max(beyond[0], 1e-3))
+    assert totals.t_chain <= totals.t_bp
 
 
 @pytest.mark.parametrize('groups, t_bp, t_chain', [
@@ -139,7 +159,7 @@ def test_own_and_shared_ops_are_scaled_to_the_two_measured_totals():
     ({0b01: 2.0, 0b10: 1.0, 0b11: 4.0}, 7.0, 50.0),  # a noisy measurement
     ({0b01: 2.0, 0b10: 1.0, 0b11: 4.0}, 7.0, 1e-3)])
 def test_one_scale_serves_both_where_the_two_totals_do_not_tell_them_apart(groups, t_bp, t_chain):
-    own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, t_chain, 0))
+    own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, 0.0, t_chain, 0))
     assert own == shared == pytest.approx(t_bp / sum(groups.values()))
 
 
@@ -267,35 +287,69 @@ def test_other_families_are_profiled_without_any_table_of_their_layers(build):
         np.testing.assert_array_equal(was, now)
 
 
-def test_times_follow_what_was_measured_between_two_depths():
-    # Tensor 3 is nearest the output; a shared group serves every tensor below it.
-    groups = {0b0001: 4.0, 0b0010: 3.0, 0b0100: 2.0, 0b1000: 1.0,
-              0b0111: 5.0, 0b0011: 3.0, 0b0001 | 0b0010 | 0b0100 | 0b1000: 2.0}
-    totals = Totals(1.0, 20.0, 0.0, 10.0, 0, (([2, 3], 10.0), ([3], 3.6)))
-    scaled = scaled_by_depth(groups, totals)
-
-    def needed(tensors):
-        bits = sum(1 << k for k in tensors)
-        return sum(ms for mask, ms in scaled.items() if mask & bits)
-    assert needed([3]) == pytest.approx(3.6) and needed([2, 3]) == pytest.approx(10.0)
-    assert needed([0, 1, 2, 3]) == pytest.approx(20.0)
-    assert scaled[0b0001] / scaled[0b0010] == pytest.approx(4 / 3)
-
-    wild = scaled_by_depth(groups, totals._replace(upper=(([3], 1e6),)))
-    limit = DEPTH_SCALE ** 2
-    assert sum(wild.values()) == pytest.approx(20.0)
-    assert wild[0b1000] / wild[0b0001] == pytest.approx(limit / 4)
-
-
-def test_upper_parts_are_nested_and_end_at_the_output():
-    # From the output on, the tensors' shares of it are 1/6, 1/2, 5/6 and all.
-    groups = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0, 0b0111: 1.0, 0b0011: 1.0}
-    assert upper_parts(*chain_timings(groups, 4)) == [[2, 3], [3]]
-    assert upper_parts(*chain_timings({0b1: 1.0}, 1)) == []
-
-
 def test_a_disturbed_profile_says_so(branching_table, capsys):
     profiler.warn_of(branching_table._replace(spread=0.02, coverage=1.0))
     assert capsys.readouterr().out == ''
     profiler.warn_of(branching_table._replace(spread=0.3, coverage=1.0))
     assert 'took 30 % more or less' in capsys.readouterr().out
+
+
+# --- what a table is valid for
+
+
+def small_network(units=4, strides=1, dtype='float32', activation='relu'):
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(units, 3, strides=strides, padding='same', dtype=dtype,
+                            activation=activation)(inputs)
+    x = keras.layers.GlobalAveragePooling2D(dtype=dtype)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, dtype='float32')(x))
+
+
+def key_of(model_name, model):
+    args = profiler.parse_arguments(['--model_name', str(model_name), '--input_size', '8'])
+    return profiler.table_key(args, model, 3, 'none')
+
+
+def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
+    model, keys = small_network(), []
+    model.get_layer(index=1).set_weights([np.ones_like(w) for w in model.layers[1].get_weights()])
+    for folder in ('here', 'there'):
+        path = tmp_path / folder / keras_stack.MODEL_FILE
+        path.parent.mkdir()
+        model.save(str(path))
+        loaded = keras.models.load_model(str(path), compile=False)
+        keys.append(key_of(path, loaded))
+        model = small_network()  # of other values, and with other numbers in Keras' names
+    assert keys[0] == keys[1] == key_of(path, model)
+    assert str(tmp_path) not in json.dumps(keys)
+    assert json.loads(json.dumps(keys[0])) == keys[0]
+
+
+@pytest.mark.parametrize('other, differing', [
+    (dict(units=5), {'network'}), (dict(strides=2), {'network'}),
+    (dict(activation='tanh'), {'network'}), (dict(dtype='mixed_float16'), {'network', 'dtype'})])
+def test_the_key_tells_networks_and_dtype_policies_apart(other, differing):
+    one, two = key_of('model.h5', small_network()), key_of('model.h5', small_network(**other))
+    assert {name for name in one if one[name] != two[name]} == differing
+
+
+@pytest.mark.parametrize('variable', profiler.ENVIRONMENT)
+def test_the_key_holds_what_the_environment_tells_tensorflow(variable, monkeypatch):
+    model = small_network()
+    monkeypatch.delenv(variable, raising=False)
+    without = key_of('resnet50', model)
+    monkeypatch.setenv(variable, '1')
+    assert key_of('resnet50', model)['environment'] == dict(without['environment'],
+                                                            **{variable: '1'})
+    assert variable not in without['environment'] and without['model'] == 'resnet50'
+
+
+@pytest.mark.parametrize('files, cores', [
+    ({'cpu.max': '150000 100000\n'}, 1.5), ({'cpu.max': 'max 100000\n'}, None), ({}, None),
+    ({'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 0.5),
+    ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, None)])
+def test_the_share_of_cores_that_a_container_gives_is_read(files, cores, tmp_path):
+    (tmp_path / 'cpu').mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert profiler.cpu_quota(str(tmp_path)) == cores
