@@ -100,7 +100,8 @@ def moved(case, i, new):
     """
     old = case.start[i].astype(float)
     far = np.abs(new - old).max()
-    return far, far - 3e-7 * np.abs(old).max() - 1e-3 * case.rate
+    ulp = 3e-7 * np.abs(old).max() + 1e-7 * (i < len(case.model.variables))  # slots start at 0
+    return far, far - ulp - 1e-3 * case.rate
 
 
 def assert_moved_alike(case, i, expected, found, slack=0.0):
@@ -198,7 +199,7 @@ def test_it_is_priced_and_its_budget_holds(name):
     assert table.group_ms.sum() == pytest.approx(table.t_bp, rel=1e-6)
     assert table.step_time(everything) == pytest.approx(table.t_step, rel=1e-6)
     # What nobody needs would be free to train: each tensor's gradient costs something.
-    assert set(k for group in table.group_tensors for k in group) == set(range(n))
+    assert table.group_tensors.any(axis=0).all()
     for mask in random_masks(5, n):
         assert table.backward_time(mask) <= min(table.chain_time(mask), table.t_bp) + 1e-9
     rho = (1 + smallest_rho(table)) / 2
