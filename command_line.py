@@ -115,7 +115,7 @@ def in_one_line(error):
         remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
     elif errors and isinstance(error, errors.OpError):
         remedy = ''
-    elif _layer_in(frames) is not None and not _is_ours(frames[-1].f_code.co_filename):
+    elif _layer(chain, frames) and not _is_ours(frames[-1].f_code.co_filename):
         remedy = ''
     else:
         return None
@@ -128,22 +128,27 @@ def _is_ours(path):
     return bool(path) and os.path.dirname(os.path.abspath(path)) == folder
 
 
-def _layer_in(frames):
-    """The innermost layer that was at work; None where there is none, or where it is ours."""
+def _layer(chain, frames):
+    """(name, class) of the innermost layer that was at work; None for none, or where it is ours."""
+    # AutoGraph drops frames of Keras 2.7, which names the layer itself.
+    told = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
+    if told and told[-1][1] != 'Backbone':
+        return told[-1]
     tensorflow = sys.modules.get('tensorflow')
     for frame in reversed(frames if tensorflow else []):
         layer = frame.f_locals.get('self')
         if isinstance(layer, tensorflow.keras.layers.Layer):
             module = sys.modules.get(type(layer).__module__)
-            return None if _is_ours(getattr(module, '__file__', None)) else layer
+            ours = _is_ours(getattr(module, '__file__', None))
+            return None if ours else (layer.name, type(layer).__name__)
     return None
 
 
 def _place(chain, frames):
     """`layer 'x' (Class): `, `node layer/Op: ` as TensorFlow names it, or nothing."""
-    layer = _layer_in(frames)
-    if layer is not None:
-        return "layer '{}' ({}): ".format(layer.name, type(layer).__name__)
+    layer = _layer(chain, frames)
+    if layer:
+        return "layer '{}' ({}): ".format(*layer)
     node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
     if not node:
         return ''

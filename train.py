@@ -131,6 +131,9 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             importance = evaluate_importance(maker.model, maker.optimizer,
                                              itertools.chain([batch], others), metric, evaluator,
                                              trials)
+            if not np.isfinite(importance).all():
+                raise Diverged('gradients are no longer finite at the selection before epoch {}: '
+                               'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
             ran = (current.mask, last.step_ms, last.wait_ms) if last is not None else ()
