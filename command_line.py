@@ -115,7 +115,7 @@ def in_one_line(error):
         remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
     elif errors and isinstance(error, errors.OpError):
         remedy = ''
-    elif _layer_in(frames) and not _is_ours(frames[-1].f_code.co_filename):
+    elif _layer(chain, frames) and not _is_ours(frames[-1].f_code.co_filename):
         remedy = ''
     else:
         return None
@@ -123,26 +123,32 @@ def in_one_line(error):
 
 
 def _is_ours(path):
-    here = os.path.dirname(os.path.abspath(__file__))
-    return bool(path) and os.path.dirname(os.path.abspath(path)) == here
+    """Whether a file is of this project."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    return bool(path) and os.path.dirname(os.path.abspath(path)) == folder
 
 
-def _layer_in(frames):
-    """The innermost layer of the user's model that was at work, or None."""
+def _layer(chain, frames):
+    """(name, class) of the innermost layer that was at work; None for none, or where it is ours."""
+    # AutoGraph drops frames of Keras 2.7, which names the layer itself.
+    told = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
+    if told and told[-1][1] != 'Backbone':
+        return told[-1]
     tensorflow = sys.modules.get('tensorflow')
     for frame in reversed(frames if tensorflow else []):
         layer = frame.f_locals.get('self')
-        if isinstance(layer, tensorflow.keras.layers.Layer) and not _is_ours(
-                getattr(sys.modules.get(type(layer).__module__), '__file__', None)):
-            return layer
+        if isinstance(layer, tensorflow.keras.layers.Layer):
+            module = sys.modules.get(type(layer).__module__)
+            ours = _is_ours(getattr(module, '__file__', None))
+            return None if ours else (layer.name, type(layer).__name__)
     return None
 
 
 def _place(chain, frames):
     """`layer 'x' (Class): `, `node layer/Op: ` as TensorFlow names it, or nothing."""
-    layer = _layer_in(frames)
-    if layer is not None:
-        return "layer '{}' ({}): ".format(layer.name, type(layer).__name__)
+    layer = _layer(chain, frames)
+    if layer:
+        return "layer '{}' ({}): ".format(*layer)
     node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
     if not node:
         return ''
@@ -157,6 +163,12 @@ def _reason(error):
     """The line of an error's text that tells most: the last one before TensorFlow names a node."""
     text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
     lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]
+    calls = [i for i, line in enumerate(lines) if 'Exception encountered when calling' in line]
+    if calls and calls[-1] + 1 < len(lines):  # so Keras 2.7 begins what it passes on
+        return lines[calls[-1] + 1][:400]
+    if lines[0] == 'in user code:':  # tf.function's way to say where
+        lines = [line for line in lines if re.match(r'\w+(Error|Exception): ', line)] or lines
+        return lines[-1][:400]
     nodes = [i for i, line in enumerate(lines) if line.startswith('[[')]
     return lines[max(0, nodes[0] - 1) if nodes else 0][:400]
 

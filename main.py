@@ -190,13 +190,7 @@ def load_data(args):
 def profile(args, model, dataset):
     """TensorTimings of this run, measured where none match, and stored."""
     import profiler
-    key = profiler.table_key(args.model_name, args.alpha, args.input_size, args.batch_size,
-                             dataset.num_classes, args.optimizer, args.weight_decay,
-                             args.bn_statistics, dataset.augmentation)
-    folder = profiler.table_folder(args.logs_dir, args.model_name, args.input_size,
-                                   dataset.num_classes, args.batch_size)
-    return profiler.table_for(model, args.input_size, dataset.num_classes, args.batch_size,
-                              args.optimizer, args.weight_decay, key, folder)
+    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation)
 
 
 def timing_table(args, model, dataset):

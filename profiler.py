@@ -10,8 +10,11 @@ the table carries a key of all these and is reused only where the key matches ex
 
 import argparse
 import contextlib
+import hashlib
+import json
 import os
 import platform
+import re
 import tempfile
 import time
 
@@ -20,6 +23,9 @@ import numpy as np
 import command_line
 from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_steps
 
+# Variables of the environment that decide how TensorFlow computes, and on how many threads.
+ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
+               'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
 
@@ -130,18 +136,60 @@ def interleaved_ms(functions, seconds, rounds=(5, 40)):
     return np.array(samples)
 
 
-def table_key(model_name, alpha, input_size, batch_size, num_classes, optimizer, weight_decay,
-              bn_statistics, augmentation):
-    """What a timing table is valid for: the network, the step, this machine, this software."""
+def table_key(args, model, num_classes, augmentation):
+    """What a timing table is valid for: the network, the step, this machine, this software.
+
+    args: of the command line, as command_line.add_model_flags gives them and `bn_statistics`.
+    A saved model is known by its content, wherever it lies: see fingerprint.
+    """
     import tensorflow as tf
     from tensorflow import keras
+
+    from keras_stack import flat_layers
+    from models import PAPER_MODELS, application_names
+    named = args.model_name in PAPER_MODELS or args.model_name in application_names()
+    dtypes = {dtype for layer in flat_layers(model) if layer.weights
+              for dtype in (layer.compute_dtype, layer.variable_dtype)}
     return dict(
-        model=model_name, alpha=alpha, input_size=input_size, batch_size=batch_size,
-        num_classes=num_classes, optimizer=optimizer, decay=bool(weight_decay),
-        bn_statistics=bn_statistics, augmentation=augmentation, dtype=keras.backend.floatx(),
+        model=args.model_name if named else 'saved', network=fingerprint(model), alpha=args.alpha,
+        input_size=args.input_size, batch_size=args.batch_size, num_classes=num_classes,
+        optimizer=args.optimizer, decay=bool(args.weight_decay), bn_statistics=args.bn_statistics,
+        augmentation=augmentation, dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
+
+
+def fingerprint(model):
+    """Hash of what a step computes: classes, settings and dtypes of all layers in order, names,
+    shapes and dtypes of all weights; not of their values, nor of the numbers in Keras' names.
+    """
+    from tensorflow import keras
+
+    from keras_stack import flat_layers, variable_name
+
+    def plain(value):
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):  # an activation, a regulariser
+            return value.get('class_name')
+        return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+
+    def settings(layer):
+        inside = [layer] + flat_layers(layer)
+        try:
+            config = {} if any(isinstance(part, keras.Model) for part in inside) else (
+                layer.get_config())
+        except NotImplementedError:  # of the user's own
+            config = {}
+        return {key: plain(value) for key, value in config.items() if key != 'name'}
+    content = [[type(layer).__name__, layer.compute_dtype, settings(layer)]
+               for layer in flat_layers(model)]
+    weights = [[re.sub(r'_\d+(?=/)', '', variable_name(v)), list(v.shape), str(v.dtype)]
+               for v in model.trainable_variables + model.non_trainable_variables]
+    text = json.dumps([content, weights], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def host_description():
@@ -158,7 +206,22 @@ def host_description():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     gpus = [tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
             for gpu in tf.config.list_physical_devices('GPU')]
-    return ', '.join(['{}, {} cores'.format(name.strip(' \x00\n\t'), cores)] + gpus)
+    quota = cpu_quota()
+    share = [] if quota is None or quota >= cores else ['{:g} of them at a time'.format(quota)]
+    return ', '.join(['{}, {} cores'.format(name.strip(' \x00\n\t'), cores)] + share + gpus)
+
+
+def cpu_quota(root='/sys/fs/cgroup'):
+    """Cores' worth of time that a container may take (cgroup version 2 or 1); None: no limit."""
+    found = []
+    for files in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
+        try:
+            text = ' '.join(open(os.path.join(root, name)).read() for name in files)
+            quota, period = text.split()
+            found += [float(quota) / float(period)] if quota not in ('max', '-1') else []
+        except (OSError, ValueError):
+            pass
+    return min(found) if found else None
 
 
 def table_folder(logs_dir, model_name, input_size, num_classes, batch_size):
@@ -203,18 +266,20 @@ def whole_or_not_at_all(folder):
         os.rename(new, folder)
 
 
-def table_for(model, input_size, num_classes, batch_size, optimizer, weight_decay, key, folder,
-              again=False):
+def table_for(args, model, num_classes, augmentation, again=False):
     """The stored table where its key matches; else measured now and stored, trace beside it.
 
-    again: measured in any case.
+    args, augmentation: see table_key. again: measured in any case.
     """
+    key = table_key(args, model, num_classes, augmentation)
+    folder = table_folder(args.logs_dir, args.model_name, args.input_size, num_classes,
+                          args.batch_size)
     table = None if again else stored_table(folder, key)
     if table is None:
         begin = time.perf_counter()
         with whole_or_not_at_all(folder) as new:
-            table = profile_model(model, (input_size, input_size, 3), num_classes, batch_size,
-                                  optimizer, weight_decay, new, key)
+            table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
+                                  args.batch_size, args.optimizer, args.weight_decay, new, key)
             table.save(os.path.join(new, TABLE_FILE))
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
                                                 os.path.join(folder, TABLE_FILE)))
@@ -273,23 +338,20 @@ def main(argv=None):
     args = parse_arguments(argv)
     from datasets import augmentation, check_dataset_name
     from models import build_model, canonical_name
-    name = canonical_name(args.model_name)
+    args.model_name = canonical_name(args.model_name)
     check_dataset_name(args.dataset_name)
     command_line.start_tensorflow(args.inter_op_threads)
-    saved = os.path.exists(name)
-    model = build_model(name, (args.input_size, args.input_size, 3), args.num_classes,
+    saved = os.path.exists(args.model_name)
+    model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics)
-    folder = table_folder(args.logs_dir, name, args.input_size, args.num_classes, args.batch_size)
-    key = table_key(name, args.alpha, args.input_size, args.batch_size, args.num_classes,
-                    args.optimizer, args.weight_decay, args.bn_statistics,
-                    augmentation(args.dataset_name))
-    table = table_for(model, args.input_size, args.num_classes, args.batch_size, args.optimizer,
-                      args.weight_decay, key, folder, again=args.force)
+    table = table_for(args, model, args.num_classes, augmentation(args.dataset_name), args.force)
     print(describe(table))
     if args.plot:
         import plot
         content = table._asdict()
-        content.update(t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), model=name)
+        content.update(t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), model=args.model_name)
+        folder = table_folder(args.logs_dir, args.model_name, args.input_size, args.num_classes,
+                              args.batch_size)
         print('\n'.join(plot.timing_bars(content, os.path.join(folder, 'timings'))))
     return 0
 

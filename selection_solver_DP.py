@@ -23,7 +23,7 @@ import numpy as np
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
-# Value is divided by cost ** power: importance per ms, importance alone, and between them.
+# Greedy rules: importance per ms ** power, down to importance alone, whatever it costs.
 POWERS = (1.0, 0.5, 0.0)
 
 
@@ -56,11 +56,12 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
     """The feasible set of tensors with the largest total importance (paper, equation 4).
 
     The budget is cut into `resolution` bins and every cost is rounded UP to whole bins, so that the
-    result never exceeds the budget; it is the exact optimum for the rounded costs, and at least as
-    good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance <=
-    0 is never selected, except by the fallback: where no feasible tensor has positive importance,
-    an empty mask would silently train nothing, so importances are shifted until the worst feasible
-    tensor is just above zero, which fills the budget with the least bad ones. A warning says so.
+    result never exceeds the budget: it is the exact optimum for the rounded costs, less a tensor
+    where the sum of its floats would be a hair over, and at least as good as the optimum for a
+    budget smaller by N / resolution of itself. A tensor of importance <= 0 is never selected,
+    except by the fallback: where no feasible tensor has positive importance, an empty mask would
+    silently train nothing, so importances are shifted until the worst feasible tensor is just above
+    zero, which fills the budget with the least bad ones. A warning says so.
 
     t_dw: (N,) ms per step, own gradient of each tensor.
     t_dy: (N,) ms per step, extra time to carry the error gradient back to each tensor.
@@ -232,7 +233,7 @@ def layers_of(model):
 
 
 def smallest_rho(timings, layers=None):
-    """The least rho at which some tensor can be trained (DESIGN equation; paper, section 4.3).
+    """The least rho at which some tensor can be trained (paper, section 4.3).
 
     layers: as in choose_tensors.
     """

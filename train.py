@@ -131,6 +131,9 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             importance = evaluate_importance(maker.model, maker.optimizer,
                                              itertools.chain([batch], others), metric, evaluator,
                                              trials)
+            if not np.isfinite(importance).all():
+                raise Diverged('gradients are no longer finite at the selection before epoch {}: '
+                               'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
             ran = (current.mask, last.step_ms, last.wait_ms) if last is not None else ()
@@ -366,8 +369,9 @@ def _announce(choice, settings, seconds):
 
 def _print_epoch(row, num_epochs):
     width = len(str(num_epochs))
-    print('epoch {:>{w}}/{}   train {:5.1f} %  loss {:6.3f}   test {:5.1f} %  loss {:6.3f}   '
+    penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
+    print('epoch {:>{w}}/{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
           '{:7.1f} ms/step   {:7.1f} s trained'.format(
-              row['epoch'], num_epochs, 100 * row['train_accuracy'], row['train_loss'],
+              row['epoch'], num_epochs, 100 * row['train_accuracy'], row['train_loss'], penalty,
               100 * row['test_accuracy'], row['test_loss'], row['step_ms'], row['train_seconds'],
               w=width))

@@ -1,6 +1,9 @@
 """For selector.py: instances, and whole selections at the graph's price against the best ones."""
 
+import contextlib
 import itertools
+import os
+import sys
 import time
 
 import _path  # noqa: F401
@@ -113,12 +116,27 @@ def by_highs(items, value, budget):
     paid = csr_matrix((np.ones(len(pairs)), (pairs, tensors)), (len(pairs), columns))
     paid -= csr_matrix((np.ones(len(pairs)), (pairs, len(value) + groups)), paid.shape)
     cost = csr_matrix(np.append(items.own, items.group_ms))
-    solution = milp(
-        -np.append(value, np.zeros(len(items.group_ms))), bounds=Bounds(0, 1),
-        integrality=np.arange(columns) < len(value), options={'time_limit': HIGHS_SECONDS},
-        constraints=LinearConstraint(vstack([paid, cost]), -np.inf,
-                                     np.append(np.zeros(len(pairs)), budget)))
+    with _no_output():
+        solution = milp(
+            -np.append(value, np.zeros(len(items.group_ms))), bounds=Bounds(0, 1),
+            integrality=np.arange(columns) < len(value), options={'time_limit': HIGHS_SECONDS},
+            constraints=LinearConstraint(vstack([paid, cost]), -np.inf,
+                                         np.append(np.zeros(len(pairs)), budget)))
     return -solution.mip_dual_bound
+
+
+@contextlib.contextmanager
+def _no_output():
+    """HiGHS prints names of its own functions, whatever is asked of it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, 'w') as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def gap_row(name, found):

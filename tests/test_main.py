@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from multiprocessing.pool import ThreadPool
 import numpy as np
 import pytest
 
+import command_line
 import keras_stack
 import main
 import profiler
@@ -138,6 +140,71 @@ def test_weights_truncated_or_of_another_architecture(tmp_path):
     assert not (tmp_path / 'logs').exists()
 
 
+# ---------------------------------------------------------------- models that fail
+
+def failing_model(kind):
+    """A classifier of 32x32 images and 10 classes that loads, and then cannot be trained."""
+    from tensorflow import keras
+    inputs = keras.Input((None, None, 3) if kind == 'too small' else (32, 32, 3))
+    x = keras.layers.Conv2D(2, 3, name='first')(inputs)
+    if kind == 'too small':
+        for i in range(4):
+            x = keras.layers.MaxPooling2D(3)(keras.layers.Conv2D(2, 3, name='c{}'.format(i))(x))
+    elif kind == 'index':  # only when it runs: the index of a row that is not there
+        x = keras.layers.Embedding(5, 4, name='lookup')(keras.layers.Flatten()(inputs))
+        return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+    elif kind == 'memory':
+        x = keras.layers.UpSampling2D(4096, name='huge')(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+@pytest.mark.parametrize('script_main', [main.main, profiler.main])
+@pytest.mark.parametrize('kind, words', [
+    ('too small', r"error: layer 'c\d' \(Conv2D\): .*[Nn]egative"),
+    ('index', r'error: .*lookup.*(\[0, 5\)|row by row)'),
+    ('memory', r'error: .*huge.*use a smaller --batch_size or --input_size')])
+def test_a_model_that_fails_is_named_in_one_line_and_leaves_nothing(tmp_path, capsys, script_main,
+                                                                   kind, words):
+    path, folder = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
+    failing_model(kind).save(path)
+    arguments = ['--model_name', path, '--input_size', '32', '--batch_size', '8', '--dataset_name',
+                 'digits', '--logs_dir', str(folder), '--num_classes', '10']
+    if script_main is main.main:
+        arguments += ['--train_type', 'full_training', '--steps_per_epoch', '3']
+    with pytest.raises(SystemExit) as stop:
+        command_line.run(script_main, arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and re.match(words, error) and error.count('\n') == 1
+    assert not folder.exists() or os.listdir(str(folder)) == []
+
+
+def test_a_bug_of_ours_shows_its_traceback(tmp_path, monkeypatch):
+    """Also one inside a layer that is ours."""
+    from backbone import Backbone
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    failing_model(None).save(path)
+    monkeypatch.setattr(Backbone, 'call', lambda self, images, training=None: images.no_such_thing)
+    with pytest.raises(AttributeError, match='no_such_thing'):
+        command_line.run(main.main, flags(tmp_path / 'logs', '--model_name', path, '--weights',
+                                          'imagenet', '--train_type', 'full_training'))
+
+
+def test_a_failed_measurement_leaves_the_table_that_was_there(tmp_path):
+    folder = tmp_path / 'net_profile'
+    with profiler.whole_or_not_at_all(str(folder)) as new:
+        (tmp_path / new / 'timings.json').write_text('first')
+    with pytest.raises(KeyError):
+        with profiler.whole_or_not_at_all(str(folder)) as new:
+            (tmp_path / new / 'timings.json').write_text('second')
+            raise KeyError
+    assert (folder / 'timings.json').read_text() == 'first'
+    assert os.listdir(str(tmp_path)) == ['net_profile']
+    with profiler.whole_or_not_at_all(str(folder)) as new:
+        (tmp_path / new / 'trace').write_text('third')
+    assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['trace']
+
+
 # ---------------------------------------------------------------- runs
 
 @pytest.fixture(scope='module')
@@ -259,9 +326,10 @@ def test_table_is_reused_only_on_an_exact_match(logs, capsys):
     assert profiler.stored_table(os.path.dirname(table), other) is None
     assert 'host:' in capsys.readouterr().out
     assert set(stored.key) == {
-        'model', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer', 'decay',
-        'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads', 'intra_op_threads', 'host',
-        'tensorflow', 'keras'}
+        'model', 'network', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer',
+        'decay', 'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads', 'intra_op_threads',
+        'environment', 'host', 'tensorflow', 'keras'}
+    assert stored.key['model'] == 'mobilenetv2' and stored.key['dtype'] == 'float32'
 
 
 def test_rho_out_of_reach_names_the_smallest(logs):
@@ -271,12 +339,12 @@ def test_rho_out_of_reach_names_the_smallest(logs):
     assert not (folder / 'never').exists()
 
 
-def test_diverging_run_exits_1_and_stays_unfinished(logs, capsys):
+def test_diverging_run_exits_1_and_leaves_nothing(logs, capsys):
     folder, arguments = logs
     assert main.main(arguments + ['--train_type', 'full_training', '--learning_rate', '1e18',
                                   '--run_name', 'burst']) == 1
     assert 'smaller --learning_rate' in capsys.readouterr().err
-    assert not (folder / 'burst' / 'summary.json').exists()
+    assert not (folder / 'burst').exists()  # not one epoch was done
 
 
 def test_saved_model_can_be_trained_on(logs, tmp_path):

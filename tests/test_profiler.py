@@ -292,3 +292,64 @@ def test_a_disturbed_profile_says_so(branching_table, capsys):
     assert capsys.readouterr().out == ''
     profiler.warn_of(branching_table._replace(spread=0.3, coverage=1.0))
     assert 'took 30 % more or less' in capsys.readouterr().out
+
+
+# --- what a table is valid for
+
+
+def small_network(units=4, strides=1, dtype='float32', activation='relu'):
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(units, 3, strides=strides, padding='same', dtype=dtype,
+                            activation=activation)(inputs)
+    x = keras.layers.GlobalAveragePooling2D(dtype=dtype)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, dtype='float32')(x))
+
+
+def key_of(model_name, model):
+    args = profiler.parse_arguments(['--model_name', str(model_name), '--input_size', '8'])
+    return profiler.table_key(args, model, 3, 'none')
+
+
+def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
+    model, keys = small_network(), []
+    model.get_layer(index=1).set_weights([np.ones_like(w) for w in model.layers[1].get_weights()])
+    for folder in ('here', 'there'):
+        path = tmp_path / folder / keras_stack.MODEL_FILE
+        path.parent.mkdir()
+        model.save(str(path))
+        loaded = keras.models.load_model(str(path), compile=False)
+        keys.append(key_of(path, loaded))
+        model = small_network()  # of other values, and with other numbers in Keras' names
+    assert keys[0] == keys[1] == key_of(path, model)
+    assert str(tmp_path) not in json.dumps(keys)
+    assert json.loads(json.dumps(keys[0])) == keys[0]
+
+
+@pytest.mark.parametrize('other, differing', [
+    (dict(units=5), {'network'}), (dict(strides=2), {'network'}),
+    (dict(activation='tanh'), {'network'}), (dict(dtype='mixed_float16'), {'network', 'dtype'})])
+def test_the_key_tells_networks_and_dtype_policies_apart(other, differing):
+    one, two = key_of('model.h5', small_network()), key_of('model.h5', small_network(**other))
+    assert {name for name in one if one[name] != two[name]} == differing
+
+
+@pytest.mark.parametrize('variable', profiler.ENVIRONMENT)
+def test_the_key_holds_what_the_environment_tells_tensorflow(variable, monkeypatch):
+    model = small_network()
+    monkeypatch.delenv(variable, raising=False)
+    without = key_of('resnet50', model)
+    monkeypatch.setenv(variable, '1')
+    assert key_of('resnet50', model)['environment'] == dict(without['environment'],
+                                                            **{variable: '1'})
+    assert variable not in without['environment'] and without['model'] == 'resnet50'
+
+
+@pytest.mark.parametrize('files, cores', [
+    ({'cpu.max': '150000 100000\n'}, 1.5), ({'cpu.max': 'max 100000\n'}, None), ({}, None),
+    ({'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 0.5),
+    ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, None)])
+def test_the_share_of_cores_that_a_container_gives_is_read(files, cores, tmp_path):
+    (tmp_path / 'cpu').mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert profiler.cpu_quota(str(tmp_path)) == cores

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from test_plot import folder_content, make_run
-from test_train import synthetic_timings
+from test_selection_solver_DP import tangled_table
 
 import figure_grid
 import main
@@ -190,7 +190,7 @@ def test_a_grid_that_was_killed_goes_on_where_it_stopped(here):
 
 def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here):
     runs = runs_of('17ac', rehearse=True)
-    table = synthetic_timings(np.random.RandomState(0))
+    table = tangled_table(np.random.RandomState(0))
     path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
     assert reproduce.impossible(runs) == {}  # nothing is known before a table is there
     os.makedirs(os.path.dirname(path))
@@ -292,7 +292,7 @@ def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
 
 
 def test_hours_follow_steps_and_shares(tmp_path):
-    timings = synthetic_timings(np.random.RandomState(0))
+    timings = tangled_table(np.random.RandomState(0))
     whole, head, _, half = [reproduce.estimated_hours(run, timings) for run in runs_of('15ad')]
     tests = 12 * 5794 / 4 * timings.t_fp / 3.6e6
     assert whole == pytest.approx(12 * 1498 * timings.t_step / 3.6e6 + tests)

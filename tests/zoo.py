@@ -34,10 +34,15 @@ class Member(NamedTuple):
 ZOO = {}
 
 
-def member(benchmark):
-    """Registers the builder (size) -> (model, inputs, batch size) under its name."""
+def member(benchmark, here=True):
+    """Registers the builder (size) -> (model, inputs, batch size) under its name.
+
+    here: whether this stack has all that it takes.
+    """
     def register(builder):
-        ZOO[builder.__name__] = Member(lambda size=1: _classifier(builder, size), benchmark)
+        if here:
+            ZOO[builder.__name__] = Member(
+                lambda size=1: _classifier(builder, size), benchmark)
         return builder
     return register
 
@@ -68,17 +73,20 @@ def _head(x):
 
 # ------------------------------------------------------------------------- keras.applications
 
-# Class -> the smallest input it takes; one small member of each family.
+# Class -> the smallest input it takes, the one of the benchmark; a small member of each family.
 APPLICATIONS = {
-    'MobileNet': 32, 'MobileNetV2': 32, 'MobileNetV3Small': 32, 'NASNetMobile': 32,
-    'EfficientNetB0': 32, 'EfficientNetV2B0': 32, 'DenseNet121': 32, 'InceptionV3': 75,
-    'InceptionResNetV2': 75, 'ResNet50': 32, 'ResNet50V2': 32, 'Xception': 71, 'VGG16': 32,
-    'ConvNeXtTiny': 32}
+    'MobileNet': (32, 96), 'MobileNetV2': (32, 96), 'MobileNetV3Small': (32, 96),
+    'NASNetMobile': (32, 32), 'EfficientNetB0': (32, 64), 'EfficientNetV2B0': (32, 64),
+    'DenseNet121': (32, 64), 'InceptionV3': (75, 75), 'InceptionResNetV2': (75, 75),
+    'ResNet50': (32, 64), 'ResNet50V2': (32, 64), 'Xception': (71, 71), 'VGG16': (32, 32),
+    'ConvNeXtTiny': (32, 32)}
+APPLICATIONS = {name: sizes for name, sizes in APPLICATIONS.items()
+                if hasattr(keras.applications, name)}
 
 
 def _application(name):
     def build(size):
-        side = max(APPLICATIONS[name], 96 if size > 1 else 32)
+        side = APPLICATIONS[name][size > 1]
         model = build_model(name, (side, side, 3), CLASSES, 'none')
         return model, 127.5 + 60 * noise(4, side, side, 3), 4
     build.__name__ = name
@@ -86,20 +94,19 @@ def _application(name):
 
 
 for application in APPLICATIONS:
-    if hasattr(keras.applications, application):
-        member(benchmark=2)(_application(application))
+    member(benchmark=2)(_application(application))
 
 
 # ------------------------------------------------------------------------------- sequences
 
-@member(benchmark=12)
+@member(benchmark=20)
 def lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     model = keras.Model(inputs, _head(layers.LSTM(8 * size)(inputs)))
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=12)
+@member(benchmark=14)
 def gru(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.GRU(8 * size, return_sequences=True)(inputs)
@@ -107,14 +114,14 @@ def gru(size):
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=10)
+@member(benchmark=18)
 def bidirectional_lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.Bidirectional(layers.LSTM(8 * size))(inputs)
     return keras.Model(inputs, _head(x)), noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=16)
+@member(benchmark=24)
 def embedding(size):
     inputs = keras.Input((5 * size,), dtype='int32')
     x = layers.Embedding(50 * size, 8 * size)(inputs)
@@ -123,7 +130,7 @@ def embedding(size):
     return keras.Model(inputs, _head(x)), tokens(50 * size, 4 * size, 5 * size), 4 * size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def attention(size):
     inputs = keras.Input((5 * size, 8 * size))
     x = layers.MultiHeadAttention(2, 4 * size)(inputs, inputs)
@@ -154,7 +161,7 @@ def _transformer_block(x, width):
     return layers.LayerNormalization()(x + y)
 
 
-@member(benchmark=6)
+@member(benchmark=12)
 def transformer(size):
     inputs = keras.Input((6 * size,), dtype='int32')
     x = layers.Embedding(40 * size, 8 * size)(inputs)
@@ -164,7 +171,7 @@ def transformer(size):
     return model, tokens(40 * size, 4 * size, 6 * size), 4 * size
 
 
-@member(benchmark=6)
+@member(benchmark=10)
 def home_made_vit(size):
     side = 8 * size
     inputs = keras.Input((side, side, 3))
@@ -179,7 +186,7 @@ def home_made_vit(size):
 
 # -------------------------------------------------------------------------- ways of building
 
-@member(benchmark=24)
+@member(benchmark=72)
 def shared(size):
     """One layer twice in a row, another on two branches."""
     inputs = keras.Input((8 * size,))
@@ -211,7 +218,7 @@ class GraphNetwork(keras.Model):
         return self.head(tf.ensure_shape(sums, (self.num_graphs, x.shape[-1])) / 5)
 
 
-@member(benchmark=24)
+@member(benchmark=48)
 def graph_network(size):
     graphs = 4 * size
     nodes, edges = 5 * graphs, 12 * graphs
@@ -229,13 +236,13 @@ def _two_inputs(size):
     return (image, facts), _head(x), (noise(4 * size, 8, 8, 2 * size), noise(4 * size, 4))
 
 
-@member(benchmark=12)
+@member(benchmark=32)
 def two_inputs_list(size):
     inputs, outputs, arrays = _two_inputs(size)
     return keras.Model(list(inputs), outputs), list(arrays), 4 * size
 
 
-@member(benchmark=12)
+@member(benchmark=32)
 def two_inputs_dict(size):
     inputs, outputs, arrays = _two_inputs(size)
     names = ('image', 'facts')
@@ -248,7 +255,7 @@ def _conv_inputs(size):
     return keras.Input((side, side, 3)), noise(4, side, side, 3), 4
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def nested(size):
     inputs, images, batch_size = _conv_inputs(size)
     inner = keras.Input((None, None, 3))
@@ -260,7 +267,7 @@ def nested(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def sequential(size):
     inputs, images, batch_size = _conv_inputs(size)
     return keras.Sequential([
@@ -285,7 +292,7 @@ class Subclassed(keras.Model):
         return self.head(tf.reduce_mean(x, (1, 2)) * self.scale)
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def subclassed(size):
     _, images, batch_size = _conv_inputs(size)
     return Subclassed(4 * size), images, batch_size
@@ -302,7 +309,7 @@ class Sparse(layers.Layer):
         return x
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def regularised(size):
     inputs, images, batch_size = _conv_inputs(size)
     l2 = keras.regularizers.L2
@@ -313,7 +320,7 @@ def regularised(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=10)
 def mixed_float16(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu', dtype='mixed_float16')(inputs)
@@ -322,7 +329,7 @@ def mixed_float16(size):
     return keras.Model(inputs, layers.Dense(CLASSES, dtype='float32')(x)), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def batch_norm(size):
     """Moving statistics that training moves; the convolution's bias has no gradient."""
     inputs, images, batch_size = _conv_inputs(size)
@@ -333,7 +340,7 @@ def batch_norm(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def random_layers(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.GaussianNoise(0.1)(inputs)
@@ -343,7 +350,7 @@ def random_layers(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def separable(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.SeparableConv2D(4 * size, 3, activation='relu')(inputs)
@@ -351,7 +358,17 @@ def separable(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=8, here=keras_stack.KERAS_3)  # 2.7 cannot run them on a CPU
+def grouped(size):
+    """Grouped convolutions, which Keras compiles as nested functions on a CPU (ConvNeXt's are)."""
+    inputs, images, batch_size = _conv_inputs(size)
+    x = layers.Conv2D(4 * size, 3, activation='relu')(inputs)
+    x = layers.Conv2D(4 * size, 3, groups=2 * size, activation='relu')(x)
+    x = layers.Conv2D(4 * size, 3, groups=2)(x)
+    return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
+
+
+@member(benchmark=14)
 def normalisations(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.LayerNormalization()(layers.Conv2D(4 * size, 3, activation='relu')(inputs))
@@ -361,7 +378,7 @@ def normalisations(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=8)
+@member(benchmark=14)
 def frozen_layer(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu')(inputs)

@@ -1,0 +1,117 @@
+"""Any classifier: what of each kind of network is attributed, predicted and kept of a budget.
+
+    python benchmarks/architectures.py [--models lstm DenseNet121] [--masks 8]
+
+A row an architecture of tests/zoo.py, at a size at which a step takes 10 ms or more, each in a
+process of its own. Compared over random masks is the share of backward pass and update that a mask
+needs, as in time_model.py. Then tensors are chosen for rho 0.5, or for a little more than the
+smallest rho where that is larger, by importances of one batch, and their step is measured beside
+the full one. All steps of an architecture run interleaved.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+import _bench
+import _path
+import numpy as np
+from time_model import random_masks
+
+import command_line
+
+RHO, MARGIN = 0.5, 1.05
+LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK = 0.95, 6.0, 1.08
+TESTS = os.path.join(_path.ROOT, 'tests')
+
+
+def zoo():
+    """name -> Member, of the architectures that this stack has."""
+    command_line.quiet_tensorflow()
+    sys.path.insert(0, TESTS)
+    from zoo import ZOO
+    return ZOO
+
+
+def run_model(name, num_masks, rounds, seconds, seed):
+    """Result of one architecture: dict with a row a mask."""
+    begin, member = time.perf_counter(), zoo()[name]
+    from importance import Evaluator, evaluate_importance
+    from masked_step import StepMaker
+    from profiler import profile_model
+    from selection_solver_DP import choose_tensors, smallest_rho
+    from training_step import make_optimizer
+    model, inputs, labels = member.build(member.benchmark)
+    table = profile_model(model, batch=(inputs, labels), seconds=seconds)
+    optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
+    maker = StepMaker(model, optimizer, 5e-4, inputs, labels)
+    n, least = len(maker.variables), smallest_rho(table)
+    rho = max(RHO, MARGIN * least)
+    importance = evaluate_importance(model, optimizer, [(inputs, labels)],
+                                     evaluator=Evaluator(maker))
+    masks = [choose_tensors(table, importance, rho)[0]] + random_masks(num_masks, n, seed)
+    steps = [maker.forward()] + [maker.step(mask) for mask in [np.ones(n, dtype=bool)] + masks]
+    ms, dropped = _bench.interleaved(
+        [lambda step=step: step(inputs, labels)[0].numpy() for step in steps], rounds)
+    t_fp, t_full, *times = np.median(ms, axis=0)
+    rows = [dict(measured=float((t - t_fp) / (t_full - t_fp)),
+                 predicted=float((table.step_time(mask) - table.t_fp)
+                                 / (table.t_bp + table.t_update)),
+                 tensors=int(np.sum(mask))) for mask, t in zip(masks[1:], times[1:])]
+    return dict(_bench.machine(), model=name, tensors=n, t_full=float(t_full), t_fp=float(t_fp),
+                coverage=table.coverage, left_out=table.left_out[:5], masks=rows, rho=float(rho),
+                smallest_rho=least, chosen=int(masks[0].sum()),
+                predicted_share=float(table.step_time(masks[0]) / table.t_step),
+                measured_share=float(times[0] / t_full), dropped_samples=dropped,
+                predicted_fp=float(table.t_fp / table.t_step),
+                spread=table.spread, seconds=time.perf_counter() - begin)
+
+
+def summary(result):
+    """Row of one architecture in the table."""
+    errors = np.array([100 * abs(row['predicted'] - row['measured']) for row in result['masks']])
+    missed = [what for what, met in (
+        ('attributed', result['coverage'] >= LEAST_COVERAGE),
+        ('mean', errors.mean() <= MEAN_POINTS),
+        ('budget', result['measured_share'] <= BUDGET_SLACK * result['rho'])) if not met]
+    return [result['model'], result['tensors'], '%.1f' % result['t_full'],
+            '%.1f' % (100 * result['coverage']), '%.1f' % errors.mean(), '%.1f' % errors.max(),
+            '%.2f' % result['smallest_rho'], '%.2f' % result['rho'],
+            '%.2f' % result['predicted_share'], '%.2f' % result['measured_share'],
+            result['dropped_samples'], 'MISSED: ' + ', '.join(missed) if missed else 'met']
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
+    parser.add_argument('--models', nargs='+', metavar='NAME', help='default: the whole zoo')
+    parser.add_argument('--masks', type=command_line.number(int, low=1), default=8)
+    parser.add_argument('--seconds', type=command_line.number(float, above=0), default=4.0,
+                        help='for the totals of each timing table (default: %(default)s)')
+    args = _bench.parsed(parser, argv)
+    names = list(zoo())
+    for name in args.models or []:
+        command_line.one_of(name, names, 'model')
+    results, failed = [], []
+    for name in args.models or names:
+        result = _bench.in_own_process('architectures', 'run_model', name, args.masks, args.rounds,
+                                       args.seconds, args.seed)
+        if result is None:  # its own error stands above
+            failed.append(name)
+        else:
+            results.append(result)
+            print('  '.join(map(str, summary(result))), flush=True)
+    print('\ntargets: at least {:.0f} % attributed, mean error within {:g} points, step at most '
+          '{:g} of rho'.format(100 * LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK))
+    print(command_line.table(
+        ['architecture', 'tensors', 'full step (ms)', 'attributed (%)', 'mean |error| (points)',
+         'worst', 'smallest rho', 'rho', 'predicted', 'measured', 'dropped', 'targets'],
+        [summary(result) for result in results] + [
+            [name] + [''] * 10 + ['FAILED'] for name in failed], '<>>>>>>>>>><'))
+    _bench.write('architectures', results, args.json)
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)
