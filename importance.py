@@ -56,6 +56,7 @@ class Evaluator:
         self.scale = 1.0
         self.variables = maker.variables
         self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
+        self._momenta = keras_stack.momenta(maker.optimizer, maker.model.trainable_variables)
         self._pass = None
         self._update = maker.update_alone(decay=False)
 
@@ -72,10 +73,13 @@ class Evaluator:
     @contextlib.contextmanager
     def updated(self, gradients):
         """Within, all tensors hold the optimizer's update by the N gradients; yields that, N
-        tensors. Weight decay is left out. Afterwards everything is as before, bit for bit.
+        tensors. Weight decay and momentum are left out: only what was trained of late has any, and
+        importances would not be on one scale. Afterwards everything is as before, bit for bit.
         """
         with keras_stack.restored_afterwards(self.maker.state):
             before = [variable.read_value() for variable in self.variables]
+            for momentum in self._momenta:
+                momentum.assign(tf.zeros_like(momentum), read_value=False)
             self._update(*gradients)
             yield [variable.read_value() - old for variable, old in zip(self.variables, before)]
 
@@ -110,8 +114,7 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     the first-order drop in loss that tensor k's own update is responsible for. Where the update of
     all tensors at once overshoots, every gradient behind it points back and says nothing: the trial
     is then halved until the predicted and the real drop of its loss agree (Trial.holds). dw leaves
-    weight decay out. It includes momentum as the first real step would: the momentum of a tensor
-    that was left out is as old as its last selection.
+    weight decay and SGD's momentum out.
     weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
     fisher: sum_i (dL/dw_i w_i)^2, of the batch's mean gradient, not of each example's. random:
     drawn anew each time. depth: the variable nearest the output outweighs all that are farther from

@@ -126,6 +126,13 @@ def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
         lr=rate, beta1=beta_1, beta2=beta_2, epsilon=epsilon, grad=gradient)
 
 
+def momenta(optimizer, variables):
+    """tf.Variables: SGD's momentum of each of `variables`; none of other optimizers."""
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        return []
+    return [raw(slot) for of_one in slots(optimizer, variables) for slot in of_one]
+
+
 def functional(model):
     """The functional model that holds the graph: the model itself, or what Keras 3 keeps inside a
     Sequential one. None for what has no graph, as a layer or a subclassed model.

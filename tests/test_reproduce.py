@@ -194,7 +194,7 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
     assert reproduce.impossible(runs) == {}  # nothing is known before a table is there
     os.makedirs(os.path.dirname(path))
-    slow = table._replace(t_fp=0.32 / 0.68 * (table.t_bp + table.t_update))
+    slow = table._replace(t_fp=0.345 / 0.655 * (table.t_bp + table.t_update))
     slow._replace(key={'host': 'another'}).save(path)
     assert reproduce.impossible(runs) == {}
     slow._replace(key={'host': reproduce.this_device()}).save(path)
