@@ -44,7 +44,7 @@ def epoch_rows(step_seconds, accuracy):
     rows = []
     for epoch in range(1, EPOCHS + 1):
         test = accuracy * (1 - 0.5 ** epoch)
-        rows.append([epoch, 1e-3 / epoch, test + 0.05, 1.5 - test, test, 1.75 - test,
+        rows.append([epoch, 1e-3 / epoch, test + 0.05, 1.5 - test, 0.0, test, 1.75 - test,
                      10.0, step_seconds - 1.0, 1.0, 0.5, 3.0, epoch * step_seconds])
     return rows
 
