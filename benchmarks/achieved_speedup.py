@@ -54,7 +54,8 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
                    if now.step_time(mask | (np.arange(len(mask)) == k)) <= rho * now.t_step]
         rows.append(dict(
             rho=rho, tensors=int(mask.sum()), drift=float(drift),
-            full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(now.t_step), predicted=float(now.step_time(mask) / now.t_step),
+            full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(now.t_step),
+            predicted=float(now.step_time(mask) / now.t_step),
             measured=float(np.median(ms[:, 1] / ms[:, 0])),
             spread=[float(np.percentile(ms[:, 1] / ms[:, 0], q)) for q in (10, 90)],
             unspent=float(left / now.t_step), still_fitting=len(fitting),
@@ -111,7 +112,8 @@ def main(argv=None):
     print('step over full step; targets in brackets')
     print(command_line.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'drift (%)',
-         'full step (ms)', 'error (%)', 'over asked (%)', 'unspent (%)', 'still fit', 'importance by graph (%)'],
+         'full step (ms)', 'error (%)', 'over asked (%)', 'unspent (%)', 'still fit',
+         'importance by graph (%)'],
         [row for result in results for row in rows_of(result)], '<>>>>>>>>>>>'))
     print(verdict(results))
     _bench.write('achieved_speedup', results, args.json)
