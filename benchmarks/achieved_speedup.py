@@ -38,7 +38,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
     full = _bench.call(maker.step(prepared.everything), prepared)
     rows, dropped = [], 0
     for rho in tqdm(rhos, desc=name, unit='rho', leave=False, disable=None):
-        loop.update(*batch)
+        drift = loop.update(*batch)
         now = loop.timings
         if rho < smallest_rho(now):
             continue
@@ -53,7 +53,9 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
         fitting = [k for k in np.flatnonzero(~mask & (importance > 0))
                    if now.step_time(mask | (np.arange(len(mask)) == k)) <= rho * now.t_step]
         rows.append(dict(
-            rho=rho, tensors=int(mask.sum()), predicted=float(now.step_time(mask) / now.t_step),
+            rho=rho, tensors=int(mask.sum()), drift=float(drift),
+            full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(now.t_step),
+            predicted=float(now.step_time(mask) / now.t_step),
             measured=float(np.median(ms[:, 1] / ms[:, 0])),
             spread=[float(np.percentile(ms[:, 1] / ms[:, 0], q)) for q in (10, 90)],
             unspent=float(left / now.t_step), still_fitting=len(fitting),
@@ -68,6 +70,8 @@ def rows_of(result):
     return [[result['model'], '%.2f' % row['rho'], '%d/%d' % (row['tensors'], result['tensors']),
              '%.3f' % row['predicted'], '%.3f [%.3f, %.3f]' % tuple([row['measured']]
                                                                     + row['spread']),
+             '%+.0f' % (100 * row['drift']),
+             '%.0f / %.0f' % (row['predicted_full_ms'], row['full_ms']),
              '%+.1f' % (100 * (row['measured'] / row['predicted'] - 1)),
              '%+.1f' % (100 * (row['measured'] / row['rho'] - 1)),
              '%.1f' % (100 * row['unspent']), row['still_fitting'],
@@ -107,9 +111,10 @@ def main(argv=None):
         args, args.rhos, args.rounds, args.seed, args.bn_statistics, args.batch_size)))
     print('step over full step; targets in brackets')
     print(command_line.table(
-        ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'error (%)',
-         'over asked (%)', 'unspent (%)', 'still fit', 'importance by graph (%)'],
-        [row for result in results for row in rows_of(result)], '<>>>>>>>>>'))
+        ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'drift (%)',
+         'full step (ms)', 'error (%)', 'over asked (%)', 'unspent (%)', 'still fit',
+         'importance by graph (%)'],
+        [row for result in results for row in rows_of(result)], '<>>>>>>>>>>>'))
     print(verdict(results))
     _bench.write('achieved_speedup', results, args.json)
     return 0
