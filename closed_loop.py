@@ -22,26 +22,26 @@ class ClosedLoop:
 
     def __init__(self, timings, maker):
         self.timings = timings
-        self.profiled = timings
+        self.reference = timings  # with the shares that were measured last
         self._maker = maker
         self._forward = self._both = None
 
-    def update(self, images, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0):
+    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0):
         """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
         step function.
-        The drift is the change of backward over forward time since the profile, 0 within NOISE.
-        With drift the table follows the passes as measured. Without, its shares stay, and the speed
-        is that of the steps, hundreds of which tell it better than a few passes; but steps that
-        take longer than the passes explain are held up by something else. What they take beyond
-        their prediction is the loop's own: waiting for input, Python, the input pipeline's use of
-        the cores.
+        The drift is the change of backward over forward time since shares were last put right, 0
+        within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
+        and the speed is that of the steps, hundreds of which tell it better than a few passes; but
+        steps that take longer than the passes explain are held up by something else. What they take
+        beyond their prediction is the loop's own: waiting for input, Python, the input pipeline's
+        use of the cores.
         """
-        old = self.profiled
+        old = self.reference
         for calls in CALLS:
-            t_fp, t_bp = self.measure(images, labels, calls, both_ms)
+            t_fp, t_bp = self.measure(inputs, labels, calls, both_ms)
             drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
             if abs(drift) <= NOISE:
                 break
@@ -54,33 +54,37 @@ class ClosedLoop:
                 speed = by_steps if by_steps <= (1 + NOISE) * speed else speed
             t_fp, t_bp = speed * old.t_fp, speed * old.t_bp
         table, t_loop = old.rescaled(t_fp, t_bp), self.timings.t_loop
+        if drift:
+            self.reference = table
         if taken is not None:
             predicted = table.step_time(mask)
             t_loop = min(max(0.0, taken - predicted), LOOP_LIMIT * predicted)
         self.timings = table._replace(t_loop=t_loop)
         return drift
 
-    def measure(self, images, labels, calls, both_ms=()):
-        """(t_fp, t_bp): ms of the forward and of the backward pass, called in turn.
+    def measure(self, inputs, labels, calls, both_ms=()):
+        """(t_fp, t_bp): ms of the forward and of the backward pass as the table counts them.
 
+        The profile ran the same two functions, so that like is compared with like: its t_bp, from
+        differences of whole steps, changes as what the second takes beyond the first.
         Of a quick look the least: what disturbs a call makes it longer, and two or three have no
         median worth the name. Of a long one the median.
         both_ms: as in update; then only the forward pass is called.
         """
         if self._forward is None:
             self._forward = self._maker.forward()
-            self._forward.milliseconds(images, labels)  # the first call compiles
+            self._forward.milliseconds(inputs, labels)  # the first call compiles
         if not len(both_ms) and self._both is None:
-            everything = np.ones(len(self.timings.names), dtype=bool)
-            self._both = self._maker.step(everything, update=False)
-            self._both.milliseconds(images, labels)
+            self._both = self._maker.gradients()
+            self._both.milliseconds(inputs, labels)
         functions = [self._forward] if len(both_ms) else [self._forward, self._both]
-        ms = [[function.milliseconds(images, labels) for function in functions]
+        ms = [[function.milliseconds(inputs, labels) for function in functions]
               for _ in range(calls)]
         typical = np.median if calls > CALLS[0] else np.min
         t_fp = float(typical([row[0] for row in ms]))
         t_both = float(typical(both_ms if len(both_ms) else [row[1] for row in ms]))
-        return t_fp, max(t_both - t_fp, 1e-3)
+        old = self.reference
+        return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 
 
 def steps_drifted(step_ms, predicted_ms):

@@ -190,7 +190,8 @@ def load_data(args):
 def profile(args, model, dataset):
     """TensorTimings of this run, measured where none match, and stored."""
     import profiler
-    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation)
+    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation,
+                              batch=next(iter(dataset.probe)))
 
 
 def timing_table(args, model, dataset):

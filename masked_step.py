@@ -234,8 +234,10 @@ class GraphFunction:
         return {self._maker.traced_names.get(name, name): op for name, op in self._ops.items()}
 
     def __del__(self):
-        if tf_internals is not None:  # as at interpreter exit
+        try:
             tf_internals.remove_function(self._name)
+        except (AttributeError, TypeError):  # at interpreter exit modules are empty
+            pass
 
 
 class MaskedStep(GraphFunction):

@@ -100,20 +100,21 @@ def measure_totals(maker, times, images, labels, seconds):
     tensors = np.arange(len(maker.variables))
     order = chain_timings(times.groups, len(tensors))[2]
     deepest, nearest = int(order[0]), int(order[-1])
-    steps = [maker.forward(), maker.step(tensors >= 0), maker.step(tensors == deepest),
-             maker.step(tensors == nearest)]
+    steps = [maker.forward(), maker.gradients(), maker.step(tensors >= 0),
+             maker.step(tensors == deepest), maker.step(tensors == nearest)]
     apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
 
     def run_update():
         apply(*gradients)
         maker.variables[-1].numpy()  # waits for the device
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
-    update, forward, *steps_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
+    update, forward, both, *steps_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
     # Differences within a round, so that a slow spell of the machine cancels.
     beyond = [float(np.median(ms - forward)) for ms in steps_ms]
     low, middle, high = np.percentile(steps_ms[0], (25, 50, 75))
     return totals_of_steps(times, deepest, nearest, float(np.median(forward)),
-                           float(np.median(update)), beyond, float((high - low) / 2 / middle))
+                           float(np.median(update)), float(np.median(both)), beyond,
+                           float((high - low) / 2 / middle))
 
 
 def interleaved_ms(functions, seconds, rounds=(5, 40)):
@@ -266,10 +267,11 @@ def whole_or_not_at_all(folder):
         os.rename(new, folder)
 
 
-def table_for(args, model, num_classes, augmentation, again=False):
+def table_for(args, model, num_classes, augmentation, again=False, batch=None):
     """The stored table where its key matches; else measured now and stored, trace beside it.
 
-    args, augmentation: see table_key. again: measured in any case.
+    args, augmentation: see table_key. again: measured in any case. batch: (images, labels) to time
+    steps on; without, noise, on which they may take a few per cent more or less than on pictures.
     """
     key = table_key(args, model, num_classes, augmentation)
     folder = table_folder(args.logs_dir, args.model_name, args.input_size, num_classes,
@@ -279,7 +281,8 @@ def table_for(args, model, num_classes, augmentation, again=False):
         begin = time.perf_counter()
         with whole_or_not_at_all(folder) as new:
             table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
-                                  args.batch_size, args.optimizer, args.weight_decay, new, key)
+                                  args.batch_size, args.optimizer, args.weight_decay, new, key,
+                                  batch=batch)
             table.save(os.path.join(new, TABLE_FILE))
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
                                                 os.path.join(folder, TABLE_FILE)))

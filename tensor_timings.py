@@ -30,6 +30,8 @@ class TensorTimings(NamedTuple):
     left_out: (event, ms) that was not. key: what the table is valid for.
     t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
     waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
+    t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
+    as an importance takes it: what closed_loop.py compares later ones with.
     spread: half the distance between the quartiles of the full step while it was measured, over its
     median. scales: traced ms times these gave group_ms, of groups of one tensor and of shared ones.
     """
@@ -51,6 +53,7 @@ class TensorTimings(NamedTuple):
     t_loop: float = 0.0
     spread: float = 0.0
     scales: Tuple = (1.0, 1.0)
+    t_both: float = 0.0
 
     @property
     def disturbed(self):
@@ -73,7 +76,8 @@ class TensorTimings(NamedTuple):
         backward = t_bp / self.t_bp
         whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
         return self._replace(
-            t_fp=t_fp, t_bp=t_bp, t_dw=self.t_dw * backward,
+            t_fp=t_fp, t_bp=t_bp, t_both=t_fp + (self.t_both - self.t_fp) * backward,
+            t_dw=self.t_dw * backward,
             t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
             t_update=self.t_update * whole)
 
@@ -166,6 +170,7 @@ class Totals(NamedTuple):
     t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
     it and both passes: moving statistics, learning rate, iteration count.
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
+    t_both: see TensorTimings.
     spread: see TensorTimings.
     """
     t_fp: float
@@ -174,15 +179,16 @@ class Totals(NamedTuple):
     t_always: float
     t_chain: float
     deepest: int
+    t_both: float = 0.0
     spread: float = 0.0
 
 
-def totals_of_steps(times, deepest, nearest, t_fp, t_update, beyond, spread):
+def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spread):
     """Totals from what steps take: t_fp + t_always + their backward pass + their update.
 
     times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
-    for it. t_fp, t_update: ms, each measured alone. beyond: ms beyond the forward pass that the
-    steps take of all tensors, of the deepest alone, of the nearest alone.
+    for it. t_fp, t_update, t_both: ms, each measured alone. beyond: ms beyond the forward pass that
+    the steps take of all tensors, of the deepest alone, of the nearest alone.
     """
     full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
     t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
@@ -194,7 +200,8 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, beyond, spread):
     t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
     t_bp = full - t_always - t_update
     t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
-    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, spread)
+    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
+                  spread)
 
 
 def build_table(names, shapes, times, totals, key):
@@ -220,7 +227,8 @@ def build_table(names, shapes, times, totals, key):
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update + totals.t_always, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key, spread=totals.spread, scales=(own, shared))
+                         times.left_out[:20], key, spread=totals.spread, scales=(own, shared),
+                         t_both=totals.t_both)
 
 
 def own_and_shared_scale(groups, totals):

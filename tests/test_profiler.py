@@ -136,9 +136,9 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
     t_fp, t_bp, t_update, t_always, t_chain = 3.0, 16.0, 1.0, 0.5, 15.0
     # Tensor 1, nearest the output, needs 6 of 8 traced ms and three quarters of the update.
     beyond = [t_bp + t_always + t_update, t_chain + t_always + 0.25, 12 + t_always + 0.75]
-    totals = totals_of_steps(times, 0, 1, t_fp, t_update, beyond, 0.01)
+    totals = totals_of_steps(times, 0, 1, t_fp, t_update, 20.0, beyond, 0.01)
     assert totals == Totals(t_fp, pytest.approx(t_bp), t_update, pytest.approx(t_always),
-                            pytest.approx(t_chain), 0, 0.01)
+                            pytest.approx(t_chain), 0, 20.0, 0.01)
     table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {})
     assert table.step_time([True, True]) == table.t_step == pytest.approx(t_fp + beyond[0])
     assert table.step_time([True, False]) == pytest.approx(t_fp + beyond[1])
@@ -147,7 +147,7 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
 @pytest.mark.parametrize('beyond', [[20.0, 30.0, 40.0], [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0]])
 def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
     times = op_times({0b01: 2.0, 0b10: 1.0, 0b11: 5.0}, 2)
-    totals = totals_of_steps(times, 0, 1, 3.0, 1.0, beyond, 0.5)
+    totals = totals_of_steps(times, 0, 1, 3.0, 1.0, 20.0, beyond, 0.5)
     assert min(totals.t_bp, totals.t_update, totals.t_chain) > 0 <= totals.t_always
     assert totals.t_bp + totals.t_update + totals.t_always == pytest.approx(max(beyond[0], 1e-3))
     assert totals.t_chain <= totals.t_bp
