@@ -34,6 +34,11 @@ def zoo():
     return ZOO
 
 
+def names():
+    """Of the whole zoo."""
+    return list(zoo())
+
+
 def run_model(name, num_masks, rounds, seconds, seed):
     """Result of one architecture: dict with a row a mask."""
     begin, member = time.perf_counter(), zoo()[name]
@@ -85,16 +90,17 @@ def summary(result):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
-    parser.add_argument('--models', nargs='+', metavar='NAME', help='default: the whole zoo')
+    parser.add_argument('--models', nargs='+', metavar='NAME',
+                        help='of tests/zoo.py; default: the whole zoo')
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=8)
     parser.add_argument('--seconds', type=command_line.number(float, above=0), default=4.0,
                         help='for the totals of each timing table (default: %(default)s)')
     args = _bench.parsed(parser, argv)
-    names = list(zoo())
+    known = _bench.in_own_process('architectures', 'names')  # TensorFlow stays out of this one
     for name in args.models or []:
-        command_line.one_of(name, names, 'model')
+        command_line.one_of(name, known, 'model')
     results, failed = [], []
-    for name in args.models or names:
+    for name in args.models or known:
         result = _bench.in_own_process('architectures', 'run_model', name, args.masks, args.rounds,
                                        args.seconds, args.seed)
         if result is None:  # its own error stands above

@@ -99,14 +99,14 @@ for application in APPLICATIONS:
 
 # ------------------------------------------------------------------------------- sequences
 
-@member(benchmark=20)
+@member(benchmark=24)
 def lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     model = keras.Model(inputs, _head(layers.LSTM(8 * size)(inputs)))
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=14)
+@member(benchmark=18)
 def gru(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.GRU(8 * size, return_sequences=True)(inputs)
@@ -114,7 +114,7 @@ def gru(size):
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=18)
+@member(benchmark=22)
 def bidirectional_lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.Bidirectional(layers.LSTM(8 * size))(inputs)
@@ -130,7 +130,7 @@ def embedding(size):
     return keras.Model(inputs, _head(x)), tokens(50 * size, 4 * size, 5 * size), 4 * size
 
 
-@member(benchmark=14)
+@member(benchmark=16)
 def attention(size):
     inputs = keras.Input((5 * size, 8 * size))
     x = layers.MultiHeadAttention(2, 4 * size)(inputs, inputs)
@@ -161,7 +161,7 @@ def _transformer_block(x, width):
     return layers.LayerNormalization()(x + y)
 
 
-@member(benchmark=12)
+@member(benchmark=13)
 def transformer(size):
     inputs = keras.Input((6 * size,), dtype='int32')
     x = layers.Embedding(40 * size, 8 * size)(inputs)
@@ -186,7 +186,7 @@ def home_made_vit(size):
 
 # -------------------------------------------------------------------------- ways of building
 
-@member(benchmark=72)
+@member(benchmark=96)
 def shared(size):
     """One layer twice in a row, another on two branches."""
     inputs = keras.Input((8 * size,))
@@ -218,7 +218,7 @@ class GraphNetwork(keras.Model):
         return self.head(tf.ensure_shape(sums, (self.num_graphs, x.shape[-1])) / 5)
 
 
-@member(benchmark=48)
+@member(benchmark=56)
 def graph_network(size):
     graphs = 4 * size
     nodes, edges = 5 * graphs, 12 * graphs
@@ -255,7 +255,7 @@ def _conv_inputs(size):
     return keras.Input((side, side, 3)), noise(4, side, side, 3), 4
 
 
-@member(benchmark=14)
+@member(benchmark=16)
 def nested(size):
     inputs, images, batch_size = _conv_inputs(size)
     inner = keras.Input((None, None, 3))
@@ -267,7 +267,7 @@ def nested(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=24)
 def sequential(size):
     inputs, images, batch_size = _conv_inputs(size)
     return keras.Sequential([
@@ -292,7 +292,7 @@ class Subclassed(keras.Model):
         return self.head(tf.reduce_mean(x, (1, 2)) * self.scale)
 
 
-@member(benchmark=14)
+@member(benchmark=16)
 def subclassed(size):
     _, images, batch_size = _conv_inputs(size)
     return Subclassed(4 * size), images, batch_size
@@ -350,7 +350,7 @@ def random_layers(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=16)
 def separable(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.SeparableConv2D(4 * size, 3, activation='relu')(inputs)
@@ -378,7 +378,7 @@ def normalisations(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=16)
 def frozen_layer(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu')(inputs)
