@@ -84,6 +84,10 @@ def check_classifier(model):
     if type(model).train_step is not keras.Model.train_step:
         raise UserError("{} has a train_step of its own, which would not be run: only models that "
                         "train by Keras' own step can be trained".format(type(model).__name__))
+    own = getattr(type(model), 'compute_loss', None)  # Keras 3
+    if own is not getattr(keras.Model, 'compute_loss', None):
+        raise UserError('{} has a compute_loss of its own, which would not be used: only models '
+                        'that train by cross-entropy can be trained'.format(type(model).__name__))
     loss = getattr(model, 'loss', None)
     name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
     smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(

@@ -177,8 +177,8 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
     for choice in choices:
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
-        assert choice.drift < -0.2
         assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
+    assert choices[0].drift < -0.2 < choices[1].drift  # shares once put right stay so
     assert choices[0].timings.t_loop == 0 <= choices[1].timings.t_loop
 
 
