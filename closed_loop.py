@@ -9,7 +9,6 @@ import numpy as np
 
 CALLS = (3, 9)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = 0.10        # drift of backward over forward time that calls show by accident
-LOOP_LIMIT = 0.3    # of a step: what the loop may be believed to add
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -34,10 +33,7 @@ class ClosedLoop:
         step function.
         The drift is the change of backward over forward time since shares were last put right, 0
         within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
-        and the speed is that of the steps, hundreds of which tell it better than a few passes; but
-        steps that take longer than the passes explain are held up by something else. What they take
-        beyond their prediction is the loop's own: waiting for input, Python, the input pipeline's
-        use of the cores.
+        and the speed is that of the steps, hundreds of which tell it better than a few passes.
         """
         old = self.reference
         for calls in CALLS:
@@ -46,20 +42,14 @@ class ClosedLoop:
             if abs(drift) <= NOISE:
                 break
             both_ms = ()
-        taken = float(np.median(step_ms[-WINDOW:])) if len(step_ms) else None
-        if abs(drift) <= NOISE:
+        if abs(drift) > NOISE:
+            self.reference = table = old.rescaled(t_fp, t_bp)
+        else:
             drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
-            if taken is not None:
-                by_steps = (taken - wait_ms) / old.step_time(mask)
-                speed = by_steps if by_steps <= (1 + NOISE) * speed else speed
-            t_fp, t_bp = speed * old.t_fp, speed * old.t_bp
-        table, t_loop = old.rescaled(t_fp, t_bp), self.timings.t_loop
-        if drift:
-            self.reference = table
-        if taken is not None:
-            predicted = table.step_time(mask)
-            t_loop = min(max(0.0, taken - predicted), LOOP_LIMIT * predicted)
-        self.timings = table._replace(t_loop=t_loop)
+            if len(step_ms):
+                speed = (np.median(step_ms[-WINDOW:]) - wait_ms) / old.step_time(mask)
+            table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
+        self.timings = table._replace(t_loop=wait_ms if len(step_ms) else self.timings.t_loop)
         return drift
 
     def measure(self, inputs, labels, calls, both_ms=()):

@@ -28,8 +28,8 @@ class TensorTimings(NamedTuple):
     estimated: (N,) bool, where part of the time had no trace event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed.
     left_out: (event, ms) that was not. key: what the table is valid for.
-    t_loop: what the training loop adds to any step: the input pipeline's share of the cores,
-    waiting for it, Python. 0 in a profile, known once the loop runs (closed_loop.py).
+    t_loop: what the training loop adds to any step: waiting for input, Python. 0 in a profile,
+    known once the loop runs (closed_loop.py).
     t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
     as an importance takes it: what closed_loop.py compares later ones with.
     spread: half the distance between the quartiles of the full step while it was measured, over its

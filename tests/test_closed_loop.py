@@ -5,7 +5,7 @@ import pytest
 from test_masked_step import maker_of
 from test_training_step import N, batch, conv_stack
 
-from closed_loop import LOOP_LIMIT, NOISE, STEP_DRIFT, ClosedLoop, steps_drifted
+from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, steps_drifted
 from profiler import profile_model
 
 pytestmark = pytest.mark.timing
@@ -51,45 +51,23 @@ def test_a_wrong_table_is_put_right_whatever_it_said(model, table):
     assert max(ratios) < 8 * min(ratios)
 
 
-def test_what_steps_take_beyond_their_prediction_is_the_loops_and_paid_by_every_step(model, table):
-    loop, mask = ClosedLoop(table, maker_of(model)), np.arange(N) > 2
-    loop.update(*batch())
-    assert loop.timings.t_loop == 0
-    long = 1000 * table.t_step
-    loop.update(*batch(), mask=mask, step_ms=[long] * 5)
-    now = loop.timings._replace(t_loop=0.0)
-    assert loop.timings.t_loop == pytest.approx(LOOP_LIMIT * now.step_time(mask))
-    assert loop.timings.t_step == pytest.approx(now.t_step + loop.timings.t_loop)
-    kept = loop.timings.t_loop
-    loop.update(*batch())
-    assert loop.timings.t_loop == kept
-    loop.update(*batch(), mask=mask, step_ms=[0.0] * 5)
-    assert loop.timings.t_loop == 0
-
-
-def test_steps_that_agree_with_the_passes_tell_the_speed(model, table):
-    loop, mask = ClosedLoop(table, maker_of(model)), np.arange(N) > 2
-    for _ in range(30):  # until the machine's noise lets both agree
-        loop.reference = table.rescaled(*loop.measure(*batch(), calls=20))
-        taken = 1.02 * loop.reference.step_time(mask)
-        drift = loop.update(*batch(), mask=mask, step_ms=[taken + 0.05] * 9, wait_ms=0.05)
-        if drift == 0 and loop.timings.t_fp == pytest.approx(1.02 * loop.reference.t_fp):
-            break
-    assert loop.timings.t_bp == pytest.approx(1.02 * loop.reference.t_bp)
-    assert loop.timings.t_loop == pytest.approx(0.05, rel=1e-3)
-    assert loop.timings.step_time(mask) == pytest.approx(taken + 0.05)
-
-
-def test_passes_slower_than_the_steps_were_disturbed(model, table):
+def test_where_shares_stay_steps_tell_the_speed_and_waiting_is_paid_by_every_step(model, table):
     mask = np.arange(N) > 2
-    for _ in range(30):  # until the machine's noise leaves the ratio of the passes alone
-        loop = ClosedLoop(table, maker_of(model))
-        loop.reference = table.rescaled(*loop.measure(*batch(), calls=20))
-        taken = 1e-3 * loop.reference.step_time(mask)  # no pass of this machine is as fast
-        if loop.update(*batch(), mask=mask, step_ms=[taken] * 9) == 0:
-            break
-    assert loop.timings.t_bp == pytest.approx(1e-3 * loop.reference.t_bp)
-    assert loop.timings.t_loop == pytest.approx(0, abs=1e-9)
+    for factor in (1.02, 7.0, 0.3):  # as a busy device, or one that cools, changes all of a step
+        for _ in range(30):  # until the machine's noise leaves the ratio of the passes alone
+            loop = ClosedLoop(table, maker_of(model))
+            loop.reference = table.rescaled(*loop.measure(*batch(), calls=20))
+            taken = factor * loop.reference.step_time(mask)
+            if loop.update(*batch(), mask=mask, step_ms=[taken + 0.05] * 9, wait_ms=0.05) == 0:
+                break
+        assert loop.timings.t_fp == pytest.approx(factor * loop.reference.t_fp)
+        assert loop.timings.t_bp == pytest.approx(factor * loop.reference.t_bp)
+        assert loop.timings.t_loop == 0.05
+        assert loop.timings.step_time(mask) == pytest.approx(taken + 0.05)
+        assert loop.timings.t_step == pytest.approx(
+            loop.timings._replace(t_loop=0.0).t_step + 0.05)
+        loop.update(*batch())
+        assert loop.timings.t_loop == 0.05  # until steps tell otherwise
 
 
 def test_shares_that_drifted_far_are_followed(model, table):

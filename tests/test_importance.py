@@ -5,7 +5,7 @@ from tensorflow import keras
 
 import backbone
 import keras_stack
-from importance import METRICS, Evaluator, evaluate_importance
+from importance import METRICS, Evaluator, Trial, evaluate_importance
 from masked_step import StepMaker
 from training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
@@ -161,6 +161,28 @@ def test_importance_is_averaged_over_the_probe_batches_from_one_start():
     np.testing.assert_allclose(evaluate_importance(model, optimizer, both),
                                np.mean(single, axis=0), rtol=1e-6)
     assert not np.allclose(single[0], single[1])
+
+
+@pytest.mark.parametrize('predicted, real, holds', [
+    (0.10, 0.06, True), (0.10, 0.04, False), (0.10, -0.1, False), (-0.10, -0.1, False),
+    (-0.10, 0.10, False), (1e-8, -1e-8, True)])
+def test_a_trial_holds_where_the_loss_drops_as_predicted(predicted, real, holds):
+    """Where both go uphill they agree, and still the importances are of a step nobody wants."""
+    assert Trial(1.0, predicted, real).holds is holds
+
+
+def test_all_probe_batches_are_judged_at_the_scale_that_suits_the_last():
+    model = small_model('frozen')
+    optimizer = make_optimizer('sgd', 2.0, 100, model.trainable_variables)
+    (easy, labels), (hard, _) = batches(2)
+    probes, trials = [(0.01 * easy, labels), (30 * hard, labels)], []
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *probes[0]))
+    assert evaluator.trial(*probes[0])[1].scale > evaluator.trial(*probes[1])[1].scale
+    evaluator.scale = 1.0
+    importance = evaluate_importance(model, optimizer, probes, evaluator=evaluator, trials=trials)
+    scale, = {trial.scale for trial in trials}
+    np.testing.assert_allclose(importance, np.mean(
+        [evaluator.trial(*batch, scale)[0] for batch in probes], axis=0), rtol=1e-5)
 
 
 def test_magnitudes():
