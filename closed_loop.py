@@ -9,6 +9,7 @@ import numpy as np
 
 CALLS = (3, 9)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = 0.10        # drift of backward over forward time that calls show by accident
+MOST_APART = 3.0    # that overlapping may change own gradients beside the error gradient's way
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -33,7 +34,9 @@ class ClosedLoop:
         step function.
         The drift is the change of backward over forward time since shares were last put right, 0
         within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
-        and the speed is that of the steps, hundreds of which tell it better than a few passes.
+        and the speed is that of the steps, hundreds of which tell it better than a few passes;
+        unless both disagree: then own gradients cost more or less beside the error gradient's way
+        than they did, as on one core, where they no longer overlap, and the table follows that.
         """
         old = self.reference
         for calls in CALLS:
@@ -46,9 +49,16 @@ class ClosedLoop:
             self.reference = table = old.rescaled(t_fp, t_bp)
         else:
             drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
-            if len(step_ms):
-                speed = (np.median(step_ms[-WINDOW:]) - wait_ms) / old.step_time(mask)
             table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
+        if len(step_ms):
+            taken = float(np.median(step_ms[-WINDOW:])) - wait_ms
+            agree = abs(taken / table.step_time(mask) - 1) <= NOISE
+            apart = None if agree else scaled_apart(table, mask, taken)
+            if apart is not None:
+                self.reference = table = apart
+            elif not drift:
+                speed = taken / old.step_time(mask)
+                table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
         self.timings = table._replace(t_loop=wait_ms if len(step_ms) else self.timings.t_loop)
         return drift
 
@@ -57,8 +67,6 @@ class ClosedLoop:
 
         The profile ran the same two functions, so that like is compared with like: its t_bp, from
         differences of whole steps, changes as what the second takes beyond the first.
-        Of a quick look the least: what disturbs a call makes it longer, and two or three have no
-        median worth the name. Of a long one the median.
         both_ms: as in update; then only the forward pass is called.
         """
         if self._forward is None:
@@ -70,11 +78,30 @@ class ClosedLoop:
         functions = [self._forward] if len(both_ms) else [self._forward, self._both]
         ms = [[function.milliseconds(inputs, labels) for function in functions]
               for _ in range(calls)]
-        typical = np.median if calls > CALLS[0] else np.min
-        t_fp = float(typical([row[0] for row in ms]))
-        t_both = float(typical(both_ms if len(both_ms) else [row[1] for row in ms]))
+        t_fp = float(np.median([row[0] for row in ms]))
+        t_both = float(np.median(both_ms if len(both_ms) else [row[1] for row in ms]))
         old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
+
+
+def scaled_apart(table, mask, step_ms):
+    """The table with own gradients and the error gradient's way scaled apart, so that the step of
+    the (N,) bool mask takes step_ms and the backward pass of all tensors what it did.
+
+    None where no scales from 1 / MOST_APART to MOST_APART do that.
+    """
+    own = table.group_tensors.sum(axis=1) == 1
+    needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
+    parts = [[table.group_ms[kind & rows].sum() for kind in (own, ~own)]
+             for rows in (own | ~own, needed)]
+    other = table.step_time(mask) - sum(parts[1])
+    if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
+        return None
+    of_own, of_shared = np.linalg.solve(parts, [sum(parts[0]), step_ms - other])
+    if not 1 / MOST_APART < min(of_own, of_shared) <= max(of_own, of_shared) < MOST_APART:
+        return None
+    return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
+                          t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)
 
 
 def steps_drifted(step_ms, predicted_ms):

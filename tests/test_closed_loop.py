@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from test_masked_step import maker_of
+from test_selection_solver_DP import tangled_table
 from test_training_step import N, batch, conv_stack
 
-from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, steps_drifted
+from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, scaled_apart, steps_drifted
 from profiler import profile_model
 
 pytestmark = pytest.mark.timing
@@ -68,6 +69,25 @@ def test_where_shares_stay_steps_tell_the_speed_and_waiting_is_paid_by_every_ste
             loop.timings._replace(t_loop=0.0).t_step + 0.05)
         loop.update(*batch())
         assert loop.timings.t_loop == 0.05  # until steps tell otherwise
+
+
+def test_own_gradients_and_the_error_gradients_way_are_told_apart_by_one_step():
+    table = tangled_table(np.random.RandomState(0), n=N)
+    own = table.group_tensors.sum(axis=1) == 1
+    of_own = 1.4
+    of_shared = (table.t_bp - of_own * table.group_ms[own].sum()) / table.group_ms[~own].sum()
+    true = table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared))
+    trained = np.arange(N) > 1
+    found = scaled_apart(table, trained, true.step_time(trained))
+    rng = np.random.RandomState(0)
+    for _ in range(10):
+        mask = rng.rand(N) < 0.5
+        assert found.backward_time(mask) == pytest.approx(true.backward_time(mask))
+        assert found.chain_time(mask) >= found.backward_time(mask) - 1e-9
+    assert found.t_step == pytest.approx(true.t_step)
+    for impossible in (100 * table.t_step, 0.01 * table.t_step):
+        assert scaled_apart(table, trained, impossible) is None
+    assert scaled_apart(table, np.ones(N, bool), true.t_step) is None  # tells nothing of parts
 
 
 def test_shares_that_drifted_far_are_followed(model, table):
