@@ -9,6 +9,7 @@ import numpy as np
 
 CALLS = (3, 9)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = 0.10        # drift of backward over forward time that calls show by accident
+AGREE = 0.05        # of the steps that ran with what both passes say of them
 MOST_APART = 3.0    # that overlapping may change own gradients beside the error gradient's way
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
@@ -52,7 +53,7 @@ class ClosedLoop:
             table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
         if len(step_ms):
             taken = float(np.median(step_ms[-WINDOW:])) - wait_ms
-            agree = abs(taken / table.step_time(mask) - 1) <= NOISE
+            agree = abs(taken / table.step_time(mask) - 1) <= AGREE
             apart = None if agree else scaled_apart(table, mask, taken)
             if apart is not None:
                 self.reference = table = apart
