@@ -179,11 +179,11 @@ def _check_saved(path, model, input_shape):
                         .format(path))
 
 
-def output_layer(model, with_weights=False):
-    """The last layer, that of nested models too; the last that has weights if asked."""
+def output_layer(model):
+    """The last layer that has weights, that of nested models too."""
     while isinstance(model, Backbone) or getattr(model, 'layers', None):
         inner = [model.base] if isinstance(model, Backbone) else model.layers
-        model = [layer for layer in inner if layer.trainable_weights or not with_weights][-1]
+        model = [layer for layer in inner if layer.trainable_weights][-1]
     return model
 
 

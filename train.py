@@ -91,7 +91,7 @@ def fixed_mask(name, model):
     variables = model.trainable_variables
     if name == 'full_training':
         return np.ones(len(variables), dtype=bool)
-    head = {id(v) for v in output_layer(model, with_weights=True).trainable_weights}
+    head = {id(v) for v in output_layer(model).trainable_weights}
     small = ('gamma', 'beta', 'bias') if name == 'bn_plus_bias_training' else ()
     return np.array([id(v) in head or keras_stack.variable_name(v).split('/')[-1] in small
                      for v in variables])
