@@ -113,7 +113,9 @@ def resolved(function_def):
     plain = function_pb2.FunctionDef()
     plain.CopyFrom(function_def)
     nodes = {node.name: node for node in plain.node_def}
-    same = dict(_equal_constants(plain.node_def), **_read_back(nodes))
+    results = _behind_results(plain, nodes)
+    constants = [node for node in plain.node_def if node.name not in results]  # gradients stay two
+    same = dict(_equal_constants(constants), **_read_back(nodes))
 
     def source(tensor, passed_on):
         parts = tensor.split(':')
@@ -128,6 +130,18 @@ def resolved(function_def):
     for output in plain.signature.output_arg:
         plain.ret[output.name] = source(plain.ret[output.name], ('Identity', 'IdentityN'))
     return plain
+
+
+def _behind_results(function_def, nodes):
+    """Names of the nodes whose outputs are results, perhaps by way of Identity nodes."""
+    found, stack = set(), [tensor.split(':')[0] for tensor in function_def.ret.values()]
+    while stack:
+        name = stack.pop()
+        if name in nodes and nodes[name].op in ('Identity', 'IdentityN'):
+            stack.extend(source.split(':')[0] for source in nodes[name].input if source[0] != '^')
+        else:
+            found.add(name)
+    return found
 
 
 def _equal_constants(nodes):
@@ -262,19 +276,21 @@ class Cutter:
         return sorted(found)
 
 
-def take_from_outside(function_def, names, types):
+def take_from_outside(function_def, arguments, types, tensors):
     """Turns tensors of the FunctionDef into its first arguments.
 
-    names: tensor -> name of the argument; types: dtype enum of each, in the same order.
+    arguments: their names; types: dtype enum of each; tensors: what each stands for. Weights that
+    are added have one gradient: any of its arguments then stands for it.
     """
+    names = dict(zip(tensors, arguments))
     for node in function_def.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
-    arguments = list(function_def.signature.input_arg)
+    handles = list(function_def.signature.input_arg)
     del function_def.signature.input_arg[:]
     function_def.arg_attr.clear()
-    for name, dtype in zip(names.values(), types):
+    for name, dtype in zip(arguments, types):
         function_def.signature.input_arg.add(name=name, type=dtype)
-    function_def.signature.input_arg.extend(arguments)
+    function_def.signature.input_arg.extend(handles)
 
 
 def add_node(function_def, op, name, inputs, **types):

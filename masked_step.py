@@ -153,9 +153,9 @@ class StepMaker:
         cut, function = self._cutter.cut(effects, 0, left_out), self._cutter.function
         del cut.signature.input_arg[:len(self.shapes)]
         outputs = list(function.signature.output_arg)[NUM_RESULTS:]
-        take_from_outside(cut, {function.ret[output.name]: 'gradient_{}'.format(k)
-                                for k, output in enumerate(outputs)},
-                          [output.type for output in outputs])
+        arguments = ['gradient_{}'.format(k) for k in range(len(outputs))]
+        take_from_outside(cut, arguments, [output.type for output in outputs],
+                          [function.ret[output.name] for output in outputs])
         return GraphFunction(cut, self)
 
     def _quiet(self, num_results):

@@ -222,8 +222,8 @@ class TrainingStep:
             objective = result.objective
             if self.loss_scale:
                 objective *= self.loss_scale.scale
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(
-            objective, sources, unconnected_gradients='zero')]
+        gradients = _apart([tf.convert_to_tensor(gradient) for gradient in tape.gradient(
+            objective, sources, unconnected_gradients='zero')])
         if self.loss_scale:
             gradients = self.loss_scale.unscaled(gradients)
         if self.update:
@@ -250,6 +250,17 @@ class TrainingStep:
                 self.decay_ops.append(variable.assign_sub(
                     tf.cast(decay, variable.dtype) * variable, read_value=False).name)
         keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
+
+
+def _apart(gradients):
+    """The gradients, each a tensor of its own: weights that are added share one, and the graph
+    could not tell whose update is whose.
+    """
+    found = []
+    for gradient in gradients:
+        shared = any(gradient is other for other in found)
+        found.append(gradient + tf.zeros((), gradient.dtype) if shared else gradient)
+    return found
 
 
 def evaluation_function(model):

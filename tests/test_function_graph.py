@@ -7,6 +7,7 @@ from tensorflow import keras
 
 import keras_stack
 from function_graph import CALLS
+from importance import Evaluator
 from masked_step import StepMaker
 from training_step import TrainingStep, make_optimizer
 
@@ -128,3 +129,60 @@ def test_order_passes_on_through_nodes_that_are_not_kept():
     for mask in ([True, False], [False, True], [True, True]):
         expected = float(plain(*batch()).loss)
         assert float(maker.step(mask)(*batch()).loss) == pytest.approx(expected, rel=1e-6)
+
+
+@keras_stack.register
+class Offsets(keras.layers.Layer):
+    """Adds two weights of one shape: their gradient is one and the same tensor."""
+
+    def build(self, input_shape):
+        self.offsets = [self.add_weight(name=name, shape=(4, 4), initializer='zeros')
+                        for name in ('a', 'b')]
+        super().build(input_shape)
+
+    def call(self, inputs):
+        first, second = map(keras_stack.raw, self.offsets)
+        return inputs + (tf.identity(first) + tf.identity(second))
+
+
+def test_weights_that_share_a_gradient_move_one_by_one():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
+    maker = maker_of(model)
+    for k in range(4):
+        before = [variable.numpy() for variable in maker.variables]
+        maker.step(np.arange(4) == k)(*batch())
+        moved = [(v.numpy() != old).any() for v, old in zip(maker.variables, before)]
+        assert moved == [i == k for i in range(4)]
+
+
+def test_weights_that_share_a_gradient_are_updated_and_judged_each():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
+    maker = maker_of(model)
+    evaluator = Evaluator(maker)
+    importance, _ = evaluator.trial(*batch())
+    assert importance[0] == pytest.approx(importance[1]) and importance[0] > 0
+    with evaluator.updated(evaluator.gradients(*batch())[1]) as updates:
+        assert len(updates) == 4
+    np.testing.assert_array_equal(updates[0], updates[1])
+
+
+@keras_stack.register
+class Unused(keras.layers.Layer):
+    """Two weights of one shape that nothing depends on: their gradients are equal constants."""
+
+    def build(self, input_shape):
+        for name in ('a', 'b'):
+            setattr(self, name, self.add_weight(name=name, shape=(4, 4), initializer='ones'))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.identity(inputs)
+
+
+def test_a_weight_that_nothing_depends_on_decays_where_it_is_selected_and_only_there():
+    inputs = keras.Input((4,))
+    maker = maker_of(keras.Model(inputs, keras.layers.Dense(3)(Unused()(inputs))))
+    maker.step([True, False, False, False])(*batch())
+    assert (maker.variables[0].numpy() < 1).all() and (maker.variables[1].numpy() == 1).all()
