@@ -10,7 +10,7 @@ import numpy as np
 CALLS = (3, 9)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = 0.10        # drift of backward over forward time that calls show by accident
 AGREE = 0.05        # of the steps that ran with what both passes say of them
-MOST_APART = 3.0    # that overlapping may change own gradients beside the error gradient's way
+APART = (1 / 6, 6.0)  # change of own gradients' time: overlapping hides up to 80 % of it
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -89,7 +89,7 @@ def scaled_apart(table, mask, step_ms):
     """The table with own gradients and the error gradient's way scaled apart, so that the step of
     the (N,) bool mask takes step_ms and the backward pass of all tensors what it did.
 
-    None where no scales from 1 / MOST_APART to MOST_APART do that.
+    None where no scales within APART do that.
     """
     own = table.group_tensors.sum(axis=1) == 1
     needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
@@ -99,7 +99,7 @@ def scaled_apart(table, mask, step_ms):
     if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
         return None
     of_own, of_shared = np.linalg.solve(parts, [sum(parts[0]), step_ms - other])
-    if not 1 / MOST_APART < min(of_own, of_shared) <= max(of_own, of_shared) < MOST_APART:
+    if not APART[0] < min(of_own, of_shared) <= max(of_own, of_shared) < APART[1]:
         return None
     return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
                           t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)

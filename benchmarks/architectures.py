@@ -2,7 +2,7 @@
 
     python benchmarks/architectures.py [--models lstm DenseNet121] [--masks 8]
 
-A row an architecture of tests/zoo.py, at a size at which a step takes 10 ms or more, each in a
+A row an architecture of tests/zoo.py, at a size at which a step takes 15 ms or more, each in a
 process of its own. Compared over random masks is the share of backward pass and update that a mask
 needs, as in time_model.py. Then tensors are chosen for rho 0.5, or for a little more than the
 smallest rho where that is larger, by importances of one batch, and their step is measured beside

@@ -1,7 +1,7 @@
 """Tiny real classifiers of every kind that trains here, each with one batch: ZOO[name].build(size).
 
 size: 1 for tests, where a step takes milliseconds and a trace a second or so; a member's own
-`benchmark` size for benchmarks/architectures.py, where a step takes 10 ms or more. What a stack
+`benchmark` size for benchmarks/architectures.py, where a step takes 15 ms or more. What a stack
 does not have is not in its ZOO.
 """
 
@@ -99,14 +99,14 @@ for application in APPLICATIONS:
 
 # ------------------------------------------------------------------------------- sequences
 
-@member(benchmark=24)
+@member(benchmark=30)
 def lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     model = keras.Model(inputs, _head(layers.LSTM(8 * size)(inputs)))
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=18)
+@member(benchmark=23)
 def gru(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.GRU(8 * size, return_sequences=True)(inputs)
@@ -114,14 +114,14 @@ def gru(size):
     return model, noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=22)
+@member(benchmark=26)
 def bidirectional_lstm(size):
     inputs = keras.Input((4 + size, 4 * size))
     x = layers.Bidirectional(layers.LSTM(8 * size))(inputs)
     return keras.Model(inputs, _head(x)), noise(4 * size, 4 + size, 4 * size), 4 * size
 
 
-@member(benchmark=24)
+@member(benchmark=30)
 def embedding(size):
     inputs = keras.Input((5 * size,), dtype='int32')
     x = layers.Embedding(50 * size, 8 * size)(inputs)
@@ -130,7 +130,7 @@ def embedding(size):
     return keras.Model(inputs, _head(x)), tokens(50 * size, 4 * size, 5 * size), 4 * size
 
 
-@member(benchmark=16)
+@member(benchmark=20)
 def attention(size):
     inputs = keras.Input((5 * size, 8 * size))
     x = layers.MultiHeadAttention(2, 4 * size)(inputs, inputs)
@@ -161,7 +161,7 @@ def _transformer_block(x, width):
     return layers.LayerNormalization()(x + y)
 
 
-@member(benchmark=13)
+@member(benchmark=16)
 def transformer(size):
     inputs = keras.Input((6 * size,), dtype='int32')
     x = layers.Embedding(40 * size, 8 * size)(inputs)
@@ -171,7 +171,7 @@ def transformer(size):
     return model, tokens(40 * size, 4 * size, 6 * size), 4 * size
 
 
-@member(benchmark=10)
+@member(benchmark=12)
 def home_made_vit(size):
     side = 8 * size
     inputs = keras.Input((side, side, 3))
@@ -186,7 +186,7 @@ def home_made_vit(size):
 
 # -------------------------------------------------------------------------- ways of building
 
-@member(benchmark=96)
+@member(benchmark=112)
 def shared(size):
     """One layer twice in a row, another on two branches."""
     inputs = keras.Input((8 * size,))
@@ -218,7 +218,7 @@ class GraphNetwork(keras.Model):
         return self.head(tf.ensure_shape(sums, (self.num_graphs, x.shape[-1])) / 5)
 
 
-@member(benchmark=56)
+@member(benchmark=72)
 def graph_network(size):
     graphs = 4 * size
     nodes, edges = 5 * graphs, 12 * graphs
@@ -236,13 +236,13 @@ def _two_inputs(size):
     return (image, facts), _head(x), (noise(4 * size, 8, 8, 2 * size), noise(4 * size, 4))
 
 
-@member(benchmark=32)
+@member(benchmark=51)
 def two_inputs_list(size):
     inputs, outputs, arrays = _two_inputs(size)
     return keras.Model(list(inputs), outputs), list(arrays), 4 * size
 
 
-@member(benchmark=32)
+@member(benchmark=51)
 def two_inputs_dict(size):
     inputs, outputs, arrays = _two_inputs(size)
     names = ('image', 'facts')
@@ -255,7 +255,7 @@ def _conv_inputs(size):
     return keras.Input((side, side, 3)), noise(4, side, side, 3), 4
 
 
-@member(benchmark=16)
+@member(benchmark=20)
 def nested(size):
     inputs, images, batch_size = _conv_inputs(size)
     inner = keras.Input((None, None, 3))
@@ -267,7 +267,7 @@ def nested(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=24)
+@member(benchmark=28)
 def sequential(size):
     inputs, images, batch_size = _conv_inputs(size)
     return keras.Sequential([
@@ -292,7 +292,7 @@ class Subclassed(keras.Model):
         return self.head(tf.reduce_mean(x, (1, 2)) * self.scale)
 
 
-@member(benchmark=16)
+@member(benchmark=19)
 def subclassed(size):
     _, images, batch_size = _conv_inputs(size)
     return Subclassed(4 * size), images, batch_size
@@ -309,7 +309,7 @@ class Sparse(layers.Layer):
         return x
 
 
-@member(benchmark=14)
+@member(benchmark=18)
 def regularised(size):
     inputs, images, batch_size = _conv_inputs(size)
     l2 = keras.regularizers.L2
@@ -320,7 +320,7 @@ def regularised(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=10)
+@member(benchmark=18)
 def mixed_float16(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu', dtype='mixed_float16')(inputs)
@@ -329,7 +329,7 @@ def mixed_float16(size):
     return keras.Model(inputs, layers.Dense(CLASSES, dtype='float32')(x)), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=19)
 def batch_norm(size):
     """Moving statistics that training moves; the convolution's bias has no gradient."""
     inputs, images, batch_size = _conv_inputs(size)
@@ -340,7 +340,7 @@ def batch_norm(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=19)
 def random_layers(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.GaussianNoise(0.1)(inputs)
@@ -350,7 +350,7 @@ def random_layers(size):
     return keras.Model(inputs, _head(x)), images, batch_size
 
 
-@member(benchmark=16)
+@member(benchmark=20)
 def separable(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.SeparableConv2D(4 * size, 3, activation='relu')(inputs)
@@ -368,7 +368,7 @@ def grouped(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=14)
+@member(benchmark=18)
 def normalisations(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.LayerNormalization()(layers.Conv2D(4 * size, 3, activation='relu')(inputs))
@@ -378,7 +378,7 @@ def normalisations(size):
     return keras.Model(inputs, _head(layers.GlobalAveragePooling2D()(x))), images, batch_size
 
 
-@member(benchmark=16)
+@member(benchmark=20)
 def frozen_layer(size):
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu')(inputs)
