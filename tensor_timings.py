@@ -11,6 +11,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import numpy as np
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
+LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
 
 
 class TensorTimings(NamedTuple):
@@ -165,11 +166,12 @@ def chain_timings(groups, num_tensors):
 
 
 class Totals(NamedTuple):
-    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
+    """Untraced ms per step, at the threading of training; deepest: bit mask of t_chain's tensors.
 
     t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
     it and both passes: moving statistics, learning rate, iteration count.
-    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
+    t_chain: backward pass of the deepest tensor alone, or with what it is fused with: the error
+    gradient's whole way.
     t_both: see TensorTimings.
     spread: see TensorTimings.
     """
@@ -188,7 +190,7 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
 
     times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
     for it. t_fp, t_update, t_both: ms, each measured alone. beyond: ms beyond the forward pass that
-    the steps take of all tensors, of the deepest alone, of the nearest alone.
+    the steps take of all tensors, of the bit mask `deepest`, of the nearest alone.
     """
     full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
     t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
@@ -199,7 +201,8 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
     t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
     t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
     t_bp = full - t_always - t_update
-    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
+    t_chain = min(max(of_deepest - t_always - float(t_up[_tensors(deepest)].sum()), 1e-3),
+                  t_bp)
     return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
                   spread)
 
@@ -235,21 +238,23 @@ def own_and_shared_scale(groups, totals):
     """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
 
     Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
-    of the deepest tensor; one scale for both where that has no sensible solution.
+    of the deepest tensors, as nearly as scales from LEAST to MOST of one scale for both allow:
+    beside the error gradient's way own gradients may cost next to nothing. One scale for both where
+    steps do not tell the two apart.
     """
-    bit = 1 << totals.deepest
     total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
     total_shared = sum(groups.values()) - total_own
-    deepest_own = groups.get(bit, 0.0)
-    deepest_shared = sum(ms for mask, ms in groups.items() if mask & bit and mask & (mask - 1))
+    of_deepest = {mask: ms for mask, ms in groups.items() if mask & totals.deepest}
+    deepest_own = sum(ms for mask, ms in of_deepest.items() if not mask & (mask - 1))
+    deepest_shared = sum(of_deepest.values()) - deepest_own
     even = totals.t_bp / max(total_own + total_shared, 1e-9)
     matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
     if abs(np.linalg.det(matrix)) < 1e-6 * (matrix ** 2).sum():
         return even, even
-    own, shared = np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])
-    if not (0.2 * even < own < 5 * even and 0.2 * even < shared < 5 * even):
-        return even, even
-    return float(own), float(shared)
+    own = np.clip(np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])[0], LEAST * even,
+                  MOST * even)
+    shared = (totals.t_bp - own * total_own) / total_shared
+    return (float(own), float(shared)) if shared > LEAST * even else (even, even)
 
 
 def _tensors(mask):
