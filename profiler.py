@@ -127,18 +127,25 @@ def interleaved_ms(functions, seconds, rounds=(5, 40)):
     functions: () -> anything, once the device is done. seconds: stops after about that long, but
     within the given least and most rounds.
     """
-    def milliseconds(function):
-        begin = time.perf_counter()
-        function()
-        return 1e3 * (time.perf_counter() - begin)
     for function in functions:
         function()  # the first call compiles
         function()
     samples, start = [], time.perf_counter()
     while len(samples) < rounds[0] or (len(samples) < rounds[1]
                                        and time.perf_counter() - start < seconds):
-        samples.append([milliseconds(function) for function in functions])
+        samples.append([settled_ms(function) for function in functions])
     return np.array(samples)
+
+
+def settled_ms(function):
+    """ms of the second of two calls in a row: in training a step follows itself. One behind another
+    that is larger finds the processor's caches cold, which a short step shows (two inputs, 17 ms a
+    full step: the head's step took 1.5 ms more).
+    """
+    function()
+    begin = time.perf_counter()
+    function()
+    return 1e3 * (time.perf_counter() - begin)
 
 
 def table_key(args, model, num_classes, augmentation):

@@ -11,6 +11,7 @@ import _path
 import numpy as np
 
 import command_line
+from profiler import settled_ms
 
 BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
 NUM_CLASSES = 10
@@ -99,14 +100,14 @@ class OtherLoad:
 def interleaved(functions, rounds, warm=2):
     """((kept, functions) ms, dropped): calls in turn; quiet rounds only, all where none is quiet.
 
-    functions: of no argument, each of which waits for the device.
+    functions: of no argument, each of which waits for the device; see settled_ms.
     """
     for function in functions:
         for _ in range(warm):
             function()
     kept, noisy, load = [], [], OtherLoad()
     for _ in range(3 * rounds):
-        row = [milliseconds(function) for function in functions]
+        row = [settled_ms(function) for function in functions]
         (kept if load() <= OTHERS_LIMIT else noisy).append(row)
         if len(kept) == rounds:
             break

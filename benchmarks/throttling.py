@@ -93,7 +93,7 @@ def run_model(name, input_size, rho, rounds, seed):
             steps = [_bench.call(maker.step(mask), prepared) for mask in (fixed, held, oracle)]
             for function in [full] + steps:
                 function()
-            ms = np.array([[_bench.milliseconds(f) for f in [full] + steps]
+            ms = np.array([[_bench.settled_ms(f) for f in [full] + steps]
                            for _ in range(rounds)])
         ratios = ms[:, 1:] / ms[:, :1]
         rows.append(dict(condition=title, full_ms=float(np.median(ms[:, 0])), drift=float(drift),
