@@ -44,14 +44,12 @@ class StepGraph(NamedTuple):
         of none (learning rate, iteration count, BN statistics).
     work: name -> ('flops', floating-point operations), or ('elements', those of the output) where
         TensorFlow registers none.
-    fused: name -> the node that its work was done in, by the device's own rewriting.
     """
     nodes: Dict[str, Node]
     forward: frozenset
     backward: Dict[str, int]
     update: Dict[str, Optional[int]]
     work: Dict[str, Tuple[str, float]]
-    fused: Dict[str, str] = {}
 
 
 class OpTimes(NamedTuple):
@@ -62,7 +60,6 @@ class OpTimes(NamedTuple):
     estimated: bit mask -> ms of `groups` that had no event and were estimated.
     coverage: share of the traced time outside the forward set that was attributed, 0..1.
     left_out: (event name, ms) that belongs to no node, the longest first.
-    fused: bit masks of tensors whose gradients one op computes where all are wanted.
     """
     groups: Dict[int, float]
     update: np.ndarray
@@ -70,7 +67,6 @@ class OpTimes(NamedTuple):
     estimated: Dict[int, float]
     coverage: float
     left_out: List
-    fused: Tuple = ()
 
 
 def analyse(nodes, num_tensors, owners, work, num_results):
@@ -241,14 +237,12 @@ def topological(nodes):
     return order
 
 
-def attribute(graph, times, num_tensors, alone=None):
+def attribute(graph, times, num_tensors):
     """OpTimes from a StepGraph and op times (name -> ms, of read_trace).
 
-    alone: of op_trace.times_alone.
     A compute op without an event is estimated from its work and the measured rate of its op type.
     """
     times, left_out = _by_node(graph.nodes, times)
-    _share_fused(graph, times, alone or {})
     rates = _rates(graph, times)
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
@@ -268,17 +262,7 @@ def attribute(graph, times, num_tensors, alone=None):
     missed = sum(ms for _, ms in left_out)
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
     coverage = 1 - missed / total if total else 0.0
-    fused = tuple(graph.backward[name] | graph.backward[host]
-                  for name, host in graph.fused.items())
-    return OpTimes(groups, update, update_fixed, estimated, coverage, left_out, fused)
-
-
-def _share_fused(graph, times, alone):
-    """Divides the time of a node among itself and what was fused into it, in `times`."""
-    for name, host in graph.fused.items():
-        if name in alone and name not in times and host in times:
-            times[name] = min(alone[name], times[host] / 2)
-            times[host] -= times[name]
+    return OpTimes(groups, update, update_fixed, estimated, coverage, left_out)
 
 
 def _by_node(nodes, times):

@@ -8,7 +8,6 @@ import contextlib
 import glob
 import os
 import re
-import tempfile
 import threading
 
 import numpy as np
@@ -44,34 +43,7 @@ def executed_graph(maker, inputs, labels):
     folded = constants(nodes, topological(nodes))  # before the first step
     work = {name: amount for name, amount in _work(maker.concrete.graph).items()
             if name in run and name not in folded}
-    fused = {bias: kernel for bias, kernel in fused_biases(nodes).items()
-             if bias not in run and kernel in run}
-    return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)._replace(
-        fused=fused)
-
-
-def fused_biases(nodes):
-    """Gradient of a bias -> that of the convolution's kernel from the same error gradient.
-
-    oneDNN computes both in one op, under the kernel's name: so long as both are wanted.
-    """
-    kernels = {node.tensors[-1]: name for name, node in nodes.items()
-               if node.op == 'Conv2DBackpropFilter'}
-    return {name: kernels[node.tensors[0]] for name, node in nodes.items()
-            if node.op == 'BiasAddGrad' and node.tensors[0] in kernels}
-
-
-def times_alone(maker, graph, inputs, labels, num_steps):
-    """name -> ms per step of the ops that the full step has fused into others (StepGraph.fused),
-    of a step that trains nothing else.
-    """
-    tensors = sum(graph.backward[name] for name in graph.fused)
-    if not tensors:
-        return {}
-    step = maker.step([tensors >> k & 1 for k in range(len(maker.variables))])
-    with tempfile.TemporaryDirectory() as folder:
-        times = read_trace(record_trace(step, inputs, labels, folder, num_steps), num_steps)
-    return {name: times[name] for name in graph.fused if name in times}
+    return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)
 
 
 def executed_nodes(graphs):

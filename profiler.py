@@ -45,7 +45,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     The model's variables are as before afterwards.
     """
     from backward_graph import attribute
-    from op_trace import executed_graph, read_trace, record_trace, times_alone
+    from op_trace import executed_graph, read_trace, record_trace
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,
@@ -68,8 +68,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         maker = StepMaker(model, trained_by, weight_decay, inputs, labels, named=True)
         graph = executed_graph(maker, inputs, labels)
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
-        times = attribute(graph, read_trace(trace, num_steps), len(variables),
-                          times_alone(maker, graph, inputs, labels, num_steps))
+        times = attribute(graph, read_trace(trace, num_steps), len(variables))
         totals = measure_totals(maker, times, inputs, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
@@ -100,12 +99,9 @@ def measure_totals(maker, times, images, labels, seconds):
     import tensorflow as tf
     tensors = np.arange(len(maker.variables))
     order = chain_timings(times.groups, len(tensors))[2]
-    deepest, nearest = 1 << int(order[0]), int(order[-1])
-    for together in times.fused:  # one op computes them cheaper, or dearer, than two
-        deepest |= together if together & deepest else 0
+    deepest, nearest = int(order[0]), int(order[-1])
     steps = [maker.forward(), maker.gradients(), maker.step(tensors >= 0),
-             maker.step([deepest >> k & 1 for k in tensors.tolist()]),
-             maker.step(tensors == nearest)]
+             maker.step(tensors == deepest), maker.step(tensors == nearest)]
     apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
 
     def run_update():

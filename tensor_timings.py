@@ -166,12 +166,11 @@ def chain_timings(groups, num_tensors):
 
 
 class Totals(NamedTuple):
-    """Untraced ms per step, at the threading of training; deepest: bit mask of t_chain's tensors.
+    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
 
     t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
     it and both passes: moving statistics, learning rate, iteration count.
-    t_chain: backward pass of the deepest tensor alone, or with what it is fused with: the error
-    gradient's whole way.
+    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
     t_both: see TensorTimings.
     spread: see TensorTimings.
     """
@@ -190,7 +189,7 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
 
     times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
     for it. t_fp, t_update, t_both: ms, each measured alone. beyond: ms beyond the forward pass that
-    the steps take of all tensors, of the bit mask `deepest`, of the nearest alone.
+    the steps take of all tensors, of the deepest alone, of the nearest alone.
     """
     full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
     t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
@@ -201,8 +200,7 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
     t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
     t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
     t_bp = full - t_always - t_update
-    t_chain = min(max(of_deepest - t_always - float(t_up[_tensors(deepest)].sum()), 1e-3),
-                  t_bp)
+    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
     return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
                   spread)
 
@@ -238,13 +236,13 @@ def own_and_shared_scale(groups, totals):
     """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
 
     Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
-    of the deepest tensors, as nearly as scales from LEAST to MOST of one scale for both allow:
+    of the deepest tensor, as nearly as scales from LEAST to MOST of one scale for both allow:
     beside the error gradient's way own gradients may cost next to nothing. One scale for both where
     steps do not tell the two apart.
     """
     total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
     total_shared = sum(groups.values()) - total_own
-    of_deepest = {mask: ms for mask, ms in groups.items() if mask & totals.deepest}
+    of_deepest = {mask: ms for mask, ms in groups.items() if mask >> totals.deepest & 1}
     deepest_own = sum(ms for mask, ms in of_deepest.items() if not mask & (mask - 1))
     deepest_shared = sum(of_deepest.values()) - deepest_own
     even = totals.t_bp / max(total_own + total_shared, 1e-9)

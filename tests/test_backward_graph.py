@@ -10,7 +10,6 @@ from traced_networks import branching, plain, traced
 
 import backward_graph
 import keras_stack
-import op_trace
 import profiler
 from backward_graph import Node, analyse, attribute, check_effects, merged
 from command_line import UserError
@@ -131,23 +130,6 @@ def test_an_op_whose_events_are_missing_is_estimated():
     whole, guessed = [attribute(case.graph, times, 8) for times in (case.times, without)]
     assert 1 << LEFT_KERNEL not in whole.estimated
     assert 0.1 < guessed.estimated[1 << LEFT_KERNEL] / case.times[name] < 10
-
-
-def test_the_time_of_a_fused_op_is_shared_with_what_was_fused_into_it():
-    case = traced(branching)
-    kernel, = [n for n, mask in case.graph.backward.items() if mask == 1 << LEFT_KERNEL
-               and case.graph.nodes[n].op == 'Conv2DBackpropFilter']
-    bias = op_trace.fused_biases(case.graph.nodes)
-    bias, = [name for name, host in bias.items() if host == kernel]
-    assert case.graph.nodes[bias].op == 'BiasAddGrad'
-    alone = 0.25 * case.times[kernel]
-    without = {event: ms for event, ms in case.times.items() if event != bias}
-    graph = case.graph._replace(fused={bias: kernel})
-    whole, shared = [attribute(graph, dict(without), 8, given) for given in ({}, {bias: alone})]
-    assert shared.fused == (case.graph.backward[bias] | case.graph.backward[kernel],)
-    assert shared.groups[case.graph.backward[bias]] >= alone
-    assert sum(shared.groups.values()) == pytest.approx(
-        sum(whole.groups.values()) - sum(whole.estimated.values()), rel=1e-3)
 
 
 def test_an_op_type_without_any_event_is_estimated_from_the_others():

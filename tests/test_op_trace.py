@@ -219,6 +219,13 @@ except command_line.UserError as error:
 """
 
 
+def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution():
+    """oneDNN would compute both in one slower op, under the kernel's name."""
+    case = traced(branching)
+    biases = [name for name in case.graph.backward if case.graph.nodes[name].op == 'BiasAddGrad']
+    assert len(biases) == 4 and all(case.times[name] > 0 for name in biases)
+
+
 def test_a_step_that_xla_clusters_of_its_own_accord_is_refused():
     child = subprocess.run(
         [sys.executable, '-c', CLUSTERED], timeout=120, stdout=subprocess.PIPE,

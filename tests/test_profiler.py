@@ -40,7 +40,7 @@ def table_of(times):
     bit = 1 << deepest
     chain = sum(ms for mask, ms in times.groups.items() if mask & bit)
     return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
-                       times, Totals(2.0, total, 1.2, 0.3, chain, bit), {'model': 'test'})
+                       times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
 
 
 def random_masks(n, count, seed=0):
@@ -124,7 +124,7 @@ def test_step_time_adds_forward_backward_and_the_update_of_the_selected():
 def test_own_and_shared_ops_are_scaled_to_the_two_measured_totals():
     groups = {0b01: 2.0, 0b10: 1.0, 0b11: 4.0}
     # All: 0.5 * 3 + 2 * 4 = 9.5; the deepest, tensor 0: 0.5 * 2 + 2 * 4 = 9.
-    totals = Totals(1.0, 9.5, 1.0, 0.0, 9.0, 1)
+    totals = Totals(1.0, 9.5, 1.0, 0.0, 9.0, 0)
     assert own_and_shared_scale(groups, totals) == pytest.approx((0.5, 2.0))
     table = build_table(['a', 'b'], [(1,), (2,)], op_times(groups, 2), totals, {})
     assert table.backward_time([True, True]) == pytest.approx(9.5)
@@ -136,9 +136,9 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
     t_fp, t_bp, t_update, t_always, t_chain = 3.0, 16.0, 1.0, 0.5, 15.0
     # Tensor 1, nearest the output, needs 6 of 8 traced ms and three quarters of the update.
     beyond = [t_bp + t_always + t_update, t_chain + t_always + 0.25, 12 + t_always + 0.75]
-    totals = totals_of_steps(times, 1, 1, t_fp, t_update, 20.0, beyond, 0.01)
+    totals = totals_of_steps(times, 0, 1, t_fp, t_update, 20.0, beyond, 0.01)
     assert totals == Totals(t_fp, pytest.approx(t_bp), t_update, pytest.approx(t_always),
-                            pytest.approx(t_chain), 1, 20.0, 0.01)
+                            pytest.approx(t_chain), 0, 20.0, 0.01)
     table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {})
     assert table.step_time([True, True]) == table.t_step == pytest.approx(t_fp + beyond[0])
     assert table.step_time([True, False]) == pytest.approx(t_fp + beyond[1])
@@ -147,7 +147,7 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
 @pytest.mark.parametrize('beyond', [[20.0, 30.0, 40.0], [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0]])
 def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
     times = op_times({0b01: 2.0, 0b10: 1.0, 0b11: 5.0}, 2)
-    totals = totals_of_steps(times, 1, 1, 3.0, 1.0, 20.0, beyond, 0.5)
+    totals = totals_of_steps(times, 0, 1, 3.0, 1.0, 20.0, beyond, 0.5)
     assert min(totals.t_bp, totals.t_update, totals.t_chain) > 0 <= totals.t_always
     assert totals.t_bp + totals.t_update + totals.t_always == pytest.approx(max(beyond[0], 1e-3))
     assert totals.t_chain <= totals.t_bp
@@ -157,14 +157,14 @@ def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
     ({0b01: 2.0, 0b10: 1.0}, 6.0, 3.0),  # no shared op
     ({0b01: 2.0, 0b11: 4.0}, 6.0, 6.0)])  # the deepest needs everything: nothing to tell apart
 def test_one_scale_serves_both_where_the_two_totals_do_not_tell_them_apart(groups, t_bp, t_chain):
-    own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, 0.0, t_chain, 1))
+    own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, 0.0, t_chain, 0))
     assert own == shared == pytest.approx(t_bp / sum(groups.values()))
 
 
 @pytest.mark.parametrize('t_chain', [50.0, 7.0, 1e-3])  # noise; own gradients cost nothing; noise
 def test_scales_stay_positive_and_add_up_to_the_backward_pass(t_chain):
     groups = {0b01: 2.0, 0b10: 1.0, 0b11: 4.0}
-    own, shared = own_and_shared_scale(groups, Totals(1.0, 7.0, 1.0, 0.0, t_chain, 1))
+    own, shared = own_and_shared_scale(groups, Totals(1.0, 7.0, 1.0, 0.0, t_chain, 0))
     assert own > 0 and shared > 0
     assert 3 * own + 4 * shared == pytest.approx(7.0)
     assert own < 0.2 or t_chain < 7  # what is left for them beside the error gradient's way
