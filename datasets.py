@@ -108,7 +108,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
             batch_size, train.size, name))
     image_bytes = (train.size + test.size) * input_size * input_size * 3
     keep = cache == 'memory' or (
-        cache == 'auto' and image_bytes < MEMORY_SHARE * _available_bytes())
+        cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
     steps = min(train.size // batch_size, steps_per_epoch or train.size)
     epochs, probe = [_shuffled(train, batch_size, seed, endless, kind != 'none', first_epoch, count)
@@ -209,7 +209,7 @@ def augment(images, key, number):
         interpolation='BILINEAR', fill_mode='REFLECT')
 
 
-def _available_bytes():
+def available_bytes():
     """Memory that can be taken without swapping, bytes."""
     try:
         with open('/proc/meminfo') as lines:
