@@ -82,6 +82,10 @@ def add_model_flags(parser):
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '
                              '(default: %(default)s)')
+    parser.add_argument('--augmentation', choices=('flip+rotate', 'none'),
+                        help='what is drawn for training images: a flip, and a turn of up to 72 '
+                             'degrees; none where that makes another class of an image, as of '
+                             'letters (default: none for digits*, flip+rotate for any other data)')
     parser.add_argument('--input_size', type=number(int, low=8), default=224, metavar='PIXELS',
                         help='images are resized to this square (default: %(default)s)')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',

@@ -5,20 +5,20 @@
     folder:PATH                                         one sub-folder of images per class
 
 Each becomes two splits of numbered images and a function that fetches the image of a number. Order
-and augmentation are pure functions of (seed, epoch, position): runs with the same seed see
-bit-identical batches, whether the images come from memory or are decoded in each epoch.
+is a pure function of (seed, epoch), augmentation of (seed, image, view): runs with the same seed
+see bit-identical batches, whether the images come from memory or are decoded in each epoch.
 """
 
-import itertools
-import math
 import os
 import struct
 import urllib.error
 import urllib.request
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
 
+from augmentation import KINDS, view_of_epoch
+from batches import Split, Stream, in_order, passes, pipeline, untuned
 from command_line import UserError, nearest, one_of
 from digits import DIGIT_NAMES, SPLIT_SEED, cut, rendering
 
@@ -27,7 +27,6 @@ NAMES = TFDS_NAMES + DIGIT_NAMES
 FOLDER = 'folder:'
 OFFLINE_NAMES = DIGIT_NAMES + (FOLDER + 'PATH',)
 
-ROTATION = 0.2  # of a full turn, to either side, as in the paper
 MEMORY_SHARE = 0.4  # of the available memory, that decoded images may take
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
@@ -39,7 +38,7 @@ IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 class Dataset(NamedTuple):
     """Batches of images (B, S, S, 3) float32 in 0..255 and labels (B,) int32."""
     name: str
-    train: Any  # tf.data: each pass is one epoch of full batches, newly shuffled and augmented
+    train: Any  # tf.data: each pass is the next epoch, full batches, newly shuffled
     test: Any  # tf.data: all test images in fixed order, as they are, TESTED_AT_ONCE batches in
     #            one; the last one may be partial
     probe: Any  # tf.data: endless training batches, augmented as in `train`, in an order of its own
@@ -48,14 +47,10 @@ class Dataset(NamedTuple):
     train_size: int  # images an epoch
     test_size: int  # images
     augmentation: str  # 'flip+rotate' or 'none'
-
-
-class _Split(NamedTuple):
-    size: int  # images
-    input_size: int  # S
-    fetch: Callable  # index () int64 -> image (S, S, 3) uint8, label () int32; runs in a graph
-    files: Optional[Sequence[str]] = None  # of a user's folder: each file is then checked once
-    kept: bool = False  # in memory: `fetch` takes many indices at once
+    num_images: int  # training images in all, numbered from 0
+    order: Callable  # epoch, from 1 -> (steps, B) int64: the numbers that `train` goes through
+    view: Callable  # epoch, from 1 -> int, of the view (augmentation.py) that its images are in
+    batches: Callable  # numbers (steps, B) int64, steps >= 0, view -> tf.data of these batches
 
 
 def check_dataset_name(name):
@@ -73,19 +68,22 @@ def check_dataset_name(name):
     return name
 
 
-def augmentation(name):
+def augmentation_of(name, given=None):
     """'flip+rotate' or 'none': what `train` and `probe` of data set `name` do to each image.
 
-    A flip makes another digit of a digit, and a turn overlaps with the shift between the domains.
+    given: one of the two, decides. Otherwise the name does: a flip makes another digit of a digit,
+    and a turn overlaps with the shift between the domains.
     """
-    return 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
+    by_name = 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
+    return by_name if given is None else one_of(given, KINDS, 'augmentation')
 
 
 def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='auto', first_epoch=0,
-                 steps_per_epoch=None, validation_steps=None):
+                 steps_per_epoch=None, validation_steps=None, views='fresh', interval=4,
+                 augmentation=None, train_images=None):
     """Dataset `name`, whole images resized to input_size x input_size.
 
-    Every iter(train) begins the next epoch, from `first_epoch` on, and should be run through.
+    Every iter(train) begins the next epoch, from `first_epoch` + 1 on, and should be run through.
     Every iter(probe) goes on with a newly shuffled order.
 
     data_dir: folder of the TensorFlow Datasets (default: TFDS_DATA_DIR or ~/tensorflow_datasets).
@@ -94,15 +92,20 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
         epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory.
     steps_per_epoch: an epoch is that many batches at most, each epoch of other images.
     validation_steps: that many batches of test images at most, evenly spaced among all.
+    views, interval: see view_of_epoch. augmentation: see augmentation_of.
+    train_images: train on that many images only, of each class equally many, as far as it has them.
 
-    Raises UserError for an unknown name, images that cannot be read or downloaded, and a batch
-    larger than the training split.
+    Raises UserError for an unknown name, images that cannot be read or downloaded, a batch larger
+    than the training split, and a number of images that is not there or misses a class.
     """
-    kind = augmentation(name)
+    kind = augmentation_of(name, augmentation)
+    view = view_of_epoch(views, interval, kind)
     one_of(cache, ('auto', 'memory', 'none'), 'cache')
     load = (_folder_splits if name.startswith(FOLDER) else
             _digit_splits if name in DIGIT_NAMES else _tfds_splits)
     class_names, train, test = load(name, input_size, data_dir)
+    if train_images is not None:
+        train = _subset(train, train_images, name)
     if batch_size > train.size:
         raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
             batch_size, train.size, name))
@@ -111,102 +114,40 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
     steps = min(train.size // batch_size, steps_per_epoch or train.size)
-    epochs, probe = [_shuffled(train, batch_size, seed, endless, kind != 'none', first_epoch, count)
-                     for endless, count in ((False, steps), (True, train.size // batch_size))]
+    epochs, probe = [Stream(number, train, batch_size, count, seed % 2 ** 32, kind != 'none')
+                     for number, count in enumerate((steps, train.size // batch_size))]
+    batches = pipeline(epochs, ahead=True)
     tested = min(test.size, (validation_steps or test.size) * batch_size)
-    tests = _in_order(test, TESTED_AT_ONCE * batch_size, tested)
-    return Dataset(name, epochs, tests, probe, len(class_names), class_names,
-                   steps * batch_size if steps_per_epoch else train.size, tested, kind)
+    return Dataset(
+        name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
+        train=passes(epochs, batches, lambda index: view(index + 1), first_epoch, 1),
+        test=in_order(test, TESTED_AT_ONCE * batch_size, tested),
+        # Reads nothing ahead: that work would slow down the training steps beside it.
+        probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, first_epoch, None),
+        train_size=steps * batch_size if steps_per_epoch else train.size, test_size=tested,
+        num_images=train.size, order=lambda epoch: epochs.order(epoch - 1), view=view,
+        batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
 
 
-def _fetch_batch(split, indices):
-    """Images (B, S, S, 3) float32 and labels (B,) int32 of `indices`, (B,) int64."""
-    import tensorflow as tf
-    images, labels = split.fetch(indices) if split.kept else tf.map_fn(
-        split.fetch, indices, fn_output_signature=(tf.uint8, tf.int32))
-    shape = (indices.shape[0], split.input_size, split.input_size, 3)
-    return (tf.ensure_shape(tf.cast(images, tf.float32), shape),
-            tf.ensure_shape(labels, shape[:1]))
+def _subset(split, count, name):
+    """The split with `count` of its images, of each class equally many, as far as it has them.
 
-
-def _shuffled(split, batch_size, seed, endless, augmented, first_epoch, steps):
-    """tf.data of full training batches: an epoch of so many steps, or the endless one of the probe.
-
-    Each epoch's order is drawn with NumPy's RandomState, not with tf.data's shuffle: it is the
-    same in every version of TensorFlow, needs no buffer of images, and can resume at any epoch.
+    The same ones for every seed and scheme, and among those of any larger subset.
     """
     import tensorflow as tf
-    stream_seed = [seed % 2 ** 32, int(endless)]
-    key = int(np.random.RandomState(stream_seed).randint(2 ** 31))
-    epochs = itertools.count(first_epoch)  # shared by all passes: each sees new augmentation
-
-    def draw_order(_):
-        epoch = next(epochs)
-        order = np.random.RandomState(stream_seed + [epoch]).permutation(split.size)
-        return (order[:steps * batch_size].reshape(steps, batch_size),
-                np.arange(epoch * steps, (epoch + 1) * steps))
-
-    def epoch_batches(unused):
-        indices, numbers = tf.numpy_function(draw_order, [unused], (tf.int64, tf.int64))
-        return tf.data.Dataset.from_tensor_slices(
-            (tf.ensure_shape(indices, (steps, batch_size)), tf.ensure_shape(numbers, (steps,))))
-
-    def batch(indices, number):
-        images, labels = _fetch_batch(split, indices)
-        return (augment(images, key, number) if augmented else images), labels
-
-    data = tf.data.Dataset.range(1).repeat(None if endless else 1).flat_map(epoch_batches)
-    if endless:  # reads nothing ahead: that work would slow down the training steps beside it
-        return data.map(batch)
-    data = data.map(batch, num_parallel_calls=2, deterministic=True).prefetch(4)
-    return _untuned(data.apply(tf.data.experimental.assert_cardinality(steps)))
-
-
-def _untuned(data):
-    """Without tf.data's autotuning, whose thread can hold up the end of a pass for ten seconds."""
-    import tensorflow as tf
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return data.with_options(options)
-
-
-def _in_order(split, batch_size, count):
-    """tf.data of `count` images of the split, evenly spaced, in order and unchanged."""
-    import tensorflow as tf
-    indices = np.linspace(0, split.size - 1, count).round().astype(np.int64)
-    return _untuned(tf.data.Dataset.from_tensor_slices(indices).batch(batch_size).map(
-        lambda indices: _fetch_batch(split, indices), num_parallel_calls=2).prefetch(4))
-
-
-def augmentation_draws(key, number, count):
-    """Whether to flip, (count,) bool, and angles, (count,) float32 in radians, for one batch.
-
-    Stateless: Keras' RandomFlip and RandomRotation draw from global state, so that a batch would
-    depend on everything drawn before it, the probe's batches and the model's dropout included.
-    key: int, of the stream; number: () int64, of the batch, counted on over all epochs.
-    """
-    import tensorflow as tf
-    draws = tf.random.stateless_uniform((2, count), seed=(key, number))
-    return draws[0] < 0.5, (2 * draws[1] - 1) * ROTATION * 2 * math.pi
-
-
-def augment(images, key, number):
-    """RandomFlip('horizontal') and RandomRotation(0.2): bilinear, reflected at the border.
-
-    images: (B, S, S, 3) float32. Returns the same shape and range.
-    """
-    import tensorflow as tf
-    size = tf.shape(images)[1]
-    flip, angle = augmentation_draws(key, number, tf.shape(images)[0])  # (B,) each
-    images = tf.where(flip[:, None, None, None], images[:, :, ::-1], images)
-    cos, sin, zero = tf.cos(angle), tf.sin(angle), tf.zeros_like(angle)
-    middle = tf.cast(size - 1, tf.float32) / 2
-    # Output (x, y) is read at input (cos x - sin y + dx, sin x + cos y + dy); the middle stays.
-    transforms = tf.stack([cos, -sin, middle * (1 - cos + sin),
-                           sin, cos, middle * (1 - sin - cos), zero, zero], axis=1)  # (B, 8)
-    return tf.raw_ops.ImageProjectiveTransformV3(
-        images=images, transforms=transforms, output_shape=[size, size], fill_value=0.0,
-        interpolation='BILINEAR', fill_mode='REFLECT')
+    labels, shuffled = split.labels(), np.random.RandomState(SPLIT_SEED).permutation(split.size)
+    classes = np.unique(labels)
+    if not len(classes) <= count <= split.size:
+        raise UserError('{} training images of {} are not to be had; allowed: {} (one of each '
+                        'class) to {} (all)'.format(count, name, len(classes), split.size))
+    rank = np.empty(split.size, np.int64)  # of an image in its class: all first ones come first
+    for label in classes:
+        members = shuffled[labels[shuffled] == label]
+        rank[members] = np.arange(len(members))
+    chosen = np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count])
+    return split._replace(
+        size=count, fetch=lambda index: split.fetch(tf.gather(chosen, index)),
+        labels=lambda: labels[chosen], files=split.files and [split.files[i] for i in chosen])
 
 
 def available_bytes():
@@ -230,7 +171,7 @@ def _decoded_once(split, keep, title):
     shape = (split.size if keep else 1, split.input_size, split.input_size, 3)
     images = np.empty(shape, np.uint8)
     labels, done = np.empty(split.size, np.int32), 0
-    decoded = _untuned(tf.data.Dataset.range(split.size).map(split.fetch, 2).prefetch(64))
+    decoded = untuned(tf.data.Dataset.range(split.size).map(split.fetch, 2).prefetch(64))
     silent = True if split.size < PROGRESS_FROM else None  # None: no bar where no one watches it
     try:
         for image, label in tqdm(decoded, title, split.size, False, unit='image', disable=silent):
@@ -337,12 +278,17 @@ def _tfds_split(builder, split_name, input_size):
             file.seek(offset)
             return file.read(length)
 
+    def labels():
+        examples = (tf.train.Example.FromString(read(index)) for index in range(len(records)))
+        return np.array([example.features.feature['label'].int64_list.value[0]
+                         for example in examples], np.int32)
+
     def fetch(index):
         serialized = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), ())
         example = tf.io.parse_single_example(serialized, features)
         return _resized(example['image'], input_size), tf.cast(example['label'], tf.int32)
 
-    return _Split(len(records), input_size, fetch)
+    return Split(input_size, labels, len(records), fetch)
 
 
 def _records(path):
@@ -358,8 +304,8 @@ def _records(path):
 
 
 def _digit_splits(name, input_size, data_dir):
-    parts = [rendering(name, part, input_size) for part in ('train', 'test')]
-    return (tuple('0123456789'),) + tuple(_Split(size, input_size, fetch) for size, fetch in parts)
+    return (tuple('0123456789'),) + tuple(
+        Split(input_size, *rendering(name, part, input_size)) for part in ('train', 'test'))
 
 
 def _folder_splits(name, input_size, data_dir):
@@ -416,4 +362,4 @@ def _folder_split(classes, names, input_size):
         return (_resized(tf.io.read_file(tf.gather(files, index)), input_size),
                 tf.gather(labels, index))
 
-    return _Split(len(files), input_size, fetch, files)
+    return Split(input_size, lambda: labels, len(files), fetch, files)

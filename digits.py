@@ -38,11 +38,12 @@ def digit_originals(split_name):
 
 
 def rendering(name, split_name, input_size):
-    """(number of images, fetch): renderings of 8x8 digits, the same in every run.
+    """(labels, number of images, fetch): renderings of 8x8 digits, the same in every run.
 
     `digits`: upright, light ink of any colour on dark. `digits_shifted`: turned by 90 degrees, on a
     far more coloured background, noisier. `digits_inverted`: upside down, dark ink on light.
-    fetch: index () int64 -> image (input_size, input_size, 3) uint8, label () int32, in a graph.
+    labels: () -> (count,) int32. fetch: index () int64 -> image (input_size, input_size, 3) uint8,
+    label () int32, in a graph.
     """
     import tensorflow as tf
     from sklearn.datasets import load_digits
@@ -71,4 +72,4 @@ def rendering(name, split_name, input_size):
         image = tf.round(blank + amount * (inked - blank) + noise)
         return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
 
-    return count, fetch
+    return lambda: labels, count, fetch

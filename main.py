@@ -43,8 +43,8 @@ def parse_arguments(argv=None):
                         help='elastic: step time as a share of full training, 0.5 = twice as fast '
                              '(default: %(default)s)')
     parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
-                        help='elastic: select anew every so many epochs; 0: once '
-                             '(default: %(default)s)')
+                        help='elastic: select anew every so many epochs; 0: once; see also '
+                             '--views (default: %(default)s)')
     parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
                         help='elastic: {} (default: gradient_update); fisher squares the '
                              "batch's mean gradient, not each example's".format(
@@ -81,6 +81,12 @@ def parse_arguments(argv=None):
     parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
                         help='end an epoch after so many steps, each epoch on other images '
                              '(default: all training images)')
+    parser.add_argument('--train_images', type=number(int, low=2), metavar='N',
+                        help='train on N images only, of each class equally many as far as it has '
+                             'them, the same ones whatever seed and scheme (default: all)')
+    parser.add_argument('--views', choices=('fresh', 'held'), default='fresh',
+                        help='augment each image anew in every epoch, or as before for --interval '
+                             'epochs (0: always), with every scheme (default: %(default)s)')
     parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
                         help='test on N batches, evenly spaced among the test images '
                              '(default: all)')
@@ -113,6 +119,9 @@ def check_arguments(args):
     args.importance = metric or args.importance or 'gradient_update'
     args.model_name = canonical_name(args.model_name)
     check_dataset_name(args.dataset_name)
+    if args.train_images is not None and args.train_images < args.batch_size:
+        raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
+                        .format(args.train_images, args.batch_size))
     check_weights(args.weights)
     if args.meter_csv:
         energy.check_meter(args.meter_csv)
@@ -150,6 +159,8 @@ def run_settings(args):
         for flag in ('rho', 'interval', 'importance', 'granularity', 'probe_batches',
                      'closed_loop'):
             settings[flag] = None
+    if args.views == 'held':  # of every scheme
+        settings['interval'] = args.interval
     if args.train_type != 'prune_training':
         for flag in ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'):
             settings[flag] = None
@@ -176,7 +187,9 @@ def load_data(args):
     from train import count_steps
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
                            args.seed, steps_per_epoch=args.steps_per_epoch,
-                           validation_steps=args.validation_steps)
+                           validation_steps=args.validation_steps, views=args.views,
+                           interval=args.interval, augmentation=args.augmentation,
+                           train_images=args.train_images)
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))

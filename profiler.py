@@ -346,15 +346,15 @@ def parse_arguments(argv=None):
 
 def main(argv=None):
     args = parse_arguments(argv)
-    from datasets import augmentation, check_dataset_name
+    from datasets import augmentation_of
     from models import build_model, canonical_name
     args.model_name = canonical_name(args.model_name)
-    check_dataset_name(args.dataset_name)
+    augmentation = augmentation_of(args.dataset_name, args.augmentation)
     command_line.start_tensorflow(args.inter_op_threads)
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics)
-    table = table_for(args, model, args.num_classes, augmentation(args.dataset_name), args.force)
+    table = table_for(args, model, args.num_classes, augmentation, args.force)
     print(describe(table))
     if args.plot:
         import plot

@@ -1,4 +1,3 @@
-import hashlib
 import os
 import subprocess
 import sys
@@ -6,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import tfds_archives
+from image_folders import arrays, bitmap, encoded, load_photos, same, write, write_photos
 
 import datasets
 import digits
@@ -15,16 +15,6 @@ ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
 PHOTO_SETS = {  # classes, training images, test images of the tiny archives
     'caltech_birds2011': (200, 8, 4), 'oxford_iiit_pet': (37, 14, 6),
     'stanford_dogs': (120, 120, 5)}
-
-
-def arrays(batches):
-    """[(images, labels), ...] of one pass."""
-    return [(images.numpy(), labels.numpy()) for images, labels in batches]
-
-
-def same(one, other):
-    return len(one) == len(other) and all(
-        np.array_equal(a, b) for pair in zip(one, other) for a, b in zip(*pair))
 
 
 @pytest.fixture(scope='module')
@@ -45,44 +35,10 @@ def offline(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
 
 
-def write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
-def encoded(seed, kind, channels=3):
-    import tensorflow as tf
-    if kind == 'bmp':
-        return bitmap(np.random.RandomState(seed).bytes(8 * 8 * 4))
-    encode = tf.io.encode_jpeg if kind in ('jpg', 'jpeg') else tf.io.encode_png
-    return tfds_archives.image(seed, encode, channels=channels)
-
-
-def bitmap(pixels, bits=32):
-    """An 8 x 8 BMP; one of 32 bits has four channels for TensorFlow."""
-    def number(value, size=4):
-        return value.to_bytes(size, 'little')
-    return (b'BM' + number(54 + len(pixels)) + number(0) + number(54) + number(40) + number(8)
-            + number(8) + number(1, 2) + number(bits, 2) + bytes(24) + pixels)
-
-
 @pytest.fixture
 def photos(tmp_path):
-    """20 images each of two classes, of every kind; other files beside them."""
-    kinds = [('jpg', 3), ('jpeg', 1), ('png', 4), ('png', 1), ('bmp', 3)]
-    for c, name in enumerate(('cat', 'dog')):
-        for i in range(20):
-            kind, channels = kinds[i % len(kinds)]
-            write(tmp_path / name / '{}.{}'.format(i, kind.upper() if i == 0 else kind),
-                  encoded(20 * c + i, kind, channels))
-        write(tmp_path / name / 'notes.txt', b'not an image')
-        write(tmp_path / name / '._0.jpg', b'not an image either')
-    (tmp_path / '.cache').mkdir()
+    write_photos(tmp_path)
     return tmp_path
-
-
-def load_photos(path, **options):
-    return datasets.load_dataset('folder:{}'.format(path), 24, 4, **options)
 
 
 # --- names
@@ -90,8 +46,8 @@ def load_photos(path, **options):
 def test_names_are_checked_without_loading_tensorflow():
     code = ('import sys, datasets\n'
             'for name in datasets.NAMES: datasets.check_dataset_name(name)\n'
-            'assert datasets.augmentation("digits") == "none"\n'
-            'assert datasets.augmentation("stanford_dogs") == "flip+rotate"\n'
+            'assert datasets.augmentation_of("digits") == "none"\n'
+            'assert datasets.augmentation_of("stanford_dogs") == "flip+rotate"\n'
             'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'
             'assert not heavy, heavy')
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
@@ -137,6 +93,18 @@ def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
     assert train[0][0].shape[0] == 4
 
 
+def test_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
+    """Of the tiny archive's seven classes, with two images each."""
+    def load(count):
+        return datasets.load_dataset('oxford_iiit_pet', 32, 1, data_dir=tfds_dir,
+                                     train_images=count)
+    for count in (7, 9, 14):
+        counts = np.bincount(np.concatenate([labels for _, labels in arrays(load(count).train)]))
+        assert sorted(counts[counts > 0]) == [1] * (14 - count) + [2] * (count - 7)
+    with pytest.raises(UserError, match='allowed: 7 .*to 14'):
+        load(6)
+
+
 def test_photo_set_is_what_the_builder_reads(tfds_dir):
     """Reading by record number finds each image and label that the builder's reader does."""
     import tensorflow as tf
@@ -152,6 +120,15 @@ def test_photo_set_is_what_the_builder_reads(tfds_dir):
     ours = sorted((int(label), image.tobytes()) for images, labels in arrays(data.test)
                   for image, label in zip(images, labels))
     assert ours == theirs
+
+
+def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
+    for name in ('folder:{}'.format(photos), 'caltech_birds2011'):
+        kept, decoded = [datasets.load_dataset(name, 24, 4, data_dir=tfds_dir, cache=cache)
+                         for cache in ('memory', 'none')]
+        assert same(arrays(kept.train), arrays(decoded.train))
+        assert same(arrays(kept.test), arrays(decoded.test))
+        assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
 
 
 def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, offline):
@@ -208,149 +185,6 @@ def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles()
     assert alike(small['digits_shifted'], turned) > 0.5
     assert alike(small['digits_shifted'], originals) < 0.3
     assert small['digits'].mean() + 10 < small['digits_shifted'].mean()  # the background
-
-
-# --- order and augmentation
-
-def test_same_seed_same_batches_another_seed_another_order(photos):
-    one, two, other = [load_photos(photos, seed=seed) for seed in (1, 1, 2)]
-    for _ in range(2):
-        epoch = arrays(one.train)
-        assert same(epoch, arrays(two.train))
-        assert not same(epoch, arrays(other.train))
-
-
-def test_another_process_draws_bit_identical_batches_whatever_else_it_draws(photos):
-    code = ('import hashlib, sys, datasets, tensorflow as tf\n'
-            'tf.random.set_seed(99); tf.random.uniform(())\n'
-            'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5)\n'
-            'for images, labels in data.train.concatenate(data.probe.take(2)):\n'
-            '    print(hashlib.md5(images.numpy().tobytes() + labels.numpy().tobytes())'
-            '.hexdigest())')
-    theirs = subprocess.run([sys.executable, '-c', code, str(photos)], cwd=ROOT, check=True,
-                            stdout=subprocess.PIPE).stdout.decode().split()
-    data = load_photos(photos, seed=5)
-    assert theirs == [hashlib.md5(images.tobytes() + labels.tobytes()).hexdigest()
-                      for images, labels in arrays(data.train) + arrays(data.probe.take(2))]
-
-
-def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
-    for name in ('folder:{}'.format(photos), 'caltech_birds2011'):
-        kept, decoded = [datasets.load_dataset(name, 24, 4, data_dir=tfds_dir, cache=cache)
-                         for cache in ('memory', 'none')]
-        assert same(arrays(kept.train), arrays(decoded.train))
-        assert same(arrays(kept.test), arrays(decoded.test))
-        assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
-
-
-def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
-    data = load_photos(photos)
-    first, second = arrays(data.train), arrays(data.train)
-    assert [len(labels) for _, labels in first] == [4] * (data.train_size // 4)
-    labels = [np.concatenate([labels for _, labels in epoch]) for epoch in (first, second)]
-    assert not np.array_equal(*labels)
-    assert np.array_equal(*[np.bincount(epoch) for epoch in labels])
-    seen = {image.tobytes() for images, _ in first for image in images}
-    again = {image.tobytes() for images, _ in second for image in images}
-    assert len(seen) == 32 and not seen & again
-
-
-def test_short_epochs_are_of_other_images_and_short_tests_evenly_spaced():
-    data = datasets.load_dataset('digits', 8, 64, steps_per_epoch=3, validation_steps=5)
-    whole = datasets.load_dataset('digits', 8, 64)
-    assert (data.train_size, data.test_size) == (192, 320)
-    first, second = [[image.tobytes() for images, _ in arrays(data.train) for image in images]
-                     for _ in range(2)]
-    assert len(set(first)) == 192 and len(set(first) & set(second)) < 20
-    everything = np.concatenate([images for images, _ in arrays(whole.test)])
-    spaced = everything[np.linspace(0, len(everything) - 1, 320).round().astype(int)]
-    assert np.array_equal(np.concatenate([images for images, _ in arrays(data.test)]), spaced)
-    generous = datasets.load_dataset('digits', 8, 64, steps_per_epoch=10 ** 6,
-                                     validation_steps=10 ** 6)
-    assert same(arrays(generous.train), arrays(whole.train))
-    assert same(arrays(generous.test), arrays(whole.test))
-
-
-def test_draws_go_on_over_epochs(tmp_path):
-    """Ten copies of one image: whatever differs between batches, the augmentation made it."""
-    for name in 'ab':
-        for i in range(5):
-            write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
-    data = load_photos(tmp_path)
-    images = [image.tobytes() for _ in range(3) for batch, _ in arrays(data.train)
-              for image in batch]
-    assert len(images) == len(set(images)) == 24
-
-
-def test_unaugmented_epoch_shows_every_image_once():
-    data = datasets.load_dataset('digits', 8, 12)  # 12 divides 5,388
-    images = {image.tobytes() for batch, _ in arrays(data.train) for image in batch}
-    assert len(images) == data.train_size
-
-
-def test_run_resumes_at_any_epoch(photos):
-    whole = load_photos(photos)
-    epochs = [arrays(whole.train) for _ in range(3)]
-    assert same(arrays(load_photos(photos, first_epoch=2).train), epochs[2])
-
-
-def test_probe_never_disturbs_training_and_never_ends(photos):
-    alone, probed = load_photos(photos), load_photos(photos)
-    for _ in range(2):
-        expected, got = arrays(alone.train), []
-        for batch in probed.train:
-            arrays(probed.probe.take(3))
-            got += arrays([batch])
-        assert same(expected, got)
-    batches = arrays(probed.probe.take(20))  # more than two epochs
-    assert [len(labels) for _, labels in batches] == [4] * 20
-
-
-def test_probe_has_an_order_and_draws_of_its_own(photos):
-    data = load_photos(photos)
-    epoch, probes = arrays(data.train), arrays(data.probe.take(8))
-    assert not same(epoch, probes)
-    assert not {image.tobytes() for images, _ in epoch for image in images} & {
-        image.tobytes() for images, _ in probes for image in images}
-
-
-def test_probe_repeats_with_the_seed_and_draws_new_batches_each_time(photos):
-    one, two = load_photos(photos), load_photos(photos)
-    first, second = arrays(one.probe.take(2)), arrays(one.probe.take(2))
-    assert not same(first, second)
-    assert same(first, arrays(two.probe.take(2))) and same(second, arrays(two.probe.take(2)))
-
-
-def test_test_images_are_neither_shuffled_nor_augmented(photos):
-    one, two = load_photos(photos, seed=1), load_photos(photos, seed=2)
-    first = arrays(one.test)
-    assert same(first, arrays(one.test)) and same(first, arrays(two.test))
-    labels = np.concatenate([labels for _, labels in first])
-    assert np.array_equal(labels, np.sort(labels)) and np.bincount(labels).tolist() == [4, 4]
-
-
-def test_angles_and_flips_are_those_of_the_paper():
-    flips, angles = [np.concatenate(parts) for parts in zip(*[
-        [draw.numpy() for draw in datasets.augmentation_draws(7, number, 50)]
-        for number in range(40)])]
-    limit = 0.2 * 2 * np.pi
-    assert angles.min() >= -limit and angles.max() <= limit
-    assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
-    assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
-    assert len(set(angles)) > 1900  # every batch and image its own
-
-
-def test_augmentation_agrees_with_the_keras_layers():
-    """Keras draws its own angles, so ours is searched among many; only interpolation may differ."""
-    import tensorflow as tf
-    coarse = np.random.RandomState(0).uniform(0, 255, (1, 4, 4, 3)).astype('float32')
-    image = tf.image.resize(coarse, (32, 32))
-    theirs = tf.keras.layers.RandomRotation(0.2, fill_mode='reflect', seed=3)(
-        image, training=True).numpy()
-    ours = [datasets.augment(tf.tile(image, [50, 1, 1, 1]), 1, number).numpy()
-            for number in range(20)]
-    error = np.abs(np.concatenate(ours) - theirs).mean(axis=(1, 2, 3))
-    assert error.min() < 1 and np.median(error) > 10
 
 
 # --- a user's folder

@@ -64,7 +64,8 @@ def _pets():
     for split, count in PET_IMAGES.items():
         for i in range(count):
             name = 'pet_{}_{}'.format(split, i)
-            lists[split].append('{} {} 1 1\n'.format(name, 1 + 36 * i // (count - 1)))
+            breed = 1 + 36 * (i // 2) // (count // 2 - 1)  # two images each, of 1 to 37
+            lists[split].append('{} {} 1 1\n'.format(name, breed))
             images['images/{}.jpg'.format(name)] = _jpeg(i)
             annotations['annotations/trimaps/{}.png'.format(name)] = _mask(i)
     for split, lines in lists.items():
