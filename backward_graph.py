@@ -60,6 +60,8 @@ class OpTimes(NamedTuple):
     estimated: bit mask -> ms of `groups` that had no event and were estimated.
     coverage: share of the traced time outside the forward set that was attributed, 0..1.
     left_out: (event name, ms) that belongs to no node, the longest first.
+    forward: name -> ms, of the forward pass. rates: 'op type unit' -> ms per unit of work, as
+    measured; op type '*' for all of that unit.
     """
     groups: Dict[int, float]
     update: np.ndarray
@@ -67,6 +69,8 @@ class OpTimes(NamedTuple):
     estimated: Dict[int, float]
     coverage: float
     left_out: List
+    forward: Dict[str, float] = {}
+    rates: Dict[str, float] = {}
 
 
 def analyse(nodes, num_tensors, owners, work, num_results):
@@ -244,17 +248,21 @@ def attribute(graph, times, num_tensors):
     """
     times, left_out = _by_node(graph.nodes, times)
     rates = _rates(graph, times)
+
+    def spent(name):
+        return times[name] if name in times else estimated_ms(
+            graph.nodes[name].op, graph.work.get(name), rates)
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
     for name, mask in graph.backward.items():
         ms = times.get(name)
         if ms is None:
-            ms = _estimate(graph, name, rates)
+            ms = estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
             if ms:
                 estimated[mask] = estimated.get(mask, 0.0) + ms
         groups[mask] = groups.get(mask, 0.0) + ms
     for name, k in graph.update.items():
-        ms = times[name] if name in times else _estimate(graph, name, rates)
+        ms = spent(name)
         if k is None:
             update_fixed += ms
         else:
@@ -262,7 +270,8 @@ def attribute(graph, times, num_tensors):
     missed = sum(ms for _, ms in left_out)
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
     coverage = 1 - missed / total if total else 0.0
-    return OpTimes(groups, update, update_fixed, estimated, coverage, left_out)
+    return OpTimes(groups, update, update_fixed, estimated, coverage, left_out,
+                   {name: spent(name) for name in graph.forward}, rates)
 
 
 def _by_node(nodes, times):
@@ -284,20 +293,24 @@ def _by_node(nodes, times):
 
 
 def _rates(graph, times):
-    """(op type, unit) -> measured ms per unit of work; type None: over all types of that unit."""
+    """See OpTimes."""
     spent, work = {}, {}
     for name, ms in times.items():
         if name in graph.work:
             unit, amount = graph.work[name]
-            for key in ((graph.nodes[name].op, unit), (None, unit)):
+            for key in (_rate_key(graph.nodes[name].op, unit), _rate_key('*', unit)):
                 spent[key] = spent.get(key, 0.0) + ms
                 work[key] = work.get(key, 0.0) + amount
     return {key: spent[key] / work[key] for key in spent}
 
 
-def _estimate(graph, name, rates):
-    op = graph.nodes[name].op
-    if op in FREE_OPS or name not in graph.work:
+def _rate_key(op, unit):
+    return '{} {}'.format(op, unit)
+
+
+def estimated_ms(op, work, rates):
+    """ms of an op of that type by its work, (unit, amount) or None, and the rates of OpTimes."""
+    if op in FREE_OPS or work is None:
         return 0.0
-    unit, amount = graph.work[name]
-    return amount * rates.get((op, unit), rates.get((None, unit), 0.0))
+    unit, amount = work
+    return amount * rates.get(_rate_key(op, unit), rates.get(_rate_key('*', unit), 0.0))

@@ -27,12 +27,16 @@ class ClosedLoop:
         self._maker = maker
         self._forward = self._both = None
 
-    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0):
+    def waited(self, wait_ms):
+        """From now on a step that computes all waits so long for its batch."""
+        self.timings = self.timings._replace(t_loop=wait_ms)
+
+    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0, cache=None):
         """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
-        step function.
+        step function. cache: CachePrice where they read the prefix back, else None.
         The drift is the change of backward over forward time since shares were last put right, 0
         within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
         and the speed is that of the steps, hundreds of which tell it better than a few passes;
@@ -52,15 +56,20 @@ class ClosedLoop:
             drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
             table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
         if len(step_ms):
-            taken = float(np.median(step_ms[-WINDOW:])) - wait_ms
-            agree = abs(taken / table.step_time(mask) - 1) <= AGREE
-            apart = None if agree else scaled_apart(table, mask, taken)
+            def price(timings):
+                return timings.step_time(mask) if cache is None else timings._replace(
+                    cache=cache).reading_time(mask)
+            taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
+            agree = abs(taken / price(table) - 1) <= AGREE
+            apart = None if agree else scaled_apart(table, mask, taken - price(table))
             if apart is not None:
                 self.reference = table = apart
             elif not drift:
-                speed = taken / old.step_time(mask)
+                speed = taken / price(old)
                 table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
-        self.timings = table._replace(t_loop=wait_ms if len(step_ms) else self.timings.t_loop)
+            if cache is None:
+                self.waited(wait_ms)
+        self.timings = table._replace(t_loop=self.timings.t_loop)
         return drift
 
     def measure(self, inputs, labels, calls, both_ms=()):
@@ -85,9 +94,9 @@ class ClosedLoop:
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 
 
-def scaled_apart(table, mask, step_ms):
+def scaled_apart(table, mask, more_ms):
     """The table with own gradients and the error gradient's way scaled apart, so that the step of
-    the (N,) bool mask takes step_ms and the backward pass of all tensors what it did.
+    the (N,) bool mask takes more_ms longer and the backward pass of all tensors what it did.
 
     None where no scales within APART do that.
     """
@@ -95,17 +104,19 @@ def scaled_apart(table, mask, step_ms):
     needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
     parts = [[table.group_ms[kind & rows].sum() for kind in (own, ~own)]
              for rows in (own | ~own, needed)]
-    other = table.step_time(mask) - sum(parts[1])
     if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
         return None
-    of_own, of_shared = np.linalg.solve(parts, [sum(parts[0]), step_ms - other])
+    of_own, of_shared = np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])
     if not APART[0] < min(of_own, of_shared) <= max(of_own, of_shared) < APART[1]:
         return None
     return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
                           t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)
 
 
-def steps_drifted(step_ms, predicted_ms):
-    """True where the last steps take so much more or less than predicted that it is no accident."""
+def steps_drifted(step_ms, predicted_ms, of_ms=None):
+    """True where the last steps take so much more or less than predicted that it is no accident.
+
+    of_ms: what the difference is compared with, predicted_ms by default.
+    """
     measured = float(np.median(step_ms[-WINDOW:]))
-    return abs(measured / predicted_ms - 1) > STEP_DRIFT
+    return abs(measured - predicted_ms) > STEP_DRIFT * (of_ms or predicted_ms)

@@ -15,6 +15,8 @@ RHO, INTERVAL = 0.5, 4
 REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
 REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.001,
              'num_epochs': 5, 'steps_per_epoch': 20, 'validation_steps': 25}
+# Images that come back, of a network that can be cut.
+REHEARSED_HELD = {'train_images': 160, 'bn_statistics': 'frozen'}
 
 
 class Cell(NamedTuple):
@@ -25,10 +27,13 @@ class Cell(NamedTuple):
     rho: Optional[float] = None
     interval: Optional[int] = None
     probe_batches: Optional[int] = None
+    views: Optional[str] = None
+    prefix_cache: str = 'off'  # the paper has none
 
 
 class Figure(NamedTuple):
-    """title, board: what it shows in the paper, and where. hours: the paper's own, by board.
+    """title, board: what it shows in the paper, and where. hours: the paper's own, by board. Both
+    empty: not in the paper.
 
     draw: name of the function of paper_plots.py. by_data: drawn of the data sets that are complete.
     """
@@ -38,6 +43,10 @@ class Figure(NamedTuple):
     cells: Tuple
     draw: str
     by_data: bool = False
+
+    @property
+    def of_the_paper(self):
+        return 'the paper: {}'.format(self.board) if self.board else 'not in the paper'
 
 
 def elastic(model, data, rho=RHO, interval=INTERVAL, probe_batches=1):
@@ -86,6 +95,11 @@ def _figures():
         figures[name + '_ego'] = whole._replace(
             title=whole.title + ', elastic training alone', hours=hours,
             cells=tuple(cell for cell in whole.cells if cell.train_type == ELASTIC))
+    fresh = [elastic('resnet50', CUB, rho) for rho in (0.5, 0.25)]
+    held = [cell._replace(views='held') for cell in fresh]
+    cached = [cell._replace(prefix_cache='on') for cell in held]
+    figures['cache'] = Figure('What the prefix cache is worth at rho 0.5 and 0.25, ResNet50 on '
+                              'CUB-200', '', '', tuple(fresh + held + cached), 'curve_grid')
     return figures
 
 
@@ -111,6 +125,8 @@ def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
                 values['dataset_name'] = REHEARSED_DATA[cell.dataset_name]
                 if cell.train_type == PRUNE:
                     values['prune_interval'] = 2
+                if cell.views == 'held':
+                    values.update(REHEARSED_HELD)
             values.update(seed=seed, logs_dir=logs_dir(rehearse), run_name=run_name(cell, seed))
             if meter_csv:
                 values['meter_csv'] = meter_csv
@@ -123,6 +139,10 @@ def run_name(cell, seed):
     name = '{}_{}_{}'.format(cell.model_name, cell.dataset_name, cell.train_type)
     if cell.rho is not None:
         name += '_rho{:g}_interval{}_probe{}'.format(cell.rho, cell.interval, cell.probe_batches)
+    if cell.views is not None:
+        name += '_' + cell.views
+    if cell.prefix_cache != 'off':
+        name += '_cache'
     return '{}_seed{}'.format(name, seed)
 
 
@@ -130,6 +150,11 @@ def logs_dir(rehearse):
     return os.path.join('logs', 'rehearsal') if rehearse else 'logs'
 
 
+def file_name(name):
+    """figure15ad, figure_cache: how the files of a figure are called."""
+    return 'figure' + ('' if name[0].isdigit() else '_') + name
+
+
 def output_of(name, rehearse):
     """Path of the picture, without its ending."""
-    return os.path.join('figures', 'rehearsal' if rehearse else '', 'figure' + name)
+    return os.path.join('figures', 'rehearsal' if rehearse else '', file_name(name))

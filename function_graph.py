@@ -31,6 +31,30 @@ def compiled(node, library):
         library[node.attr['f'].func.name].attr['_XlaMustCompile'].b)
 
 
+def functions_of(node):
+    """Names of the functions that a NodeDef calls, as loops and branches do."""
+    return [function.name for attr in node.attr.values()
+            for function in [attr.func] + list(attr.list.func) if function.name]
+
+
+def called_ops(nodes, library):
+    """name -> set of op types of all the functions that the NodeDef calls, nested ones too.
+
+    library: as of inlined. Nodes that call none are left out.
+    """
+    called = {}
+    for node in nodes:
+        seen, stack = set(), functions_of(node)
+        while stack:
+            function = stack.pop()
+            if function not in seen and function in library:
+                seen.add(function)
+                for inner in library[function].node_def:
+                    called.setdefault(node.name, set()).add(inner.op)
+                    stack.extend(functions_of(inner))
+    return called
+
+
 def _with_bodies(function_def, calls):
     """calls: name of a node -> FunctionDef of the nested function that it calls."""
     result = function_pb2.FunctionDef()
@@ -242,15 +266,17 @@ class Cutter:
         """Name of the node that gives result i."""
         return self.function.ret[self.function.signature.output_arg[i].name].split(':')[0]
 
-    def cut(self, effects, num_results, left_out):
+    def cut(self, effects, num_results, left_out, extra=()):
         """FunctionDef of the first `num_results` results and of `effects`, name -> node.
 
+        extra: (tensor, dtype enum) of further results behind them.
         left_out: names of nodes that shall not be in it. A control edge orders two nodes and needs
         none: where one comes from a node that is not kept, the order is that with what this one
         waits for.
         """
         kept = set()
-        stack = list(effects.values()) + [self.result_node(i) for i in range(num_results)]
+        stack = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
+            tensor.split(':')[0] for tensor, _ in extra]
         while stack:
             name = stack.pop()
             if name not in kept and name not in left_out and name in self.nodes:
@@ -271,6 +297,9 @@ class Cutter:
                            + ['^' + name for name in self._order(node.name, kept)])
         for output in cut.signature.output_arg:
             cut.ret[output.name] = self.function.ret[output.name]
+        for i, (tensor, dtype) in enumerate(extra):
+            cut.signature.output_arg.add(name='extra_{}'.format(i), type=dtype)
+            cut.ret['extra_{}'.format(i)] = tensor
         for result, name in effects.items():
             cut.control_ret[result] = name
         for key, value in self.function.attr.items():

@@ -13,6 +13,8 @@ import platform
 import resource
 import sys
 
+import numpy as np
+
 import command_line
 import energy
 from command_line import UserError, number
@@ -65,6 +67,15 @@ def parse_arguments(argv=None):
     parser.add_argument('--prune_threshold', type=number(float, above=0), default=1e-4,
                         metavar='X', help='prune_training: a channel has vanished where all its '
                                           'weights are smaller (default: %(default)s)')
+    parser.add_argument('--prefix_cache', choices=('auto', 'on', 'off'), default='auto',
+                        help='compute the layers in front of the tensors in training once for each '
+                             'image and selection, and read the result back: auto where images '
+                             'come back unchanged; on holds views for that (default: %(default)s)')
+    parser.add_argument('--cache_dir', metavar='DIR',
+                        help='of a prefix cache that does not fit into memory (default: '
+                             '--logs_dir)')
+    parser.add_argument('--cache_gb', type=number(float, above=0), metavar='GB',
+                        help='it may take that much disk (default: half of what is free)')
     command_line.add_flag(parser, '--closed_loop',
                           'elastic: measure both passes anew at each selection, so that rho holds '
                           'while the device changes speed; always off with --deterministic',
@@ -110,6 +121,7 @@ def check_arguments(args):
     """The arguments with aliases and names resolved; UserError for any that cannot work."""
     from datasets import check_dataset_name
     from models import canonical_name, check_weights
+    from prefix_cache import check_cache_flags
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           TRAIN_TYPES, 'train type')
     metric = ABLATIONS.get(args.train_type)
@@ -123,16 +135,27 @@ def check_arguments(args):
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
     check_weights(args.weights)
+    check_cache_flags(args.cache_dir, args.cache_gb)
     if args.meter_csv:
         energy.check_meter(args.meter_csv)
     args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
     args.closed_loop = args.closed_loop and not args.deterministic
+    if args.prefix_cache == 'on':
+        if args.bn_statistics == 'train':
+            raise UserError('--prefix_cache on needs --bn_statistics frozen: with statistics of '
+                            "the batch, an image's activations depend on the others")
+        args.views = 'held'
     args.run_name = run_name(args)
     return args
 
 
 def is_elastic(args):
     return args.train_type.startswith('elastic')
+
+
+def may_use_cache(args):
+    """Whether a part of the network is frozen; what BN + bias trains begins at the input."""
+    return is_elastic(args) or args.train_type == 'traditional_tl_training'
 
 
 def run_name(args):
@@ -154,13 +177,16 @@ def run_name(args):
 def run_settings(args):
     """dict of what decides the outcome of a run: a folder is reused only by the same."""
     settings = {flag: value for flag, value in vars(args).items()
-                if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv')}
+                if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir',
+                             'cache_gb')}
     if not is_elastic(args):
         for flag in ('rho', 'interval', 'importance', 'granularity', 'probe_batches',
                      'closed_loop'):
             settings[flag] = None
     if args.views == 'held':  # of every scheme
         settings['interval'] = args.interval
+    if not may_use_cache(args):
+        settings['prefix_cache'] = None
     if args.train_type != 'prune_training':
         for flag in ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'):
             settings[flag] = None
@@ -207,18 +233,49 @@ def profile(args, model, dataset):
                               batch=next(iter(dataset.probe)))
 
 
-def timing_table(args, model, dataset):
-    """TensorTimings of this run; UserError where rho is out of reach."""
+def timing_table(args, model, dataset, cache):
+    """(TensorTimings of this run, its PrefixCache or None); UserError where rho is out of reach."""
     from selection_solver_DP import layers_of, out_of_reach
+    from train import due_epochs, until
     table = profile(args, model, dataset)
-    reason = out_of_reach(table, args.rho,
-                          layers_of(model) if args.granularity == 'layer' else None)
-    if reason:
-        raise UserError('--' + reason)
-    return table
+    layers = layers_of(model) if args.granularity == 'layer' else None
+    if cache is not None and not np.isfinite(table.cut_bytes).any():
+        cache = None
+        no_cache(args, 'no part of the network can be cut off whose outputs have a row for each '
+                       'image, independent of the other images (batch statistics?)')
+    for epoch in due_epochs(loop_settings(args), table, cache, layers):
+        priced = table if cache is None else cache.priced(table, epoch, until(
+            due_epochs(loop_settings(args), table, cache, layers), epoch, args.num_epochs))
+        reason = out_of_reach(priced, args.rho, layers)
+        if reason:
+            raise UserError('--' + reason)
+    return table, cache
 
 
-def make_scheme_for(args, model, dataset, table, penalty):
+def prefix_cache_of(args, dataset):
+    """The cached_epochs.PrefixCache of this run; None where no image comes back unchanged."""
+    if args.prefix_cache == 'off' or not may_use_cache(args):
+        if args.prefix_cache == 'on':  # no error: with it, views are held as those of other schemes
+            print('no prefix cache: {} leaves nothing frozen in front'.format(args.train_type))
+        return None
+    if is_elastic(args) and args.interval == 1 or args.num_epochs == 1:
+        return no_cache(args, 'tensors are selected for one epoch; give a longer --interval')
+    if dataset.view(1) != dataset.view(2):
+        return no_cache(args, 'images are augmented anew in each epoch; --views held holds them '
+                              'between selections')
+    from cached_epochs import PrefixCache
+    os.makedirs(args.logs_dir, exist_ok=True)
+    return PrefixCache(dataset, args.cache_dir or args.logs_dir, args.cache_gb)
+
+
+def no_cache(args, reason):
+    """Says why there is none; UserError where it was asked for."""
+    if args.prefix_cache == 'on':
+        raise UserError('--prefix_cache on: ' + reason)
+    print('no prefix cache: ' + reason)
+
+
+def make_scheme_for(args, model, dataset, table, penalty, cache):
     """(masked_step.StepMaker) -> train.Scheme."""
     import train
     settings = loop_settings(args)
@@ -226,7 +283,7 @@ def make_scheme_for(args, model, dataset, table, penalty):
     def make(maker):
         if is_elastic(args):
             return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
-                                        settings, args.importance)
+                                        settings, args.importance, cache)
         if args.train_type == 'prune_training':
             from prune import prune_scheme
             return prune_scheme(args.train_type, maker, dataset, settings, penalty,
@@ -248,14 +305,16 @@ def loop_settings(args):
     return Settings(**{field: getattr(args, field) for field in Settings._fields})
 
 
-def summarise(args, result):
-    """The content of summary.json."""
+def summarise(args, result, cache):
+    """The content of summary.json; its prefix_cache tells whether there was one."""
     import tensorflow as tf
     from tensorflow import keras
 
     from profiler import host_description
     summary = run_settings(args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if may_use_cache(args):
+        summary['prefix_cache'] = 'off' if cache is None else 'on'
     summary.update(result, run_name=args.run_name, scheme=args.train_type, peak_memory_mb=peak,
                    host=host_description(), stack='TensorFlow {}, Keras {}, Python {}.{}'.format(
                        tf.__version__, keras.__version__, *platform.python_version_tuple()[:2]))
@@ -290,7 +349,9 @@ def main(argv=None):
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
                         dataset.num_classes, args.weights, args.alpha, args.bn_statistics)
-    table = timing_table(args, model, dataset) if is_elastic(args) else None
+    cache, table = prefix_cache_of(args, dataset), None
+    if is_elastic(args):
+        table, cache = timing_table(args, model, dataset, cache)
     lock = open_run(folder, settings)
     if lock is None:
         return already_finished(folder)
@@ -298,10 +359,10 @@ def main(argv=None):
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
     with Recorder(folder, lock) as recorder:
-        return train_and_record(args, folder, recorder, model, dataset, table)
+        return train_and_record(args, folder, recorder, model, dataset, table, cache)
 
 
-def train_and_record(args, folder, recorder, model, dataset, table):
+def train_and_record(args, folder, recorder, model, dataset, table, cache):
     """Trains, prints and records; returns the exit status."""
     import train
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
@@ -309,8 +370,8 @@ def train_and_record(args, folder, recorder, model, dataset, table):
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result, model = train.train(
-            model, dataset, make_scheme_for(args, model, dataset, table, penalty),
-            loop_settings(args), recorder, penalty, meter)
+            model, dataset, make_scheme_for(args, model, dataset, table, penalty, cache),
+            loop_settings(args), recorder, penalty, meter, cache)
     except train.Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1
@@ -322,7 +383,7 @@ def train_and_record(args, folder, recorder, model, dataset, table):
     if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
         used.update(energy_joules=None, energy_source=None,
                     energy_note='{} was not read'.format(args.meter_csv))
-    recorder.finish(summarise(args, dict(result, **used)))
+    recorder.finish(summarise(args, dict(result, **used), cache))
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
           .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
                   result['train_seconds'], result['selection_seconds'])

@@ -7,25 +7,29 @@ is ready within a step or two (benchmarks/overhead.py).
 """
 
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+import forward_graph
 import keras_stack
 import tf_internals
-from backward_graph import analyse, check_effects
+from backward_graph import analyse, check_effects, estimated_ms
 from command_line import UserError
 from function_graph import (
-    CALLS,
     Cutter,
     add_node,
     analysable,
+    called_ops,
+    functions_of,
     inlined,
     numbered,
     resolved,
     set_inputs,
     take_from_outside,
 )
+from op_trace import work_of
 from training_step import NUM_RESULTS, StepResult, TrainingStep
 
 
@@ -68,6 +72,8 @@ class StepMaker:
         self.graph = analyse(analysable(function), len(everything), self.owners, {},
                              NUM_RESULTS)
         check_effects(self.graph, self._effects(set()).values())
+        self.num_inputs = len(tf.nest.flatten(inputs))
+        self._static = self._needs = self._work = None
         self.config = _config()  # what steps run with
 
     @property
@@ -76,6 +82,73 @@ class StepMaker:
         of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
         return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
             self.loss_scale.variables if self.loss_scale else [])
+
+    def cut_off(self, trained, rates, read_ms=None):
+        """The forward_graph.Cut for steps that train the tensors of the bit mask `trained`; None
+        where there is none.
+
+        rates: of backward_graph.OpTimes. read_ms: bytes of one image -> ms to read them for a
+        batch (default: READ_MS a byte).
+        """
+        if self._static is None:
+            self._static = self._static_tensors()
+            self._needs = forward_graph.repeatable(
+                self.graph, self.owners, range(self.num_inputs), [self.num_inputs],
+                called_ops(self._cutter.nodes.values(), _library(self.concrete)))
+            work = work_of(self.concrete.graph)
+            self._work = {name: work.get(self.traced_names.get(name, name))
+                          for name in self._needs}
+        ms = {name: estimated_ms(self.graph.nodes[name].op, work, rates)
+              for name, work in self._work.items()}
+        prefix = forward_graph.prefix_of(self._needs, trained)
+        mask = [trained >> k & 1 for k in range(len(self.variables))]
+        results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
+        wanted = forward_graph.read_outside(
+            self.graph, prefix, results + list(self._effects(self._left_out(mask)).values()))
+        rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
+        return forward_graph.cheapest_cut(
+            self.graph, prefix, wanted, rows, ms,
+            read_ms or (lambda nbytes: forward_graph.READ_MS * self.shapes[-1][0] * nbytes))
+
+    def _static_tensors(self):
+        """Tensor of the graph -> (bytes of one image, tf.TensorSpec), where the batch comes first.
+        """
+        found, batch = {}, self.shapes[-1][0]
+        traced = {self.traced_names.get(name, name): name for name in self._cutter.nodes}
+        for op in self.concrete.graph.get_operations():
+            if op.name in traced:
+                places = _output_places(op)
+                found.update(zip(('{}:{}'.format(traced[op.name], place) for place in places),
+                                 op.outputs))
+        found.update(zip((argument.name for argument in self._cutter.function.signature.input_arg),
+                         self.concrete.inputs[:self.num_inputs]))
+        return {name: (int(np.prod(tensor.shape[1:], dtype=np.int64)) * tensor.dtype.size,
+                       tf.TensorSpec(tensor.shape, tensor.dtype))
+                for name, tensor in found.items()
+                if tensor.shape.is_fully_defined() and tensor.shape.rank
+                and tensor.shape[0] == batch}
+
+    def cached(self, mask, cut):
+        """CachedStep of the (N,) bool mask, its prefix cut off at the Cut of cut_off."""
+        left_out = self._left_out(mask)
+        specs = [self._static[tensor][1] for tensor in cut.tensors]
+        extra = [(tensor, spec.dtype.as_datatype_enum)
+                 for tensor, spec in zip(cut.tensors, specs)]
+        effects = self._effects(left_out)
+        fill = self._cutter.cut(effects, NUM_RESULTS, left_out, extra)
+        prefix = self._cutter.cut({}, 0, set(), extra)
+        read = self._cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
+        del read.signature.input_arg[:self.num_inputs]
+        take_from_outside(read, ['stored_{}'.format(i) for i in range(len(specs))],
+                          [dtype for _, dtype in extra], cut.tensors)
+        labels = self.shapes[-1:]
+        return CachedStep(MaskedStep(fill, mask, self), MaskedStep(prefix, None, self),
+                          MaskedStep(read, mask, self,
+                                     [tuple(spec.shape) for spec in specs] + labels), specs)
+
+    def _left_out(self, mask):
+        """Nodes of the update that serve tensors outside the (N,) bool mask."""
+        return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
 
     def _noises_of(self, products):
         """Noise -> (what it is multiplied by, its type), tensors; products: names as traced."""
@@ -101,8 +174,7 @@ class StepMaker:
         if not mask.any():
             raise ValueError('a training step needs at least one selected tensor')
         if update:
-            left_out = {name for name, k in self.graph.update.items()
-                        if k is not None and not mask[k]}
+            left_out = self._left_out(mask)
             effects = self._effects(left_out)
         else:
             # Computed and freed at once, as an update does; results are all held to the end.
@@ -204,10 +276,62 @@ def _check_results(concrete, variables):
 
 def _library(concrete):
     """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
-    if not any(node.op in CALLS for node in concrete.function_def.node_def):
+    if not any(functions_of(node) for node in concrete.function_def.node_def):
         return {}
     return {function.signature.name: function
             for function in concrete.graph.as_graph_def().library.function}
+
+
+def rows_apart(maker, inputs, labels):
+    """By how much, of the largest value, an example's row of the longest prefix differs at another
+    place beside other examples: 0 where bits are the same; inf where there is no prefix, or where
+    an input has no row for each example.
+    """
+    count = int(labels.shape[0])
+    if any(leaf.shape.rank == 0 or leaf.shape[0] != count for leaf in tf.nest.flatten(inputs)):
+        return float('inf')
+    mask = np.arange(len(maker.variables)) == len(maker.variables) - 1
+    # At such prices nothing is computed again, so that all of the prefix is tried.
+    cut = maker.cut_off(1 << int(np.argmax(mask)), {'* flops': 1.0, '* elements': 1.0},
+                        lambda nbytes: 1e-9 * nbytes)
+    if cut is None:
+        return float('inf')
+    prefix, furthest = maker.cached(mask, cut).prefix, 0.0
+    # Half of them, each twice: statistics of the batch are the same in any mere order.
+    order = np.random.RandomState(0).permutation(count) // 2
+    others = tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), inputs)
+    for first, second in zip(prefix(inputs, labels), prefix(others, labels)):
+        first, second = [array.numpy().astype(np.float64) for array in (first, second)]
+        apart = np.abs(first[order] - second).max() / max(np.abs(first).max(), 1e-30)
+        furthest = max(furthest, float(apart))
+    return furthest
+
+
+def _output_places(op):
+    """What follows the node's name in the name of each output of a tf.Operation: `output:index`."""
+    places = []
+    for output in op.op_def.output_arg:
+        count = 1
+        if output.number_attr:
+            count = op.get_attr(output.number_attr)
+        elif output.type_list_attr:
+            count = len(op.get_attr(output.type_list_attr))
+        places += ['{}:{}'.format(output.name, i) for i in range(count)]
+    return places
+
+
+class CachedStep(NamedTuple):
+    """A step in three functions, for a prefix that is computed once.
+
+    fill: (inputs, labels) -> [*StepResult, stored tensors], after one update: the whole step.
+    prefix: (inputs, labels) -> stored tensors, no effect.
+    read: (stored tensors, labels) -> StepResult, after one update.
+    specs: tf.TensorSpec of each stored tensor, the batch first.
+    """
+    fill: Any
+    prefix: Any
+    read: Any
+    specs: Any
 
 
 class GraphFunction:
@@ -248,17 +372,18 @@ class MaskedStep(GraphFunction):
     Made by StepMaker. mask: (N,) bool, None where nothing is updated.
     """
 
-    def __init__(self, definition, mask, maker):
+    def __init__(self, definition, mask, maker, shapes=None):
         super().__init__(definition, maker)
         self.mask = mask
+        self._shapes = shapes or maker.shapes
         self.called = False  # the first call compiles; the loop books it apart
 
     def __call__(self, inputs, labels):
         batch = tf.nest.flatten((inputs, labels))
         shapes = [tuple(leaf.shape) for leaf in batch]
-        if shapes != self._maker.shapes:
+        if shapes != self._shapes:
             raise ValueError('this step was made for inputs and labels of shapes {}, not {}'.format(
-                self._maker.shapes, shapes))
+                self._shapes, shapes))
         results = super().__call__(*batch)
         return StepResult(*results) if len(results) == NUM_RESULTS else results
 

@@ -41,7 +41,7 @@ def executed_graph(maker, inputs, labels):
     run = {node.name for partition in graphs.partition_graphs for node in partition.node}
     nodes = executed_nodes(graphs)
     folded = constants(nodes, topological(nodes))  # before the first step
-    work = {name: amount for name, amount in _work(maker.concrete.graph).items()
+    work = {name: amount for name, amount in work_of(maker.concrete.graph).items()
             if name in run and name not in folded}
     return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)
 
@@ -81,8 +81,8 @@ def _node(node):
                 node.attr['index'].i if 'index' in node.attr else None)
 
 
-def _work(graph):
-    """name -> (unit, amount) of every op: see StepGraph."""
+def work_of(graph):
+    """name -> (unit, amount) of every op of a tf.Graph: see StepGraph."""
     work = {}
     for op in graph.get_operations():
         if op.type in FREE_OPS or op.type in CONTROL_FLOW or not op.outputs:

@@ -95,17 +95,20 @@ def curve_grid(folders, output):
     runs = _read(folders)
     columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
     header, rows = curve_rows(sum(columns.values(), []))
-    size = (WIDTH, 3.4 if len(columns) == 1 else 5.0)
-    return write_figure(output, size, lambda figure: _draw_grid(figure, runs, columns), header,
-                        rows)
+    labels = {curve.label for curves in columns.values() for curve in curves}
+    more = 0.17 * max(0, -(-len(labels) // _legend_columns(labels, 4)) - 2)  # lines of the legend
+    size = (WIDTH, (3.4 if len(columns) == 1 else 5.0) + more)
+    return write_figure(output, size, lambda figure: _draw_grid(figure, runs, columns, more),
+                        header, rows)
 
 
-def _draw_grid(figure, runs, columns):
+def _draw_grid(figure, runs, columns, more):
+    """more: inches that the legend takes beyond two lines."""
     height = figure.get_size_inches()[1]
     shape = (1, 2) if len(columns) == 1 else (2, len(columns))
     axes = figure.subplots(*shape, squeeze=False, gridspec_kw={
-        'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height, 'bottom': 0.86 / height,
-        'wspace': 0.26, 'hspace': 0.3}).reshape(2, -1)
+        'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height,
+        'bottom': (0.86 + more) / height, 'wspace': 0.26, 'hspace': 0.3}).reshape(2, -1)
     models, alone = ', '.join(_by(runs, 'model_name')), len(columns) == 1
     _title(figure, models + (' on {}'.format(*columns) if alone else ''), runs)
     lines = {}
@@ -129,14 +132,17 @@ def _draw_grid(figure, runs, columns):
             box.get_title().set_color(SCHEMES['elastic_training'][1])
     axes[0][0].set_ylabel('test accuracy (%)')
     axes[1][0].set_ylabel('test loss')
-    _legend(figure, list(lines.values()), list(lines), 4)
+    _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # dashes show
 
 
-def _legend(figure, handles, labels, most):
+def _legend(figure, handles, labels, most, **options):
     """Below the panels, in as many columns as fit, at most so many."""
-    columns = max(1, min(most, int(110 / (7 + max(map(len, labels))))))
-    figure.legend(handles, labels, loc='lower center', ncol=columns, borderaxespad=0.3,
-                  columnspacing=1.4)
+    figure.legend(handles, labels, loc='lower center', ncol=_legend_columns(labels, most),
+                  borderaxespad=0.3, columnspacing=1.4, **options)
+
+
+def _legend_columns(labels, most):
+    return max(1, min(most, int(110 / (7 + max(map(len, labels))))))
 
 
 # ---------------------------------------------------------------- figures 17, 19 and 23

@@ -44,6 +44,8 @@ SCHEMES = {
     'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
+TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
+LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of curves of one scheme
 LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
@@ -179,7 +181,7 @@ def label_of(key, keys=(), n=1):
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
     for name, value in distinctions(key[3:], rivals):
-        label += f', {value}' if name == 'importance' else f', {name} {value}'
+        label += ', ' + TOLD.get(name, name + ' {}').format(value)
     return label + (f', n = {n}' if n > 1 else '')
 
 
@@ -229,7 +231,7 @@ def draw_curve(axis, curve, column, seconds, scale):
     mean, std = scale * curve.mean[column], scale * curve.std[column]
     if curve.n > 1:
         axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
-    line, = axis.plot(x, mean, color=color, linestyle=('-', '--', ':', '-.')[curve.variant % 4],
+    line, = axis.plot(x, mean, color=color, linestyle=LINES[curve.variant % len(LINES)],
                       linewidth=1.4, marker=marker, markersize=6.5, markevery=[len(x) - 1],
                       markeredgecolor='white', markeredgewidth=0.8, zorder=3)
     return line

@@ -118,7 +118,8 @@ class Store(contextlib.AbstractContextManager):
             held, self._held = self._held, None
             self._stored[:] = False
             if hasattr(held, 'close'):
-                held.close()
+                with contextlib.suppress(OSError):  # of rows that nobody reads any more
+                    held.close()
 
     def _opened(self):
         held = self._held

@@ -27,6 +27,7 @@ from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_
 ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 MIN_COVERAGE = 0.95
+ROUNDING = 1e-4  # of the largest value, that an image's row may differ by beside other images
 TABLE_FILE = 'timings.json'
 
 
@@ -54,7 +55,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
 
     from backbone import statistics_from_batch
     from keras_stack import restored_afterwards, variable_name
-    from masked_step import StepMaker
+    from masked_step import StepMaker, rows_apart
     from training_step import make_optimizer
     variables = model.trainable_variables
     if batch is None:
@@ -70,9 +71,29 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
         totals = measure_totals(maker, times, inputs, labels, seconds)
+        prefix = prefix_costs(maker, times) if (
+            rows_apart(maker, inputs, labels) <= ROUNDING) else None
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       key or {})
+                       key or {}, prefix)
+
+
+def prefix_costs(maker, times):
+    """(traced ms, bytes), (N,) each: what a step need not compute and reads for each image instead
+    where tensor k is the deepest in training; see TensorTimings.
+
+    The cut is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
+    maker: a named masked_step.StepMaker. times: its OpTimes.
+    """
+    num_tensors = len(maker.variables)
+    skipped, nbytes, trained = np.zeros(num_tensors), np.full(num_tensors, np.inf), 0
+    for k in chain_timings(times.groups, num_tensors)[2][::-1].tolist():
+        trained |= 1 << k
+        cut = maker.cut_off(trained, times.rates)
+        if cut is not None:
+            nbytes[k] = cut.nbytes
+            skipped[k] = sum(times.forward.get(name, 0.0) for name in cut.skipped)
+    return skipped, nbytes
 
 
 def _drawn(leaf):

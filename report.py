@@ -13,7 +13,7 @@ import os
 
 import command_line
 from command_line import UserError
-from figure_grid import FIGURES, logs_dir, output_of, run_name, runs_of
+from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
 from reproduce import ROOT
 from runs import read_json, read_run
 
@@ -33,7 +33,7 @@ summary { cursor: pointer; font-size: .9rem; }
 
 def write(rehearsal=False):
     """Writes report.html beside the figures from what is there; its path."""
-    path = os.path.join(os.path.dirname(output_of('', rehearsal)), 'report.html')
+    path = os.path.join(os.path.dirname(output_of('15', rehearsal)), 'report.html')
     page = '\n'.join(_head(rehearsal) + [_section(name, rehearsal) for name in FIGURES]
                      + ['</body></html>\n'])
     os.makedirs(os.path.join(ROOT, os.path.dirname(path)), exist_ok=True)
@@ -64,9 +64,10 @@ def _picture(name, rehearsal):
 def _section(name, rehearsal):
     figure, parts = FIGURES[name], []
     parts.append('<h2 id="figure{0}">Figure {0}: {1}</h2>'.format(name, html.escape(figure.title)))
-    parts.append('<p class="small">The paper: {}; {}. Here: <code>scripts/run_figure{}.sh{}</code>'
-                 '</p>'.format(html.escape(figure.board), html.escape(figure.hours), name,
-                               ' --rehearse' if rehearsal else ''))
+    paper = figure.of_the_paper + (figure.hours and '; ' + figure.hours)
+    parts.append('<p class="small">{}. Here: <code>scripts/run_{}.sh{}</code></p>'.format(
+        html.escape(paper[0].upper() + paper[1:]), file_name(name),
+        ' --rehearse' if rehearsal else ''))
     picture = _picture(name, rehearsal)
     drawn = _drawn(picture)
     runs, missing = _summaries(name, rehearsal, drawn.get('runs', []))

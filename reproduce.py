@@ -64,15 +64,14 @@ def chosen(runs, pattern):
 def dry_run(figure, runs):
     """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
     """
-    from selection_solver_DP import out_of_reach
     tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
         done = is_done(run)
-        key = run.cell.model_name
+        key = run.cell.model_name, arguments_of(run).bn_statistics
         if key not in tables and not done:
             tables[key] = timings_for(run)
         if not done and run.cell.train_type == ELASTIC:
-            reasons[run.name] = out_of_reach(tables[key], run.cell.rho)
+            reasons[run.name] = why_not(run, tables[key])
         beyond = reasons.get(run.name)
         hours = 0.0 if done or beyond else estimated_hours(run, tables[key])
         total += hours
@@ -81,10 +80,28 @@ def dry_run(figure, runs):
     print('\n' + command_line.table(['run', '', 'time here'], rows + [
         ['total', '', _hours(total)]], '<<>'))
     print('\nby the step times of this device, tests between epochs included, data preparation '
-          "not; the paper's: {}".format(figure.hours))
+          'not' + (figure.hours and "; the paper's: " + figure.hours))
     for name, reason in reasons.items():
         if reason:
             print('{}: {}'.format(name, reason))
+
+
+def why_not(run, table):
+    """Why the run's rho is out of reach by this table, in one line; None where it is not.
+
+    With a prefix cache: where it is so at best. A run whose data are at hand knows more.
+    """
+    from selection_solver_DP import out_of_reach
+    args = arguments_of(run)
+    if args.prefix_cache == 'on':
+        table = table.cached_at_best(longest_interval(args.num_epochs, args.interval))
+    return out_of_reach(table, args.rho)
+
+
+def longest_interval(epochs, interval):
+    """Epochs that the tensors of a first selection may be kept: the last one of two may be left out
+    (train.due_epochs), where otherwise its cache could not be filled within rho."""
+    return epochs if not interval or epochs <= 2 * interval else interval
 
 
 def _hours(hours):
@@ -126,6 +143,7 @@ def estimated_hours(run, timings):
     """Hours of one run. PruneTrain is taken as full training, which it is until channels go."""
     args = arguments_of(run)
     _, train_images, test_images = DATA.get(args.dataset_name, (10, 10776, 2250))
+    train_images = args.train_images or train_images
     steps = min(train_images // args.batch_size, args.steps_per_epoch or train_images)
     tests = min(test_images / args.batch_size, args.validation_steps or test_images)
     ms = step_ms(run.cell, timings)
@@ -213,7 +231,6 @@ def _meter(run):
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
-    from selection_solver_DP import out_of_reach
     from tensor_timings import TensorTimings
     reasons = {}
     for run in runs:
@@ -225,7 +242,7 @@ def impossible(runs):
             table = TensorTimings.load(path)
         except (ValueError, KeyError, TypeError):
             continue  # the run itself tells that its table is damaged, and measures anew
-        reason = out_of_reach(table, args.rho)
+        reason = why_not(run, table)
         if reason and table.key.get('host') == this_device():
             reasons[run.name] = reason
     return reasons
@@ -314,7 +331,7 @@ def main(argv=None):
         return 0
     os.chdir(ROOT)
     figure = FIGURES[args.figure]
-    print('figure {}: {} (the paper: {})'.format(args.figure, figure.title, figure.board),
+    print('figure {}: {} ({})'.format(args.figure, figure.title, figure.of_the_paper),
           file=sys.stderr if args.jobs else sys.stdout)
     finished = {run.name for run in everything if is_done(run)}  # UserError before anything heavy
     if args.jobs:

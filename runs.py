@@ -36,7 +36,8 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'trai
 
 
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
-          'prune_penalty_ratio', 'prune_threshold')  # of runs of one scheme
+          'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
+          'prefix_cache')  # of runs of one scheme
 
 
 class SelectionRow(NamedTuple):
@@ -166,9 +167,12 @@ def _read_selections(folder, epochs):
 
 
 def distinctions(values, rivals):
-    """[(name, value)] of VARIED where the rivals differ; each is a tuple of values in its order."""
+    """[(name, value)] of VARIED where the rivals differ; each is a tuple of values in its order.
+
+    Without those that are None: left at its default, or of before there was such a flag.
+    """
     return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
-            if len(set(others)) > 1]
+            if value is not None and len(set(others)) > 1]
 
 
 def selection_per_epoch(run):

@@ -52,7 +52,7 @@ class InfeasibleBudget(ValueError):
         self.smallest_budget = smallest_budget
 
 
-def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
+def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest=None):
     """The feasible set of tensors with the largest total importance (paper, equation 4).
 
     The budget is cut into `resolution` bins and every cost is rounded UP to whole bins, so that the
@@ -68,25 +68,37 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000):
     importance: (N,) predicted loss drop, any sign.
     budget: ms of backward time, > 0.
     resolution: number of bins, >= 1.
+    at_deepest: (N,) ms per step, any sign, paid once where tensor k is the deepest selected one:
+    what a prefix cache saves of the forward pass depends on it alone, too. With it the budget may
+    be negative. None: no such costs.
     Returns a Selection. Raises InfeasibleBudget when no single tensor fits, ValueError for wrong
     shapes, negative or non-finite times, NaN importance, a budget or resolution that is not
     positive.
     """
-    t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution)
-    to_reach = _path(t_dy) + t_dw  # (N,) ms, tensor k alone
+    if at_deepest is None:
+        at_deepest = np.zeros(len(t_dw))
+    at_deepest = np.asarray(at_deepest, dtype=np.float64)
+    _require_finite('at_deepest', at_deepest)
+    t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution,
+                                      signed=at_deepest.any())
+    to_reach = _path(t_dy) + t_dw + at_deepest  # (N,) ms, tensor k alone
     feasible = to_reach <= budget
     if not feasible.any():
         raise InfeasibleBudget(budget, float(to_reach.min()))
     value, fallback = _values(importance, feasible)
 
     # What fits takes at most all bins: division may round a tensor of the whole budget up to more.
-    item_bins = np.ceil(t_dw * resolution / budget)
-    reach_bins = np.where(
-        feasible, np.minimum(np.ceil(to_reach * resolution / budget), resolution), np.inf)
+    whole = max(budget - float(at_deepest[feasible].min()), 1e-300)
+    item_bins = np.ceil(t_dw * resolution / whole)
+    reach_bins = np.where(feasible, np.clip(np.ceil(
+        (to_reach + (whole - budget)) * resolution / whole), 0, resolution), np.inf)
     mask = _prefix_knapsack(item_bins, reach_bins, value, resolution)
     value[np.argmax(mask)] = np.inf  # the deepest fits alone
-    mask = _trimmed(mask, value, lambda mask: _chain_time(mask, t_dw, t_dy), budget)
-    return Selection(mask, float(importance[mask].sum()), _chain_time(mask, t_dw, t_dy), fallback)
+
+    def price(mask):
+        return _chain_time(mask, t_dw, t_dy) + float(at_deepest[np.argmax(mask)])
+    mask = _trimmed(mask, value, price, budget)
+    return Selection(mask, float(importance[mask].sum()), price(mask), fallback)
 
 
 def _values(importance, feasible):
@@ -200,7 +212,7 @@ def _chain_time(mask, t_dw, t_dy):
     return float(t_dw[mask].sum() + _path(t_dy)[np.argmax(mask)]) if mask.any() else 0.0
 
 
-def _checked(t_dw, t_dy, importance, budget, resolution):
+def _checked(t_dw, t_dy, importance, budget, resolution, signed=False):
     arrays = [np.asarray(a, dtype=np.float64) for a in (t_dw, t_dy, importance)]
     shapes = [a.shape for a in arrays]
     if arrays[0].ndim != 1 or len(set(shapes)) != 1 or arrays[0].size == 0:
@@ -210,7 +222,7 @@ def _checked(t_dw, t_dy, importance, budget, resolution):
         _require_finite(name, array)
         if name != 'importance' and (array < 0).any():
             raise ValueError('{} holds a negative time: {:.6g}'.format(name, array.min()))
-    if not (np.isfinite(budget) and budget > 0):
+    if not (np.isfinite(budget) and (signed or budget > 0)):
         raise ValueError('the budget must be a positive number of ms; got {}'.format(budget))
     if int(resolution) != resolution or resolution < 1:
         raise ValueError('resolution must be a whole number >= 1; got {}'.format(resolution))
@@ -249,9 +261,10 @@ def out_of_reach(timings, rho, layers=None):
     """Why no tensor can be trained at rho by these timings, in one line; None where one can."""
     least = smallest_rho(timings, layers)
     return None if rho >= least else (
-        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step; the '
+        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step{}; the '
         'smallest rho that trains a tensor is {:.3f}'.format(
-            rho, timings.t_fp / timings.t_step, least + 5e-4))
+            rho, timings.t_fp / timings.t_step, '' if timings.cache is None else
+            ', and the prefix cache has to be filled', least + 5e-4))
 
 
 def reachable(timings, rho, layers=None):
@@ -267,17 +280,28 @@ class Items(NamedTuple):
     """What can be chosen, L items: tensors one by one, or all of a layer together.
 
     of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
-    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself.
+    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. rank: (L,) int, place
+    of its deepest tensor by depth, deepest first; at_deepest: (L,) ms, of that tensor, see
+    TensorTimings.
     """
     of: np.ndarray
     needs: np.ndarray
     group_ms: np.ndarray
     own: np.ndarray
+    rank: np.ndarray
+    at_deepest: np.ndarray
 
     @property
     def alone(self):
-        """(L,) ms of backward pass and update where nothing else is trained."""
-        return self.own + _sum(self.group_ms, self.needs)
+        """(L,) ms beyond `fixed` where nothing else is trained."""
+        return self.own + _sum(self.group_ms, self.needs) + self.at_deepest
+
+    @property
+    def beside_deeper(self):
+        """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
+        order, least = np.argsort(self.rank), np.empty(len(self.rank))
+        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
+        return self.own + least
 
     @property
     def cheapest(self):
@@ -289,7 +313,8 @@ class Items(NamedTuple):
         needs = self.needs[:, keep]
         count = needs.sum(axis=1)
         return Items(None, needs[count > 1], self.group_ms[count > 1],
-                      self.own[keep] + _sum(self.group_ms[count == 1], needs[count == 1]))
+                      self.own[keep] + _sum(self.group_ms[count == 1], needs[count == 1]),
+                      self.rank[keep], self.at_deepest[keep])
 
 
 def _sum(group_ms, needs):
@@ -299,12 +324,15 @@ def _sum(group_ms, needs):
 
 def items_of(timings, layers=None):
     """Items; layers: (N,) int, None for single tensors."""
-    needs = timings.group_tensors
+    needs, rank = timings.group_tensors, np.argsort(timings.order)
     if layers is None:
-        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up)
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up, rank,
+                     timings.at_deepest)
     _, of = np.unique(layers, return_inverse=True)
     needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
-    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up))
+    rank = np.array([rank[of == item].min() for item in range(of.max() + 1)])
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up), rank,
+                 timings.at_deepest[timings.order[rank]])
 
 
 def choose_tensors(timings, importance, rho, layers=None):
@@ -329,7 +357,8 @@ def choose_tensors(timings, importance, rho, layers=None):
         raise InfeasibleBudget(budget, price(cheapest) - timings.fixed)
     feasible = cheapest | (items.alone <= budget)
     value, fallback = _values(np.bincount(items.of, importance), feasible)
-    feasible &= value > 0
+    # By a cache, a deeper tensor can bring in more time than it takes.
+    feasible = (feasible | (items.beside_deeper <= budget)) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
     mask[feasible] = _search(items.only(feasible), value[feasible], budget)
     mask = _trimmed(mask, value, price, limit)
@@ -338,7 +367,8 @@ def choose_tensors(timings, importance, rho, layers=None):
 
 def _search(items, value, budget):
     """(L,) bool: the best set found among items of positive value that each fit alone."""
-    if items.own.sum() + items.group_ms.sum() <= budget:
+    if items.own.sum() + items.group_ms.sum() + items.at_deepest[
+            np.argmin(items.rank)] <= budget:
         return np.ones(len(value), dtype=bool)
     starts = [(on_chain(items, value, budget), POWERS[0])]
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
@@ -351,13 +381,14 @@ def on_chain(items, value, budget):
 
     As tensor_timings.chain_timings, but laid without what no item of positive value needs.
     """
-    order = np.argsort(-_sum(items.group_ms, items.needs), kind='stable')
+    order = np.argsort(items.rank)
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
     t_dy = np.bincount(nearest, items.group_ms, len(order))
     mask = np.zeros(len(order), dtype=bool)
     try:
         mask[order] = select_tensors(items.own[order], t_dy, value[order], budget,
-                                     max(LEAST_BINS, BINS_PER_ITEM * len(order))).mask
+                                     max(LEAST_BINS, BINS_PER_ITEM * len(order)),
+                                     items.at_deepest[order]).mask
     except InfeasibleBudget:  # the chain is dearer than the graph
         pass
     return mask
@@ -365,20 +396,27 @@ def on_chain(items, value, budget):
 
 def filled(items, value, mask, budget, power=1.0):
     """The (L,) mask with the item of most value / cost ** power added, again and again, while one
-    fits; its cost is that of the ops that nothing chosen so far needs."""
+    fits; its cost is that of the ops that nothing chosen so far needs, and of a deeper cut."""
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
     cost = items.own + _sum(items.group_ms * ~paid, items.needs)  # (L,) ms to add each item
     left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
+    deepest, at_deepest = np.inf, 0.0  # rank of the deepest chosen item, what is paid for it
+    for item in np.flatnonzero(mask)[np.argsort(items.rank[mask])][:1]:
+        deepest, at_deepest = items.rank[item], items.at_deepest[item]
+        left -= at_deepest
     needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
     while True:
-        rate = value / np.maximum(cost, 1e-9) ** power
-        rate[cost > left] = 0
+        whole = cost + np.where(items.rank < deepest, items.at_deepest - at_deepest, 0.0)
+        rate = value / np.maximum(whole, 1e-9) ** power
+        rate[whole > left] = 0
         best = int(np.argmax(rate))
         if not rate[best] > 0:
             return mask
         mask[best], value[best] = True, 0
-        left -= cost[best]
+        left -= whole[best]
+        if items.rank[best] < deepest:
+            deepest, at_deepest = items.rank[best], items.at_deepest[best]
         new = np.flatnonzero(needed_by[best] & ~paid)
         if len(new):
             paid[new] = True

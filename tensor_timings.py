@@ -6,12 +6,24 @@ NumPy alone; profiler.py measures.
 import csv
 import json
 import os
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
 LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
+
+
+class CachePrice(NamedTuple):
+    """What a prefix cache takes (DESIGN: through the forward floor), and how often.
+
+    fill_share: of the steps until the next selection, those that compute the prefix and write it;
+    all others read it. read_ms, write_ms: (N,) ms of such a step where tensor k is the deepest in
+    training; inf where there is no cut or the cache does not fit.
+    """
+    fill_share: float
+    read_ms: np.ndarray
+    write_ms: np.ndarray
 
 
 class TensorTimings(NamedTuple):
@@ -35,6 +47,11 @@ class TensorTimings(NamedTuple):
     as an importance takes it: what closed_loop.py compares later ones with.
     spread: half the distance between the quartiles of the full step while it was measured, over its
     median. scales: traced ms times these gave group_ms, of groups of one tensor and of shared ones.
+    t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
+    training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
+    read; inf where the prefix cannot be cut off.
+    op_rates: of backward_graph.OpTimes, by which a cut is placed.
+    cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -55,6 +72,10 @@ class TensorTimings(NamedTuple):
     spread: float = 0.0
     scales: Tuple = (1.0, 1.0)
     t_both: float = 0.0
+    t_prefix: Any = None
+    cut_bytes: Any = None
+    op_rates: Dict = {}
+    cache: Any = None
 
     @property
     def disturbed(self):
@@ -80,7 +101,8 @@ class TensorTimings(NamedTuple):
             t_fp=t_fp, t_bp=t_bp, t_both=t_fp + (self.t_both - self.t_fp) * backward,
             t_dw=self.t_dw * backward,
             t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
-            t_update=self.t_update * whole)
+            t_update=self.t_update * whole,
+            t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
 
     def backward_time(self, mask):
         """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
@@ -94,14 +116,58 @@ class TensorTimings(NamedTuple):
         return float(self.t_dw[self.order][chosen].sum() + self.t_dy[self.order][deepest:].sum())
 
     def step_time(self, mask):
-        """ms of a whole training step for the (N,) bool mask."""
+        """ms of a whole training step for the (N,) bool mask; the mean of filling and reading steps
+        where there is a prefix cache.
+        """
+        return self.filling_time(mask) - self._written(mask) + float(
+            self.at_deepest[self.deepest(mask)])
+
+    def filling_time(self, mask):
+        """ms of a step of the (N,) bool mask that computes the whole forward pass."""
         mask = np.asarray(mask, dtype=bool)
-        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
+        return (self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
+                + self._written(mask))
+
+    def reading_time(self, mask):
+        """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
+        k = self.deepest(mask)
+        return (self.filling_time(mask) - self._written(mask) - self.t_loop
+                - float(self.t_prefix[k]) + float(self.cache.read_ms[k]))
+
+    def deepest(self, mask):
+        """Which tensor of the (N,) bool mask the error gradient has to go farthest for."""
+        return int(self.order[np.argmax(np.asarray(mask, dtype=bool)[self.order])])
+
+    def is_cached(self, mask):
+        """Whether the steps of the (N,) bool mask are cheaper with the prefix cache."""
+        return bool(self.at_deepest[self.deepest(mask)] < 0)
+
+    @property
+    def at_deepest(self):
+        """(N,) ms that a step takes more (less, where negative) by the cache, where tensor k is the
+        deepest in training: 0 where there is none or it does not pay.
+        """
+        if self.cache is None:
+            return np.zeros(len(self.names))
+        fill, read = self.cache.fill_share, self.cache.read_ms - self.t_prefix - self.t_loop
+        with np.errstate(invalid='ignore'):  # 0 * inf
+            return np.fmin((1 - fill) * read + fill * self.cache.write_ms, 0.0)
+
+    def _written(self, mask):
+        return float(self.cache.write_ms[self.deepest(mask)]) if (
+            self.cache is not None and self.is_cached(mask)) else 0.0
+
+    def cached_at_best(self, epochs):
+        """The table with the least that a prefix cache of so many epochs can take: one of them
+        fills it, and reading and writing cost nothing. What is out of reach even so is so for sure.
+        """
+        ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
+        return self._replace(cache=CachePrice(1 / epochs, ms, ms))
 
     def save(self, path):
         """Writes the table as JSON at `path` and, for people, as CSV beside it."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
-                   for field, value in self._asdict().items()}
+                   for field, value in self._asdict().items() if field != 'cache'}
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
         _write_whole(path, json.dumps(content))
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
@@ -116,9 +182,9 @@ class TensorTimings(NamedTuple):
         """The table that save wrote; ValueError where the file is not one."""
         with open(path) as source:
             content = json.load(source)
-        if not isinstance(content, dict) or set(content) != set(cls._fields):
+        if not isinstance(content, dict) or set(content) != set(cls._fields) - {'cache'}:
             raise ValueError("'{}' is not a timing table of this version".format(path))
-        for field in ('t_dw', 't_dy', 't_up', 'group_ms'):
+        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
         content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
         content['order'] = np.array(content['order'], dtype=np.int64)
@@ -205,13 +271,14 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
                   spread)
 
 
-def build_table(names, shapes, times, totals, key):
+def build_table(names, shapes, times, totals, key, prefix=None):
     """TensorTimings from traced shares (OpTimes) and untraced Totals.
 
     Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
     all tensors and that of the deepest one alone come out as measured: with several inter-op
     threads, own gradients partly overlap with the error gradient and cost less than in the trace,
     where ops run one at a time.
+    prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
     """
     n = len(names)
     own, shared = own_and_shared_scale(times.groups, totals)
@@ -225,11 +292,14 @@ def build_table(names, shapes, times, totals, key):
             estimated[k] = True
     groups = sorted(scaled.items())
     group_tensors = group_matrix([_tensors(mask) for mask, _ in groups], n)
+    skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
+    forward = max(sum(times.forward.values()), 1e-9)
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update + totals.t_always, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
                          times.left_out[:20], key, spread=totals.spread, scales=(own, shared),
-                         t_both=totals.t_both)
+                         t_both=totals.t_both, t_prefix=skipped * totals.t_fp / forward,
+                         cut_bytes=cut_bytes, op_rates=times.rates)
 
 
 def own_and_shared_scale(groups, totals):

@@ -8,24 +8,19 @@ the test set, and outside every reported training time.
 
 import contextlib
 import itertools
-import math
 import time
 from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 import keras_stack
 from backbone import output_layer
 from closed_loop import ClosedLoop, steps_drifted
+from epoch import READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
-from selection_solver_DP import choose_tensors, layers_of, reachable
+from selection_solver_DP import choose_tensors, layers_of, reachable, smallest_rho
 from training_step import evaluation_function, make_optimizer
-
-
-class Diverged(RuntimeError):
-    """The loss is no longer finite."""
 
 
 class Settings(NamedTuple):
@@ -61,8 +56,20 @@ class Choice(NamedTuple):
 
     @property
     def predicted_ms(self):
-        """ms of the whole step, by the table."""
+        """ms of the whole step, by the table: a mean where there is a prefix cache."""
         return self.timings.step_time(self.mask)
+
+    def predicted_of(self, kind):
+        """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
+        mean may be wrong by predicted_ms: of a cache, most steps are of one kind or the other.
+        """
+        table = self.timings
+        if table.cache is None or not table.is_cached(self.mask):
+            return self.predicted_ms, self.predicted_ms
+        fill = table.cache.fill_share
+        ms, share = (table.reading_time(self.mask), 1 - fill) if kind == READ else (
+            table.filling_time(self.mask), fill)
+        return ms, self.predicted_ms / max(share, 1e-9)
 
 
 class Scheme(NamedTuple):
@@ -97,13 +104,14 @@ def fixed_mask(name, model):
                      for v in variables])
 
 
-def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update'):
+def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update', cache=None):
     """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
     4).
 
     maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
+    cache: cached_epochs.PrefixCache, whose prices then count, or None.
     Where steps drift from their prediction between two selections, the tensors are chosen again by
     the importance last evaluated; with interval 0 never.
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
@@ -113,13 +121,17 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     layers = layers_of(maker.model) if settings.granularity == 'layer' else None
     batches = iter(probe)
     loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-    current = None
+    current, dates = None, due_epochs(settings, timings, cache, layers)
 
     def select(epoch, last):
         nonlocal current
-        due = (epoch - 1) % settings.interval == 0 if settings.interval else epoch == 1
+        due = epoch in dates
+        if loop is not None and last is not None and last.kind != READ:
+            loop.waited(last.wait_ms)
+        if loop is not None and cache is not None and last is not None and last.kind == READ:
+            cache.waited(last.wait_ms)
         drifted = loop is not None and settings.interval and not due and steps_drifted(
-            last.step_ms, current.predicted_ms)
+            last.ms[last.kind], *current.predicted_of(last.kind))
         if not due and not drifted:
             return None
         batch, table, drift = next(batches), timings, 0.0
@@ -136,15 +148,38 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                                'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
-            ran = (current.mask, last.step_ms, last.wait_ms) if last is not None else ()
+            ran = () if last is None else (
+                current.mask, last.ms[last.kind], last.wait_ms,
+                current.timings.cache if last.kind == READ else None)
             drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
+        if cache is not None:
+            table = cache.priced(table, epoch, until(dates, epoch, settings.num_epochs))
+            if not due and settings.rho < smallest_rho(table, layers):
+                return None  # too few epochs are left to fill another cache for
         mask, fallback = choose_tensors(
             table, importance, reachable(table, settings.rho, layers), layers)
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
     select.importance_seconds = 0.0
     return Scheme(name, select)
+
+
+def due_epochs(settings, timings, cache=None, layers=None):
+    """Epochs, from 1, before which tensors are selected: every `interval`, or once where it is 0.
+
+    A last interval so short that its cache could not be filled within rho joins the one before it.
+    """
+    dates = list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
+    if cache is not None and len(dates) > 1 and settings.rho < smallest_rho(
+            cache.priced(timings, dates[-1], settings.num_epochs + 1), layers):
+        dates.pop()
+    return dates
+
+
+def until(dates, epoch, num_epochs):
+    """The epoch before which the selection of `epoch` ends, or that behind the last."""
+    return min([date for date in dates if date > epoch] + [num_epochs + 1])
 
 
 # ---------------------------------------------------------------- the loop
@@ -191,10 +226,11 @@ def count_steps(dataset):
     return dataset.train_size // int(dataset.train.element_spec[0].shape[0])
 
 
-def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None):
+def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None, cache=None):
     """Trains the model and records every epoch; returns (measured part of the summary, the model).
 
     make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
+    cache: cached_epochs.PrefixCache of this data set, or None.
     dataset: datasets.Dataset. recorder: runs.Recorder. penalty: see TrainingStep.
     meter: energy.Meter of what training uses, or None.
     The model returned is another one where the scheme replaced it.
@@ -202,13 +238,15 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
     """
     steps = count_steps(dataset)
     evaluate = evaluation_function(model)
-    clock, step, rows, step_ms = Clock(meter), None, [], []
+    clock, step, rows, step_ms = Clock(meter), None, [], {}
     before = dict(clock.seconds)
     with clock('selection'):
         optimizer = optimizer_for(dataset, settings, model.trainable_variables)
         maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
                           penalty=penalty)
         scheme = make_scheme(maker)
+        if cache is not None:
+            cache.attach(maker)
     result = None
     for epoch in range(1, settings.num_epochs + 1):
         importance_before = _importance_seconds(scheme)
@@ -221,17 +259,22 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
             if choice is not None and (step is None or (choice.mask != step.mask).any()):
                 step = None  # the old graph goes before the new one comes
                 step = maker.step(choice.mask)
+            if choice is not None and cache is not None:
+                cache.begin(step, choice.timings)
         if choice is not None:
-            _announce(choice, settings, clock.seconds['selection'] - before['selection'])
+            _announce(choice, settings, clock.seconds['selection'] - before['selection'], cache)
         with clock('step'):
-            result = run_epoch(step, dataset.train, steps, 'epoch {:>{}}/{}'.format(
+            calls = cache.calls(step, epoch) if cache is not None else plain_calls(
+                step, dataset.batches(dataset.order(epoch), dataset.view(epoch)))
+            result = run_epoch(calls, steps, 'epoch {:>{}}/{}'.format(
                 epoch, len(str(settings.num_epochs)), settings.num_epochs))
         clock.move(result.first_call_seconds, 'step', 'selection')
         with clock('validation'):
             test_loss, test_accuracy = validate(evaluate, dataset.test)
         if choice is not None:
             _record_choice(recorder, model, choice, epoch)
-        step_ms.extend(result.step_ms)
+        for kind, ms in result.ms.items():
+            step_ms.setdefault(kind, []).extend(ms)
         row = dict(
             epoch=epoch, learning_rate=float(keras_stack.learning_rate(optimizer)),
             train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
@@ -245,78 +288,35 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         recorder.epoch(row)
         if scheme.name.startswith('elastic'):
             recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, epoch)
+        if cache is not None:
+            recorder.elastic(_cache_scalars(cache), epoch)
         rows.append(row)
         _print_epoch(row, settings.num_epochs)
+    if cache is not None:
+        cache.end()
     return dict(
         epochs=settings.num_epochs, final_accuracy=rows[-1]['test_accuracy'],
         best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
         selection_seconds=clock.seconds['selection'],
         importance_seconds=_importance_seconds(scheme),
-        validation_seconds=clock.seconds['validation'], step_ms=float(np.median(step_ms)),
+        validation_seconds=clock.seconds['validation'], **_step_summary(step_ms, cache),
         **getattr(scheme.select, 'summary', {})), model
 
 
-class EpochResult(NamedTuple):
-    """loss, accuracy, penalty: means over the epoch (training_step.StepResult).
-
-    step_ms: of every step but a first call.
-    wait_ms: median part of a step outside the step function: input that is not ready, Python.
-    first_call_seconds: how much longer the first call of a new step function took than a usual one.
-    """
-    loss: float
-    accuracy: float
-    penalty: float
-    step_ms: list
-    wait_ms: float
-    first_call_seconds: float
+def _step_summary(step_ms, cache):
+    """step_ms: kind of step -> ms of each. One number is a median, of several kinds the mean."""
+    everything = np.concatenate(list(step_ms.values()))
+    found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
+    for kind in (step_ms if cache is not None else ()):
+        found[kind + '_step_ms'] = float(np.median(step_ms[kind]))
+    return dict(found, **(cache.totals if cache is not None else {}))
 
 
-def run_epoch(step, batches, num_steps, title):
-    """One pass over `batches` (tf.data): updates, running loss and accuracy, time of every step."""
-    total_loss, penalty, correct, seen, seconds, waits, first_call = 0.0, 0.0, 0, 0, [], [], None
-    new, step.called = not step.called, True
-    with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
-              mininterval=0.5) as bar:
-        begin = time.perf_counter()
-        for images, labels in batches:
-            called = time.perf_counter()
-            result = step(images, labels)
-            loss = float(result.loss)  # waits for the device
-            busy = time.perf_counter() - called
-            penalty += float(result.penalty)
-            if not math.isfinite(loss + penalty):
-                raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
-                               .format(loss, len(seconds) + 1, title))
-            total_loss += loss
-            correct += int(result.correct)
-            seen += int(labels.shape[0])
-            now = time.perf_counter()
-            seconds.append(now - begin)
-            waits.append(now - begin - busy)
-            begin = now
-            bar.set_postfix(loss='{:.3f}'.format(total_loss / len(seconds)),
-                            acc='{:.1f}%'.format(100 * correct / seen),
-                            ms='{:.1f}'.format(1e3 * seconds[-1]), refresh=False)
-            bar.update()
-    if new:
-        first_call = seconds.pop(0) if len(seconds) > 1 else 0.0
-    usual = float(np.median(seconds))
-    count = len(seconds) + (first_call is not None)
-    return EpochResult(total_loss / count, correct / seen, penalty / count,
-                       [1e3 * s for s in seconds], 1e3 * float(np.median(waits)),
-                       max(0.0, first_call - usual) if first_call else 0.0)
-
-
-def validate(evaluate, batches):
-    """(mean loss, accuracy) over the whole test set, in inference mode."""
-    loss, correct, seen = 0.0, 0, 0
-    for images, labels in batches:
-        batch_loss, hits = evaluate(images, labels)
-        loss += float(batch_loss)
-        correct += int(hits)
-        seen += int(labels.shape[0])
-    return loss / seen, correct / seen
+def _cache_scalars(cache):
+    totals = cache.totals
+    tried = totals['cache_hits'] + totals['cache_misses']
+    return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
 
 
 def _importance_seconds(scheme):
@@ -344,17 +344,19 @@ def _record_choice(recorder, model, choice, epoch):
                           for field in choice.trials[0]._fields}, epoch)
 
 
-def _announce(choice, settings, seconds):
+def _announce(choice, settings, seconds, cache):
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
-        return
-    print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
-          '{:.2f} of full (rho {:g}), in {:.2f} s'.format(
-              choice.mask.sum(), len(choice.mask),
-              100 * choice.importance[choice.mask].sum()
-              / max(choice.importance[choice.importance > 0].sum(), 1e-12),
-              choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
-              seconds))
+    else:
+        print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
+              '{:.2f} of full (rho {:g}), in {:.2f} s'.format(
+                  choice.mask.sum(), len(choice.mask),
+                  100 * choice.importance[choice.mask].sum()
+                  / max(choice.importance[choice.importance > 0].sum(), 1e-12),
+                  choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
+                  seconds))
+    if cache is not None and cache.cut is not None:
+        print('  ' + cache.describe(choice.timings))
     if any(trial.scale < 1 for trial in choice.trials):
         print('  a full trial update overshoots: importance taken at {:g} of it'.format(
             min(trial.scale for trial in choice.trials)))

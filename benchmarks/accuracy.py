@@ -158,7 +158,7 @@ def flags_of(network, row, seed):
     elastic = row.scheme == 'elastic_training' and '--interval' not in row.flags
     return network.flags + [
         '--learning_rate', str(row.learning_rate or network.learning_rate),
-        '--warmup_steps', WARMUP,
+        '--warmup_steps', WARMUP, '--prefix_cache', 'off',
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
         '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),

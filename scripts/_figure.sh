@@ -10,6 +10,7 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 FIGURE_SCRIPT=$(basename "$0")
 export FIGURE_SCRIPT
 figure=${FIGURE_SCRIPT#run_figure}
+figure=${figure#_}
 figure=${figure%.sh}
 if [ -n "${PYTHON:-}" ]; then
     "$PYTHON" -c '' || { echo "error: PYTHON=$PYTHON does not run" >&2; exit 2; }

@@ -78,16 +78,16 @@ def test_own_gradients_and_the_error_gradients_way_are_told_apart_by_one_step():
     of_shared = (table.t_bp - of_own * table.group_ms[own].sum()) / table.group_ms[~own].sum()
     true = table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared))
     trained = np.arange(N) > 1
-    found = scaled_apart(table, trained, true.step_time(trained))
+    found = scaled_apart(table, trained, true.step_time(trained) - table.step_time(trained))
     rng = np.random.RandomState(0)
     for _ in range(10):
         mask = rng.rand(N) < 0.5
         assert found.backward_time(mask) == pytest.approx(true.backward_time(mask))
         assert found.chain_time(mask) >= found.backward_time(mask) - 1e-9
     assert found.t_step == pytest.approx(true.t_step)
-    for impossible in (100 * table.t_step, 0.01 * table.t_step):
+    for impossible in (100 * table.t_step, -table.step_time(trained)):
         assert scaled_apart(table, trained, impossible) is None
-    assert scaled_apart(table, np.ones(N, bool), true.t_step) is None  # tells nothing of parts
+    assert scaled_apart(table, np.ones(N, bool), 0.0) is None  # tells nothing of parts
 
 
 def test_shares_that_drifted_far_are_followed(model, table):

@@ -154,6 +154,16 @@ def test_labels_tell_configurations_apart():
     assert plot.label_of(keys[2], keys[2:]) == 'Full training'
 
 
+def test_runs_with_and_without_the_prefix_cache_are_told_apart(tmp_path):
+    runs = [read_run(make_run(tmp_path, name, rho=rho, **changes)) for name, rho, changes in (
+        ('cached', 0.25, dict(prefix_cache='on', views='held')),
+        ('held', 0.5, dict(prefix_cache='off', views='held', train_images=160)),
+        ('older', 0.5, {}))]
+    assert {curve.label for curve in plot.curves_of(runs)} == {
+        'ElasticTrainer, ρ = 0.25, held views, cache on', 'ElasticTrainer, ρ = 0.5',
+        'ElasticTrainer, ρ = 0.5, held views, train_images 160, cache off'}
+
+
 def test_a_selection_holds_until_the_next_one(tmp_path):
     folder = make_run(tmp_path, 'elastic')
     mask, share = selection_per_epoch(read_run(folder))

@@ -20,17 +20,18 @@ import reproduce
 from command_line import UserError
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from runs import read_run
+from selection_solver_DP import smallest_rho
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
 
 
-def elastic(data, rho=0.5, interval=4, probe_batches=1, model='resnet50'):
-    return model, data, 'elastic_training', rho, interval, probe_batches
+def elastic(data, rho=0.5, interval=4, probe_batches=1, model='resnet50', views=None, cache='off'):
+    return model, data, 'elastic_training', rho, interval, probe_batches, views, cache
 
 
 def fixed(model, data, *schemes):
-    return [(model, data, scheme, None, None, None) for scheme in schemes]
+    return [(model, data, scheme, None, None, None, None, 'off') for scheme in schemes]
 
 
 def four(model, data, rho=0.5):
@@ -52,13 +53,17 @@ GRID = {
     '15_ego': [elastic(data) for data in (CUB, PET, DOGS)],
     '16_ego': [elastic(CUB), elastic(PET)],
     '17ac_ego': [elastic(CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)],
-    '19_ego': [elastic(CUB, 0.4, model=model) for model in ('resnet50', 'vgg16', 'mobilenetv2')]}
+    '19_ego': [elastic(CUB, 0.4, model=model) for model in ('resnet50', 'vgg16', 'mobilenetv2')],
+    'cache': [elastic(CUB, rho, views=views, cache=cache) for rho in (0.5, 0.25)
+              for views, cache in ((None, 'off'), ('held', 'off'), ('held', 'on'))]}
 
 
 def test_every_cell_of_the_papers_grid_is_there_once():
     assert set(FIGURES) == set(GRID)
     for name, cells in GRID.items():
         assert sorted(map(tuple, FIGURES[name].cells), key=str) == sorted(cells, key=str)
+        assert name == 'cache' or {args.prefix_cache for args in map(
+            reproduce.arguments_of, runs_of(name))} == {'off'}
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
@@ -94,9 +99,9 @@ def test_energy_is_drawn_of_the_data_sets_that_are_complete():
 
 
 def test_every_figure_has_its_script():
-    scripts = {os.path.basename(path)[len('run_figure'):-len('.sh')]
+    scripts = {os.path.basename(path)
                for path in glob.glob(os.path.join(ROOT, 'scripts', 'run_figure*.sh'))}
-    assert scripts == set(FIGURES)
+    assert scripts == {'run_{}.sh'.format(figure_grid.file_name(name)) for name in FIGURES}
 
 
 @pytest.fixture
@@ -215,6 +220,39 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     report.write(True)
     page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
     assert '10 of 18 runs missing' in page  # a second seed was begun
+
+
+def prefix_table():
+    """Timings whose forward pass is a third of a step; more of it can be cut off the nearer the
+    output the deepest tensor in training is.
+    """
+    table = tangled_table(np.random.RandomState(0))
+    n = len(table.names)
+    table = table._replace(t_fp=(table.t_bp + table.t_update) / 2, cut_bytes=np.full(n, 9.0))
+    prefix = np.zeros(n)
+    prefix[table.order] = table.t_fp * np.arange(n) / n
+    return table._replace(t_prefix=prefix)
+
+
+def test_a_rho_that_only_the_prefix_cache_reaches_is_left_out_without_it(here):
+    runs = runs_of('cache')
+    table = prefix_table()
+    reached = [run.cell.rho for run in runs
+               if reproduce.why_not(run, table) is None and run.cell.prefix_cache == 'off']
+    assert reached == [0.5, 0.5]
+    assert all(reproduce.why_not(run, table) is None for run in runs
+               if run.cell.prefix_cache == 'on')
+    lost = table._replace(cut_bytes=np.full(len(table.names), np.inf))  # no cut anywhere
+    assert 'out of reach' in reproduce.why_not(runs[-1], lost)
+    least = smallest_rho(table.cached_at_best(4))
+    below = runs[-1]._replace(flags=runs[-1].flags + ('--rho={}'.format(0.99 * least),))
+    assert 'the prefix cache has to be filled' in reproduce.why_not(below, table)
+
+
+@pytest.mark.parametrize('epochs, interval, longest', [
+    (12, 4, 4), (12, 0, 12), (5, 4, 5), (8, 4, 8), (9, 4, 4), (3, 4, 3)])
+def test_the_longest_interval_is_that_of_a_first_selection(epochs, interval, longest):
+    assert reproduce.longest_interval(epochs, interval) == longest
 
 
 def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):

@@ -221,7 +221,7 @@ print(json.dumps([agree, rows, times]))"""
 
 
 @pytest.mark.parametrize('name', ['time_model', 'achieved_speedup', 'overhead', 'throttling',
-                                  'importance', 'selector', 'accuracy'])
+                                  'importance', 'selector', 'accuracy', 'prefix_cache'])
 def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path):
     """In a folder of its own; TensorFlow would make itself known by a module of that name there."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("TensorFlow was loaded")')
@@ -285,6 +285,7 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
     assert len({args.run_name for args in parsed}) == len(rows)
     assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
     assert {args.seed for args in parsed} == {3}
+    assert {args.prefix_cache for args in parsed} == {'off'}
     print(json.dumps({row.label: vars(args) for row, args in zip(rows, parsed)}))"""
     status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
         os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))

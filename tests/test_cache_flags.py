@@ -1,0 +1,141 @@
+"""The prefix cache on the command line: bad input in one line, why there is none, what a run says.
+"""
+
+import os
+
+import pytest
+from test_main import flags, script
+
+import keras_stack
+import main
+from command_line import UserError
+from runs import read_run
+
+FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
+          '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']
+
+
+def checked(tmp_path, *more):
+    return main.check_arguments(main.parse_arguments(flags(tmp_path, *more)))
+
+
+# ---------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--prefix_cache', 'maybe'], 'choose from'), (['--cache_gb', '0'], '--cache_gb'),
+    (['--cache_gb', '-1'], '--cache_gb'), (['--cache_gb', 'nan'], '--cache_gb'),
+    (['--cache_gb', 'inf'], '--cache_gb'), (['--cache_gb', 'all'], '--cache_gb'),
+    (['--cache_dir', '/nowhere/at/all'], "--cache_dir '/nowhere/at/all' is no folder"),
+    (['--cache_dir', __file__], 'is no folder; give one that exists'),
+    (['--cache_dir', '/proc/self'], "--cache_dir '/proc/self' cannot be written"),
+    (['--prefix_cache', 'on', '--bn_statistics', 'train'], 'needs --bn_statistics frozen'),
+    (['--prefix_cache', 'on'], 'needs --bn_statistics frozen'),  # with --weights none
+])
+def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
+                                                                 words):
+    try:
+        checked(tmp_path, *arguments)
+    except UserError as error:
+        message = str(error)
+        assert '\n' not in message
+    except SystemExit as stop:  # argparse
+        assert stop.code == 2
+        message = capsys.readouterr().err
+    else:
+        pytest.fail('accepted')
+    assert words in message and os.listdir(str(tmp_path)) == []
+
+
+def test_a_real_process_says_so_in_one_line(tmp_path):
+    code, out, err = script('main.py', *flags(tmp_path, '--prefix_cache', 'on'))
+    assert code == 2 and not out and err.count('\n') == 1
+    assert err.startswith('error: --prefix_cache on needs --bn_statistics frozen')
+
+
+def test_where_a_cache_lies_does_not_decide_the_outcome_of_a_run(tmp_path):
+    one = checked(tmp_path, '--cache_dir', str(tmp_path), '--cache_gb', '0.5')
+    assert one.cache_gb == 0.5
+    assert main.run_settings(one) == main.run_settings(checked(tmp_path))
+
+
+# ---------------------------------------------------------------- whether there is one
+
+def cache_of(tmp_path, *more):
+    """(PrefixCache or None) of these flags and the digits."""
+    args = checked(tmp_path, *(FROZEN + list(more)))
+    return main.prefix_cache_of(args, main.load_data(args))
+
+
+AUGMENTED = ['--augmentation', 'flip+rotate']
+FRESH = 'no prefix cache: images are augmented anew in each epoch; --views held holds them'
+ONE_EPOCH = 'no prefix cache: tensors are selected for one epoch; give a longer --interval'
+
+
+@pytest.mark.parametrize('more, line', [
+    (AUGMENTED, FRESH), (AUGMENTED + ['--train_type', 'traditional_tl_training'], FRESH),
+    (['--interval', '1'], ONE_EPOCH), (['--num_epochs', '1'], ONE_EPOCH)])
+def test_auto_says_in_one_line_why_there_is_none(tmp_path, capsys, more, line):
+    assert cache_of(tmp_path, *more) is None
+    out = capsys.readouterr().out
+    assert out.startswith(line) and out.count('\n') == 1
+
+
+@pytest.mark.parametrize('more', [
+    ['--prefix_cache', 'off'], ['--prefix_cache', 'off'] + AUGMENTED,
+    ['--train_type', 'full_training'], ['--train_type', 'bn_plus_bias_training']])
+def test_what_cannot_use_it_or_shall_not_is_silent(tmp_path, capsys, more):
+    assert cache_of(tmp_path, *more) is None and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize('more', [
+    [], ['--interval', '0'], AUGMENTED + ['--views', 'held'], AUGMENTED + ['--prefix_cache', 'on'],
+    ['--train_type', 'traditional_tl_training', '--interval', '1']])
+def test_images_that_come_back_unchanged_are_cached(tmp_path, capsys, more):
+    assert cache_of(tmp_path, *more) is not None and not capsys.readouterr().out
+
+
+def test_on_holds_views(tmp_path):
+    assert checked(tmp_path, '--bn_statistics', 'frozen', '--prefix_cache', 'on').views == 'held'
+    assert checked(tmp_path, '--bn_statistics', 'frozen').views == 'fresh'
+
+
+def test_asked_for_where_nothing_comes_back_is_refused(tmp_path):
+    with pytest.raises(UserError, match='--prefix_cache on: tensors are selected for one epoch'):
+        cache_of(tmp_path, '--prefix_cache', 'on', '--interval', '1')
+
+
+# ---------------------------------------------------------------- runs
+
+@pytest.fixture(scope='module')
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp('logs')
+
+
+def test_training_the_head_reads_back_all_but_the_head(logs, capsys, tmp_path):
+    assert main.main(flags(logs, *FROZEN, '--train_type', 'traditional_tl_training', '--run_name',
+                           'head', '--cache_dir', str(tmp_path))) == 0
+    assert 'prefix cache: 5 kB an image, 1 MB in all' in capsys.readouterr().out
+    summary = read_run(str(logs / 'head')).summary
+    assert summary['cache_misses'] == 128 and summary['cache_hits'] == 3 * 128
+    assert summary['read_step_ms'] > 0 < summary['fill_step_ms']
+    assert summary['cache_bytes'] == 128 * 8 * ((4 * 1280 + 4 + 7) // 8)
+    assert summary['cache_seconds_writing'] > 0 < summary['cache_seconds_reading']
+    assert os.listdir(str(tmp_path)) == []  # nothing remains
+
+
+def test_an_elastic_run_is_within_rho_at_the_cached_price(logs, capsys):
+    assert main.main(flags(logs, *FROZEN, '--rho', '0.6', '--run_name', 'elastic',
+                           '--closed_loop', '0')) == 0
+    out, summary = capsys.readouterr().out, read_run(str(logs / 'elastic')).summary
+    assert 'no prefix cache' not in out and summary['prefix_cache'] == 'on'
+    assert summary['cache_hits'] + summary['cache_misses'] in (0, 256, 512)
+    with pytest.raises(UserError, match='--rho 0.001 is out of reach.*, and the prefix cache has'):
+        main.main(flags(logs, *FROZEN, '--rho', '0.001', '--run_name', 'never'))
+
+
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='in 2.7 the first convolution is a prefix')
+def test_batch_statistics_are_the_reason_where_nothing_can_be_cut_off(logs, capsys):
+    trained = [flag if flag != 'frozen' else 'train' for flag in FROZEN]
+    assert main.main(flags(logs, *trained, '--rho', '0.9', '--run_name', 'statistics')) == 0
+    assert 'no prefix cache: no part of the network can be cut off' in capsys.readouterr().out
+    assert 'cache_hits' not in read_run(str(logs / 'statistics')).summary

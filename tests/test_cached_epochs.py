@@ -1,0 +1,342 @@
+"""Whole runs with the prefix cache: the same bits as without, wherever it lies and however it ends.
+"""
+
+import contextlib
+import os
+import resource
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+import keras_stack
+import prefix_cache
+import train
+from cached_epochs import PrefixCache, fill_share, left_over
+from datasets import load_dataset
+from epoch import FILL, PLAIN, READ
+from profiler import profile_model
+from runs import Recorder
+from selection_solver_DP import smallest_rho
+
+SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
+HEAD = 8  # place of the head's kernel and bias, behind four convolutions
+
+
+def network():
+    """Four convolutions wide enough that to read their outputs back is cheaper; the second has the
+    thinnest output but for the head's averages.
+    """
+    keras_stack.set_seed(0)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.Rescaling(1 / 255)(inputs) if hasattr(keras.layers, 'Rescaling') else inputs
+    for filters, strides in ((16, 2), (4, 2), (16, 1), (16, 2)):
+        x = keras.layers.Conv2D(filters, 3, strides, 'same', activation='relu')(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+@pytest.fixture(scope='module')
+def dataset():
+    return digits()
+
+
+@pytest.fixture(scope='module')
+def timings():
+    return profile_model(network(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+
+
+def digits(**more):
+    return load_dataset('digits', SIZE, BATCH, train_images=IMAGES, validation_steps=1, **more)
+
+
+def mask_from(k):
+    return np.arange(HEAD + 2) >= k
+
+
+DEEP, MIDDLE, HEAD_ALONE = mask_from(2), mask_from(4), mask_from(HEAD)
+
+
+class Watched(PrefixCache):
+    """Knows the kinds of the steps of each epoch, and does `at` (epoch, step) before a step."""
+
+    def __init__(self, dataset, folder, at=None, **more):
+        super().__init__(dataset, folder, **more)
+        self.kinds, self.at = [], at or {}
+
+    def calls(self, step, epoch):
+        self.kinds.append([])
+        for call in super().calls(step, epoch):
+            self.at.get((epoch, len(self.kinds[-1])), lambda cache: None)(self)
+            self.kinds[-1].append(call.kind)
+            yield call
+
+
+def ran(folder, dataset, masks, cache=None, num_epochs=4, **settings):
+    """(bits of weights and losses, measured summary) of a run.
+
+    masks: epoch -> mask that is trained from then on.
+    """
+    model = network()
+
+    def select(epoch, last):
+        return train.Choice(masks[epoch]) if epoch in masks else None
+    recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
+    rows = []
+    recorder.epoch = rows.append
+    result, model = train.train(
+        model, dataset, lambda maker: train.Scheme('forced', select),
+        train.Settings(num_epochs=num_epochs, learning_rate=0.05, **settings), recorder,
+        cache=cache)
+    losses = [(row['train_loss'], row['test_loss'], row['test_accuracy']) for row in rows]
+    return losses + bits(model), result
+
+
+def bits(model):
+    return [keras_stack.raw(variable).numpy().tobytes() for variable in model.variables]
+
+
+def kinds(*epochs):
+    return [[kind] * 7 for kind in epochs]
+
+
+def in_a_file(monkeypatch):
+    monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb=None: (0, 10 ** 9))
+
+
+# ---------------------------------------------------------------- the same bits
+
+@pytest.mark.parametrize('place', ['memory', 'file'])
+@pytest.mark.parametrize('masks, expected', [
+    ({1: MIDDLE}, (FILL, READ, READ, READ)),
+    ({1: MIDDLE, 3: DEEP}, (FILL, READ, FILL, READ)),
+    ({1: DEEP, 3: HEAD_ALONE}, (FILL, READ, FILL, READ)),
+    ({1: MIDDLE, 3: MIDDLE}, (FILL, READ, READ, READ)),
+    ({1: MIDDLE, 2: DEEP, 4: MIDDLE}, (FILL, FILL, READ, FILL))],
+    ids=['one', 'deeper', 'less deep', 'the same again', 'in mid-interval'])
+def test_a_cached_run_is_the_uncached_one_bit_for_bit(tmp_path, dataset, monkeypatch, place, masks,
+                                                     expected):
+    plain, _ = ran(tmp_path, dataset, masks)
+    if place == 'file':
+        in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    cached, result = ran(tmp_path, dataset, masks, cache)
+    assert cache.kinds == kinds(*expected)
+    assert cached == plain
+    hits = sum(kind == READ for kind in expected) * 7 * BATCH
+    assert result['cache_hits'] == hits and result['cache_misses'] == 4 * 7 * BATCH - hits
+    assert result['cache_bytes_read'] > 0 < result['cache_bytes_written']
+    assert {kind + '_step_ms' for kind in expected} <= set(result)
+    assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # nothing remains
+
+
+@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
+def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings, scheme):
+    """Masks that the solver chooses at the cached price; the head alone, which has no table."""
+    assert np.isfinite(timings.cut_bytes).all() and (np.diff(timings.t_prefix[::2]) >= 0).all()
+    settings = train.Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
+                              closed_loop=False)
+    cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
+
+    def make(maker):
+        made = train.elastic_scheme(scheme, maker, dataset.probe, timings, settings,
+                                    cache=cache) if scheme.startswith('elastic') else (
+            train.fixed_scheme(scheme, HEAD_ALONE))
+
+        def select(epoch, last):
+            choice = made.select(epoch, last)
+            if choice is not None:
+                chosen[epoch] = choice
+            return choice
+        return made._replace(select=select)
+    recorder = Recorder(str(tmp_path / 'r'))
+    train.train(model, dataset, make, settings, recorder, cache=cache)
+    plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
+    assert bits(model) == plain[4:]
+    assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
+    for epoch, choice in chosen.items():
+        if choice.timings is None:
+            assert cache.kinds == kinds(FILL, READ, READ, READ)
+            continue
+        table = choice.timings
+        assert table.step_time(choice.mask) <= max(0.6, smallest_rho(table)) * table.t_step * (
+            1 + 1e-9)
+        assert table.cache.fill_share == 0.5
+        of_cache = [FILL, READ] if table.is_cached(choice.mask) else [PLAIN, PLAIN]
+        assert cache.kinds[epoch - 1:epoch + 1] in (kinds(*of_cache), kinds(READ, READ))
+
+
+def test_two_uncached_runs_are_the_same_bits(tmp_path, dataset):
+    """Without that the tests above would compare nothing."""
+    assert ran(tmp_path, dataset, {1: DEEP})[0] == ran(tmp_path, dataset, {1: DEEP})[0]
+
+
+# ---------------------------------------------------------------- which images are there
+
+def test_images_that_the_last_incomplete_batch_left_over_are_read_in_later_epochs(
+        tmp_path, dataset):
+    orders = [dataset.order(epoch) for epoch in (1, 2)]
+    assert set(orders[1].ravel()) - set(orders[0].ravel())  # some are new to the second
+    cache = Watched(dataset, str(tmp_path))
+    result = ran(tmp_path, dataset, {1: MIDDLE}, cache, num_epochs=2)[1]
+    assert cache.kinds == kinds(FILL, READ) and result['cache_hits'] == 56
+    row = result['cache_bytes'] / IMAGES
+    assert row == int(row) and result['cache_bytes_written'] <= result['cache_bytes']
+
+
+def test_left_over_are_those_of_a_whole_epoch_alone():
+    stored = np.arange(10) < 8
+    assert left_over(stored, 5, 2).tolist() == []  # two are a batch
+    assert left_over(stored, 3, 3).tolist() == [8, 9]
+    assert left_over(stored, 2, 3).tolist() == []  # not all of the epoch's batches were there
+    assert left_over(np.ones(10, bool), 3, 3).tolist() == []
+
+
+@pytest.mark.parametrize('steps', [None, 3, 5])
+@pytest.mark.parametrize('epochs', [1, 2, 5])
+def test_the_share_of_filling_steps_is_counted_ahead(tmp_path, steps, epochs):
+    data = digits(steps_per_epoch=steps)
+    cache = Watched(data, str(tmp_path))
+    ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=epochs)
+    found = [kind for epoch in cache.kinds for kind in epoch]
+    assert set(found) <= {FILL, READ} and len(found) == epochs * (steps or 7)
+    assert fill_share(data, 1, epochs + 1) == pytest.approx(found.count(FILL) / len(found))
+    if steps == 5 and epochs == 5:
+        assert any(len(set(epoch)) == 2 for epoch in cache.kinds)  # both kinds in one epoch
+
+
+def test_steps_on_other_images_in_each_epoch_are_the_uncached_ones(tmp_path):
+    data = digits(steps_per_epoch=5)
+    plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
+    cache = Watched(data, str(tmp_path))
+    assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+    assert any(set(epoch) == {FILL, READ} for epoch in cache.kinds)
+
+
+def test_a_new_view_is_stored_anew(tmp_path):
+    data = digits(views='held', interval=2, augmentation='flip+rotate')
+    assert [data.view(epoch) for epoch in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    plain, _ = ran(tmp_path, data, {1: MIDDLE})
+    cache = Watched(data, str(tmp_path))
+    assert ran(tmp_path, data, {1: MIDDLE}, cache)[0] == plain
+    assert cache.kinds == kinds(FILL, READ, FILL, READ)
+    assert fill_share(data, 1, 5) == 0.5 and fill_share(data, 2, 4) == 1
+
+
+# ---------------------------------------------------------------- disks that fail
+
+@contextlib.contextmanager
+def files_of_at_most(nbytes):
+    """The system then refuses to write more, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def lost_once(printed):
+    lines = [line for line in printed.splitlines() if 'without the prefix cache' in line]
+    assert len(lines) == 1 and 'until the next selection: the prefix cache in' in lines[0]
+    return lines[0]
+
+
+def test_a_disk_that_fills_up_in_mid_epoch_costs_the_cache_and_nothing_else(
+        tmp_path, dataset, monkeypatch, capsys):
+    masks = {1: MIDDLE, 3: HEAD_ALONE}
+    plain, _ = ran(tmp_path, dataset, masks)
+    in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    with files_of_at_most(30_000):  # more than the second selection's rows take
+        cached, result = ran(tmp_path, dataset, masks, cache)
+    assert cached == plain
+    assert 'cannot be written' in lost_once(capsys.readouterr().out)
+    first = cache.kinds[0]
+    assert first == sorted(first) and 0 < first.count(FILL) < 7
+    assert cache.kinds[1:] == kinds(PLAIN, FILL, READ)
+    assert result['cache_misses'] == (first.count(FILL) + 7) * BATCH
+
+
+@pytest.mark.parametrize('failure', ['cut short', 'closed'])
+def test_a_read_that_fails_costs_the_cache_and_nothing_else(tmp_path, dataset, monkeypatch, capsys,
+                                                            failure):
+    def fail(cache):
+        file = cache.store._held
+        if failure == 'closed':
+            os.close(file.fileno())
+        else:
+            os.ftruncate(file.fileno(), 0)
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
+    in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path), at={(2, 3): fail})
+    cached, _ = ran(tmp_path, dataset, {1: MIDDLE}, cache)
+    assert cached == plain and 'cannot be read' in lost_once(capsys.readouterr().out)
+    assert cache.kinds[::2] == kinds(FILL, PLAIN) and cache.kinds[3] == [PLAIN] * 7
+    assert cache.kinds[1][:4] == [READ] * 4 and cache.kinds[1][-1] == PLAIN
+
+
+def test_a_write_that_fails_between_steps_that_read_ahead_loses_the_cache_once(
+        tmp_path, monkeypatch, capsys):
+    data = digits(steps_per_epoch=5)
+    plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
+    in_a_file(monkeypatch)
+    with contextlib.ExitStack() as limits:
+        def limit(cache):
+            size = os.fstat(cache.store._held.fileno()).st_size
+            limits.enter_context(files_of_at_most(size))
+        probe = Watched(data, str(tmp_path))
+        ran(tmp_path, data, {1: MIDDLE}, probe, num_epochs=5)
+        mixed = next(i for i, epoch in enumerate(probe.kinds)
+                     if FILL in epoch and READ in epoch[epoch.index(FILL):])
+        capsys.readouterr()
+        cache = Watched(data, str(tmp_path),
+                        at={(mixed + 1, probe.kinds[mixed].index(FILL)): limit})
+        assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+    lost_once(capsys.readouterr().out)
+    assert cache.kinds[:mixed] == probe.kinds[:mixed] and cache.kinds[mixed][-1] == PLAIN
+
+
+def test_no_room_for_a_cache_is_said_and_trains_on(tmp_path, dataset, monkeypatch, capsys):
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
+    monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb=None: (0, 10 ** 4))
+    cache = Watched(dataset, str(tmp_path))
+    assert ran(tmp_path, dataset, {1: MIDDLE}, cache)[0] == plain
+    assert 'of disk are allowed' in capsys.readouterr().out
+    assert cache.kinds == kinds(PLAIN, PLAIN, PLAIN, PLAIN)
+
+
+def test_a_disk_that_cannot_even_be_tried_is_priced_as_none(tmp_path, dataset, monkeypatch, capsys,
+                                                            timings):
+    monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb=None: (10 ** 5, 10 ** 9))
+    with files_of_at_most(10 ** 5):
+        price = PrefixCache(dataset, str(tmp_path)).priced(timings, 1, 3).cache
+    in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
+    assert in_memory.any() and not in_memory.all()
+    assert (np.isfinite(price.read_ms) == in_memory).all()
+    out = capsys.readouterr().out
+    assert out.startswith('the prefix cache stays in memory: ') and out.count('\n') == 1
+
+
+# ---------------------------------------------------------------- what becomes of it
+
+def test_what_would_be_stored_is_priced_by_where_it_fits(tmp_path, dataset, timings,
+                                                             monkeypatch):
+    cache = PrefixCache(dataset, str(tmp_path))
+    monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb=None: (0, 10 ** 5))
+    price = cache.priced(timings, 1, 3).cache
+    there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
+    assert there.any() and not there.all()
+    assert (np.isfinite(price.read_ms) == there).all()
+    assert (np.isfinite(price.write_ms) == there).all()
+
+
+def test_the_store_is_freed_at_the_end_and_at_a_selection_that_needs_another(tmp_path, dataset):
+    stores = []
+
+    def keep(cache):
+        stores.append(cache.store)
+    cache = Watched(dataset, str(tmp_path), at={(2, 0): keep, (4, 0): keep})
+    ran(tmp_path, dataset, {1: MIDDLE, 3: DEEP}, cache)
+    assert stores[0] is not stores[1] and not any(map(len, stores))
+    assert cache.cut is None
