@@ -97,17 +97,17 @@ class OtherLoad:
         return max(0.0, (now[1] - last[1]) - (now[2] - last[2])) / max(now[0] - last[0], 1e-9)
 
 
-def interleaved(functions, rounds, warm=2):
+def interleaved(functions, rounds, warm=2, sample=settled_ms):
     """((kept, functions) ms, dropped): calls in turn; quiet rounds only, all where none is quiet.
 
-    functions: of no argument, each of which waits for the device; see settled_ms.
+    functions: of no argument, each of which waits for the device. sample: function -> ms of a call.
     """
     for function in functions:
         for _ in range(warm):
             function()
     kept, noisy, load = [], [], OtherLoad()
     for _ in range(3 * rounds):
-        row = [settled_ms(function) for function in functions]
+        row = [sample(function) for function in functions]
         (kept if load() <= OTHERS_LIMIT else noisy).append(row)
         if len(kept) == rounds:
             break

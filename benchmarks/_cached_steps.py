@@ -1,0 +1,148 @@
+"""Steps of prefix_cache.py, in a module of another name than the repository's prefix_cache.
+
+Runs them as train.py does: epoch.run_epoch over the calls of cached_epochs.PrefixCache.
+"""
+
+import itertools
+import os
+
+import _bench
+import _path
+import numpy as np
+from tqdm import tqdm
+
+STORED = 16  # batches of distinct images
+STEPS = 4    # of a sample, of all but the reading ones, of which there are STORED
+
+
+class Sampler:
+    """Samples of steps of each kind, each the median of an epoch's few, ms.
+
+    full, other: MaskedStep of all tensors, and of those chosen without a cache, or None.
+    cached: cached_epochs.PrefixCache that `begin` was called for, of a data set with held views.
+    filling: another one, of the same step, whose images come in a new view in each epoch.
+    step: MaskedStep that both cut. from_disk: whether rows come from the disk itself.
+    """
+
+    def __init__(self, full, other, step, cached, filling, from_disk):
+        self._data, self._step, self._from_disk = cached.dataset, step, from_disk
+        self._cached, self._filling = cached, filling
+        self.waits = {}
+        epochs = itertools.count(1)
+        self.samples = {'full': lambda: self._plain('full', full, next(epochs)),
+                        'other': other and (lambda: self._plain('other', other, next(epochs)))}
+        if cached.cut is None:
+            self.samples['uncached'] = lambda: self._plain('uncached', step, next(epochs))
+        else:
+            self._ran('fill', cached.calls(step, next(epochs)), STORED)
+            self.samples.update(fill=lambda: self._fill(next(epochs)),
+                                read=lambda: self._read(next(epochs)))
+        self.samples = {kind: sample for kind, sample in self.samples.items() if sample}
+
+    def _ran(self, kind, calls, steps):
+        from epoch import run_epoch
+        result = run_epoch(calls, steps, kind)
+        assert result.kind == {'fill': 'fill', 'read': 'read'}.get(kind, 'plain'), result.kind
+        self.waits[kind] = result.wait_ms
+        return float(np.median(result.step_ms))
+
+    def _plain(self, kind, step, epoch):
+        from epoch import plain_calls
+        numbers = self._data.order(epoch)[:STEPS]
+        return self._ran(kind, plain_calls(step, self._data.batches(numbers, 1)), STEPS)
+
+    def _fill(self, epoch):
+        return self._ran('fill', self._filling.calls(self._step, epoch), STEPS)
+
+    def _read(self, epoch):
+        if self._from_disk:
+            self._cached.store.to_disk()
+        return self._ran('read', self._cached.calls(self._step, epoch), STORED)
+
+
+def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size, cache_dir):
+    """Result of one network: a row for each place and each rho within reach."""
+    prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
+    from closed_loop import ClosedLoop
+    from datasets import load_dataset
+    from importance import Evaluator, evaluate_importance
+    from profiler import profile_model
+    from selection_solver_DP import smallest_rho
+    maker, batch = prepared.maker, (prepared.images, prepared.labels)
+    table = profile_model(prepared.model, batch=batch)
+    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
+                                     evaluator=Evaluator(maker))
+    data = load_dataset('digits', input_size, prepared.batch_size, seed=seed, views='held',
+                        interval=0, train_images=STORED * prepared.batch_size)
+    loop, full, rows, least = ClosedLoop(table, maker), maker.step(prepared.everything), [], {}
+    caches_in = {place: caches_of(data, maker, place, cache_dir) for place in places}
+    for rho, place in tqdm(list(itertools.product(rhos, places)), desc=name, unit='row',
+                           leave=False, disable=None):
+        caches = caches_in[place]
+        drift = loop.update(*batch)
+        priced = caches[0].priced(loop.timings, 1, interval + 1)
+        least.setdefault(place, float(smallest_rho(priced)))
+        if rho >= smallest_rho(priced):
+            rows.append(row_of(maker, loop, priced, importance, rho, caches, full, rounds,
+                               place == 'disk'))
+            rows[-1].update(rho=rho, place=place, drift=float(drift))
+        for cache in caches:
+            cache.end()
+    return dict(_bench.machine(), model=name, input_size=input_size, interval=interval,
+                batch_size=prepared.batch_size, tensors=prepared.num_tensors,
+                smallest_rho=float(smallest_rho(table)), smallest_rho_cached=least, rows=rows)
+
+
+def caches_of(data, maker, place, cache_dir):
+    """(PrefixCache to read, PrefixCache to fill), in memory or in files in cache_dir."""
+    from cached_epochs import PrefixCache
+    folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
+    os.makedirs(folder, exist_ok=True)
+    anew = data._replace(order=lambda epoch: data.order(epoch)[:STEPS], view=lambda epoch: epoch)
+    caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, anew)]
+    for cache in caches:
+        cache.attach(maker)
+    return caches
+
+
+def row_of(maker, loop, priced, importance, rho, caches, full, rounds, from_disk):
+    """dict of one rho: shares are of the full step."""
+    from selection_solver_DP import choose_tensors, smallest_rho
+    now, other, mask_without = loop.timings, None, None
+    mask, _ = choose_tensors(priced, importance, rho)
+    if rho >= smallest_rho(now):
+        mask_without, _ = choose_tensors(now, importance, rho)
+        other = maker.step(mask_without)
+    step = maker.step(mask)
+    for cache in caches:
+        cache.begin(step, priced)
+    sampler = Sampler(full, other, step, *caches, from_disk=from_disk)
+    samples = sampler.samples
+    ms, dropped = _bench.interleaved(list(samples.values()), rounds, warm=1,
+                                     sample=lambda epoch: epoch())
+    loop.waited(sampler.waits['full'])  # as training does, behind an epoch
+    if 'read' in sampler.waits:
+        caches[0].waited(sampler.waits['read'])
+    shares = {kind: column / ms[:, 0] for kind, column in zip(samples, ms.T)}
+    fill_share = priced.cache.fill_share
+    shares['mean'] = shares['uncached'] if 'uncached' in samples else (
+        fill_share * shares['fill'] + (1 - fill_share) * shares['read'])
+    k, left = priced.deepest(mask), rho * priced.t_step - priced.step_time(mask)
+    fitting = [k for k in np.flatnonzero(~mask & (importance > 0)) if priced.step_time(
+        mask | (np.arange(len(mask)) == k)) <= rho * priced.t_step]
+    cut = caches[0].cut
+    return dict(
+        tensors=int(mask.sum()), deepest=k, fill_share=fill_share,
+        full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(priced.t_step),
+        predicted=dict(
+            {'mean': float(priced.step_time(mask) / priced.t_step)}, **({} if cut is None else {
+                'fill': float(priced.filling_time(mask) / priced.t_step),
+                'read': float(priced.reading_time(mask) / priced.t_step)})),
+        measured={kind: float(np.median(column)) for kind, column in shares.items()},
+        spread=[float(np.percentile(shares['mean'], q)) for q in (10, 90)], waits=sampler.waits,
+        t_prefix=float(priced.t_prefix[k] / priced.t_fp) if cut else 0.0,
+        cut_bytes=float(priced.cut_bytes[k]), row_bytes=cut.nbytes + 4 if cut else 0,
+        read_ms=float(priced.cache.read_ms[k]), write_ms=float(priced.cache.write_ms[k]),
+        unspent=float(left / priced.t_step), still_fitting=len(fitting), dropped_samples=dropped,
+        importance=float(importance[mask].sum()),
+        importance_without=None if mask_without is None else float(importance[mask_without].sum()))
