@@ -73,7 +73,7 @@ class StepMaker:
                              NUM_RESULTS)
         check_effects(self.graph, self._effects(set()).values())
         self.num_inputs = len(tf.nest.flatten(inputs))
-        self._static = self._needs = self._work = None
+        self._static = self._needs = self._work = self._rows = self._ms = None
         self.config = _config()  # what steps run with
 
     @property
@@ -98,16 +98,17 @@ class StepMaker:
             work = work_of(self.concrete.graph)
             self._work = {name: work.get(self.traced_names.get(name, name))
                           for name in self._needs}
-        ms = {name: estimated_ms(self.graph.nodes[name].op, work, rates)
-              for name, work in self._work.items()}
+            self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
+        if self._ms is None or self._ms[0] is not rates:  # the same for one mask after another
+            self._ms = rates, {name: estimated_ms(self.graph.nodes[name].op, work, rates)
+                               for name, work in self._work.items()}
         prefix = forward_graph.prefix_of(self._needs, trained)
         mask = [trained >> k & 1 for k in range(len(self.variables))]
         results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
         wanted = forward_graph.read_outside(
             self.graph, prefix, results + list(self._effects(self._left_out(mask)).values()))
-        rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
         return forward_graph.cheapest_cut(
-            self.graph, prefix, wanted, rows, ms,
+            self.graph, prefix, wanted, self._rows, self._ms[1],
             read_ms or (lambda nbytes: forward_graph.READ_MS * self.shapes[-1][0] * nbytes))
 
     def _static_tensors(self):
