@@ -9,8 +9,8 @@ import numpy as np
 
 CALLS = (3, 9)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = 0.10        # drift of backward over forward time that calls show by accident
-AGREE = 0.05        # of the steps that ran with what both passes say of them
-APART = (1 / 6, 6.0)  # change of own gradients' time: overlapping hides up to 80 % of it
+AGREE = (0.10, 0.25)  # of steps with what passes say of them: from, and up to what it is overlap
+APART = (1 / 3, 6.0)  # change of own gradients' time: overlapping hides up to 80 % of it
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -60,8 +60,9 @@ class ClosedLoop:
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
-            agree = abs(taken / price(table) - 1) <= AGREE
-            apart = None if agree else scaled_apart(table, mask, taken - price(table))
+            apart = None
+            if AGREE[0] < abs(taken / price(table) - 1) <= AGREE[1]:
+                apart = scaled_apart(table, mask, taken - price(table))
             if apart is not None:
                 self.reference = table = apart
             elif not drift:
@@ -98,7 +99,7 @@ def scaled_apart(table, mask, more_ms):
     """The table with own gradients and the error gradient's way scaled apart, so that the step of
     the (N,) bool mask takes more_ms longer and the backward pass of all tensors what it did.
 
-    None where no scales within APART do that.
+    Own gradients become dearer by APART at most; None where no other scales within it do that.
     """
     own = table.group_tensors.sum(axis=1) == 1
     needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
@@ -106,8 +107,9 @@ def scaled_apart(table, mask, more_ms):
              for rows in (own | ~own, needed)]
     if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
         return None
-    of_own, of_shared = np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])
-    if not APART[0] < min(of_own, of_shared) <= max(of_own, of_shared) < APART[1]:
+    of_own = min(APART[1], np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])[0])
+    of_shared = (sum(parts[0]) - of_own * parts[0][0]) / max(parts[0][1], 1e-9)
+    if not APART[0] < min(of_own, of_shared) <= max(of_own, of_shared) <= APART[1]:
         return None
     return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
                           t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)
