@@ -131,21 +131,36 @@ class StepMaker:
 
     def cached(self, mask, cut):
         """CachedStep of the (N,) bool mask, its prefix cut off at the Cut of cut_off."""
-        left_out = self._left_out(mask)
-        specs = [self._static[tensor][1] for tensor in cut.tensors]
-        extra = [(tensor, spec.dtype.as_datatype_enum)
-                 for tensor, spec in zip(cut.tensors, specs)]
-        effects = self._effects(left_out)
-        fill = self._cutter.cut(effects, NUM_RESULTS, left_out, extra)
-        prefix = self._cutter.cut({}, 0, set(), extra)
+        left_out, effects = self._left_out(mask), self._effects(self._left_out(mask))
+        fill = self._cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
         read = self._cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
-        del read.signature.input_arg[:self.num_inputs]
-        take_from_outside(read, ['stored_{}'.format(i) for i in range(len(specs))],
-                          [dtype for _, dtype in extra], cut.tensors)
-        labels = self.shapes[-1:]
-        return CachedStep(MaskedStep(fill, mask, self), MaskedStep(prefix, None, self),
-                          MaskedStep(read, mask, self,
-                                     [tuple(spec.shape) for spec in specs] + labels), specs)
+        return CachedStep(MaskedStep(fill, mask, self), self.outputs(cut.tensors),
+                          self._behind(cut, read, mask), self._specs(cut.tensors))
+
+    def outputs(self, tensors):
+        """(inputs, labels) -> list of these tensors of the forward pass; no effect."""
+        return MaskedStep(self._cutter.cut({}, 0, set(), self._typed(tensors)), None, self)
+
+    def suffix(self, cut):
+        """(stored tensors, labels) -> StepResult of the forward pass behind the Cut; no effect."""
+        left_out = set(self.graph.update).union(cut.skipped)
+        return self._behind(cut, self._cutter.cut({}, NUM_RESULTS, left_out), None)
+
+    def _behind(self, cut, definition, mask):
+        """The MaskedStep of a FunctionDef that takes what the Cut stores in place of the inputs."""
+        specs = self._specs(cut.tensors)
+        del definition.signature.input_arg[:self.num_inputs]
+        take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
+                          [dtype for _, dtype in self._typed(cut.tensors)], cut.tensors)
+        return MaskedStep(definition, mask, self,
+                          [tuple(spec.shape) for spec in specs] + self.shapes[-1:])
+
+    def _specs(self, tensors):
+        return [self._static[tensor][1] for tensor in tensors]
+
+    def _typed(self, tensors):
+        return [(tensor, spec.dtype.as_datatype_enum)
+                for tensor, spec in zip(tensors, self._specs(tensors))]
 
     def _left_out(self, mask):
         """Nodes of the update that serve tensors outside the (N,) bool mask."""

@@ -27,6 +27,7 @@ from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_
 ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 MIN_COVERAGE = 0.95
+SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
 ROUNDING = 1e-4  # of the largest value, that an image's row may differ by beside other images
 TABLE_FILE = 'timings.json'
 
@@ -70,30 +71,54 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         graph = executed_graph(maker, inputs, labels)
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
-        totals = measure_totals(maker, times, inputs, labels, seconds)
-        prefix = prefix_costs(maker, times) if (
-            rows_apart(maker, inputs, labels) <= ROUNDING) else None
+        cuts = prefix_cuts(maker, times) if (
+            rows_apart(maker, inputs, labels) <= ROUNDING) else [None] * len(variables)
+        prefix = prefix_costs(cuts, times)
+        totals = measure_totals(maker, times, inputs, labels, seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
                        key or {}, prefix)
 
 
-def prefix_costs(maker, times):
-    """(traced ms, bytes), (N,) each: what a step need not compute and reads for each image instead
-    where tensor k is the deepest in training; see TensorTimings.
+def prefix_cuts(maker, times):
+    """(N,) list of forward_graph.Cut where tensor k is the deepest in training; None where there is
+    none.
 
-    The cut is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
+    Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
     maker: a named masked_step.StepMaker. times: its OpTimes.
     """
-    num_tensors = len(maker.variables)
-    skipped, nbytes, trained = np.zeros(num_tensors), np.full(num_tensors, np.inf), 0
-    for k in chain_timings(times.groups, num_tensors)[2][::-1].tolist():
+    cuts, trained = [None] * len(maker.variables), 0
+    for k in chain_timings(times.groups, len(cuts))[2][::-1].tolist():
         trained |= 1 << k
-        cut = maker.cut_off(trained, times.rates)
-        if cut is not None:
-            nbytes[k] = cut.nbytes
-            skipped[k] = sum(times.forward.get(name, 0.0) for name in cut.skipped)
-    return skipped, nbytes
+        cuts[k] = maker.cut_off(trained, times.rates)
+    return cuts
+
+
+def prefix_costs(cuts, times):
+    """(traced ms, bytes), (N,) each: what a step need not compute, and reads for each image
+    instead, by the cuts of prefix_cuts; see TensorTimings.
+    """
+    skipped = [sum(times.forward.get(name, 0.0) for name in cut.skipped) if cut else 0.0
+               for cut in cuts]
+    return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
+
+
+def suffixes_of(maker, cuts, skipped, images, labels):
+    """[(k, () -> once the device is done)], forward passes from the cuts of some tensors k on: of
+    the least that a cut leaves, and of about SUFFIXES of all.
+
+    skipped: (N,) traced ms over those of the whole forward pass.
+    """
+    there = np.flatnonzero([cut is not None for cut in cuts])
+    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
+              for share in (SUFFIXES if len(there) else ())}
+    tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
+    stored = dict(zip(tensors, maker.outputs(tensors)(images, labels) if tensors else ()))
+    calls = []
+    for k in sorted(chosen):
+        suffix, taken = maker.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
+        calls.append((k, lambda suffix=suffix, taken=taken: suffix(taken, labels)[0].numpy()))
+    return calls
 
 
 def _drawn(leaf):
@@ -108,7 +133,7 @@ def _drawn(leaf):
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
-def measure_totals(maker, times, images, labels, seconds):
+def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
     They come from steps as training takes them: of all tensors, of the deepest and of the one
@@ -116,6 +141,7 @@ def measure_totals(maker, times, images, labels, seconds):
     statistics, the iteration count. The optimizer's update of all tensors runs alone: as the
     difference of two steps it would be lost in their noise.
     maker: masked_step.StepMaker of the training step. times: its backward_graph.OpTimes.
+    cuts: of prefix_cuts; skipped: of prefix_costs.
     """
     import tensorflow as tf
     tensors = np.arange(len(maker.variables))
@@ -129,13 +155,18 @@ def measure_totals(maker, times, images, labels, seconds):
         apply(*gradients)
         maker.variables[-1].numpy()  # waits for the device
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
-    update, forward, both, *steps_ms = interleaved_ms(calls, seconds).T  # (rounds,) each
+    shares = skipped / max(sum(times.forward.values()), 1e-9)
+    suffixes = suffixes_of(maker, cuts, shares, images, labels)
+    columns = interleaved_ms(calls + [call for _, call in suffixes], seconds).T  # (rounds,) each
+    (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
     # Differences within a round, so that a slow spell of the machine cancels.
     beyond = [float(np.median(ms - forward)) for ms in steps_ms]
     low, middle, high = np.percentile(steps_ms[0], (25, 50, 75))
     return totals_of_steps(times, deepest, nearest, float(np.median(forward)),
                            float(np.median(update)), float(np.median(both)), beyond,
-                           float((high - low) / 2 / middle))
+                           float((high - low) / 2 / middle),
+                           [(float(1 - shares[k]), float(np.median(ms / forward)))
+                            for (k, _), ms in zip(suffixes, columns[len(calls):])])
 
 
 def interleaved_ms(functions, seconds, rounds=(5, 40)):

@@ -239,6 +239,7 @@ class Totals(NamedTuple):
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
     t_both: see TensorTimings.
     spread: see TensorTimings.
+    suffixes: (share of the traced forward pass, of the measured one) behind some cuts.
     """
     t_fp: float
     t_bp: float
@@ -248,14 +249,16 @@ class Totals(NamedTuple):
     deepest: int
     t_both: float = 0.0
     spread: float = 0.0
+    suffixes: Any = ()
 
 
-def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spread):
+def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spread,
+                    suffixes=()):
     """Totals from what steps take: t_fp + t_always + their backward pass + their update.
 
     times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
     for it. t_fp, t_update, t_both: ms, each measured alone. beyond: ms beyond the forward pass that
-    the steps take of all tensors, of the deepest alone, of the nearest alone.
+    the steps take of all tensors, of the deepest alone, of the nearest alone. suffixes: see Totals.
     """
     full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
     t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
@@ -268,7 +271,7 @@ def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spr
     t_bp = full - t_always - t_update
     t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
     return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
-                  spread)
+                  spread, suffixes)
 
 
 def build_table(names, shapes, times, totals, key, prefix=None):
@@ -293,13 +296,23 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     groups = sorted(scaled.items())
     group_tensors = group_matrix([_tensors(mask) for mask, _ in groups], n)
     skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
-    forward = max(sum(times.forward.values()), 1e-9)
+    left = forward_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update + totals.t_always, order, group_tensors,
                          np.array([ms for _, ms in groups]), estimated, times.coverage,
                          times.left_out[:20], key, spread=totals.spread, scales=(own, shared),
-                         t_both=totals.t_both, t_prefix=skipped * totals.t_fp / forward,
+                         t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
                          cut_bytes=cut_bytes, op_rates=times.rates)
+
+
+def forward_share(traced, suffixes):
+    """(N,) share of the forward pass that is left behind a cut, from the share by the trace, which
+    is off where few or small ops are left; what was measured of some cuts is in between, too.
+
+    suffixes: see Totals.
+    """
+    places = np.array(sorted(suffixes) + [(1.0, 1.0)])
+    return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
 
 
 def own_and_shared_scale(groups, totals):
