@@ -9,10 +9,12 @@ coloured, noisy; 2,250 test images whose originals the source training never saw
 full training also in half the epochs, from the weights of its seed at the same learning rate: that
 which suits full training best; MobileNetV2's head also at a rate tuned for it (`lr` in the table).
 Rates were tuned from the sources of seeds 8 and 9, which the table does not use. Epochs are short,
-of images newly drawn, so that the interval of selections can be varied. Runs are those of main.py,
-under logs/accuracy/; a finished one is not repeated, so that a stopped benchmark goes on where it
-was. The test set is used once an epoch for the curves; final accuracy is what counts, not the best
-epoch.
+of images newly drawn, so that the interval of selections can be varied. In the networks `_repeated`
+the same images come back in each epoch, as in real data sets: there the head and elastic training
+have the prefix cache, and full training is also given as much time as elastic training takes. Runs
+are those of main.py, under logs/accuracy/; a finished one is not repeated, so that a stopped
+benchmark goes on where it was. The test set is used once an epoch for the curves; final accuracy is
+what counts, not the best epoch.
 """
 
 import argparse
@@ -25,24 +27,19 @@ from typing import Dict, List, NamedTuple
 import _bench
 import _path
 import numpy as np
+from _accuracy_table import FULL, GOALS, REACHED, RHO, SHORTER, in_a_part, mean_error, report
 
 import command_line
 from plot import check_alike
 from runs import read_run
 
 LOGS = os.path.join('logs', 'accuracy')
-FULL = 'full'
 NUM_CLASSES = 10
 WARMUP = '60'  # steps: without, full training's first steps may throw it back to chance
-RHO = 0.5
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
 INTERVALS = (1, 2, 8, 0)
 STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # of PruneTrain
-REACHED = (0.95, 0.99)  # of full training's final accuracy
-POINTS = {0.5: 1.0, 0.35: 2.0}  # that elastic training may lose, by rho
-SPEED_UP = {0.5: 1.9, 0.35: 2.6}
-HEAD_LOSES = 5.0  # points, or the task is too easy to tell anything
 
 
 class Network(NamedTuple):
@@ -51,6 +48,7 @@ class Network(NamedTuple):
     learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each, so
     few that a run trains for less than 90 s on two slow cores (shorter ones are in README.md).
     interval: of selections, in epochs. own_rates: label of a row -> the rate tuned for its scheme.
+    repeated: whether the images of the first epoch come back in all others, else new ones do.
     """
     name: str
     flags: List[str]
@@ -60,6 +58,18 @@ class Network(NamedTuple):
     steps: int
     interval: int
     own_rates: Dict[str, float] = {}
+    repeated: bool = False
+
+    @property
+    def images(self):
+        """Flags of main.py: which images an epoch trains on."""
+        batch_size = int(self.flags[self.flags.index('--batch_size') + 1])
+        return ['--train_images', str(self.steps * batch_size)] if self.repeated else [
+            '--steps_per_epoch', str(self.steps)]
+
+    @property
+    def source_name(self):
+        return self.name.split('_')[0] + '_source'
 
 
 NETWORKS = {network.name: network for network in (
@@ -70,12 +80,15 @@ NETWORKS = {network.name: network for network in (
     Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
                                '--batch_size', '16'],
             ['--num_epochs', '4', '--learning_rate', '0.02'], 0.02, 6, 60, 2))}
+for name, steps in (('mobilenetv2', 80), ('efficientnetb0', 60)):
+    NETWORKS[name + '_repeated'] = NETWORKS[name]._replace(
+        name=name + '_repeated', epochs=12, steps=steps, interval=4, own_rates={}, repeated=True)
 
 
 class Row(NamedTuple):
     """One line of the table. variant: another choice of tensors than the paper's.
 
-    learning_rate: None for that of the network.
+    learning_rate: None for that of the network. cached: with the prefix cache.
     """
     label: str
     scheme: str
@@ -83,6 +96,7 @@ class Row(NamedTuple):
     rho: float = None
     variant: bool = False
     learning_rate: float = None
+    cached: bool = False
 
 
 def elastic(label, rho, *more):
@@ -94,6 +108,8 @@ def rows_of(network, variants):
 
     variants: also other metrics, intervals and whole layers.
     """
+    if network.repeated:
+        return rows_of_repeated(network)
     rows = [Row(FULL, 'full_training'),
             Row('full, half the epochs', 'full_training',
                 ['--num_epochs', str(network.epochs // 2)]),
@@ -112,6 +128,16 @@ def rows_of(network, variants):
                          '--interval', str(interval)) for interval in INTERVALS]
         rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer')]
     return rows
+
+
+def rows_of_repeated(network):
+    """BN + bias and PruneTrain cannot use the cache: they train tensors next to the input."""
+    return [Row(FULL, 'full_training')] + [
+        Row(in_a_part(n), 'full_training', ['--num_epochs', str(network.epochs // n)])
+        for n in SHORTER.values()] + [
+            Row('head only', 'traditional_tl_training', cached=True),
+            elastic('elastic {:g}, no cache'.format(RHO), RHO)] + [
+                elastic('elastic {:g}'.format(rho), rho)._replace(cached=True) for rho in SHORTER]
 
 
 def stronger(network):
@@ -145,7 +171,7 @@ def folder_of(network, row, seed):
 
 
 def source_name(network, seed):
-    return '{}_source_seed{}'.format(network.name, seed)
+    return '{}_seed{}'.format(network.source_name, seed)
 
 
 def train(network, row, seed):
@@ -158,12 +184,12 @@ def flags_of(network, row, seed):
     elastic = row.scheme == 'elastic_training' and '--interval' not in row.flags
     return network.flags + [
         '--learning_rate', str(row.learning_rate or network.learning_rate),
-        '--warmup_steps', WARMUP, '--prefix_cache', 'off',
+        '--warmup_steps', WARMUP, '--prefix_cache', 'auto' if row.cached else 'off',
         '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
-        '--num_epochs', str(network.epochs), '--steps_per_epoch', str(network.steps),
-        '--seed', str(seed), '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
+        '--num_epochs', str(network.epochs), '--seed', str(seed),
+        '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
         '--weights', os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')
-    ] + (['--interval', str(network.interval)] if elastic else []) + row.flags
+    ] + network.images + (['--interval', str(network.interval)] if elastic else []) + row.flags
 
 
 def prepare(network, seeds):
@@ -204,8 +230,8 @@ def finished_runs(network, rows, seeds):
 def nothing_pruned(network, seeds):
     """Whether PruneTrain as published removed no channel in any run that is there."""
     published = [row for row in rows_of(network, False) if row.scheme == 'prune_training']
-    runs = finished_runs(network, published, seeds)[published[0].label].values()
-    return not any(run.summary['channels_removed'] for run in runs)
+    runs = [run for of in finished_runs(network, published, seeds).values() for run in of.values()]
+    return bool(runs) and not any(run.summary['channels_removed'] for run in runs)
 
 
 def seconds_to(run, accuracy):
@@ -228,6 +254,7 @@ def unfinished(network, rows, seeds):
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
     from profiler import TABLE_FILE, table_folder
+    from reproduce import longest_interval
     from selection_solver_DP import out_of_reach
     from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
@@ -236,16 +263,11 @@ def beyond(network, rows):
     path = os.path.join(_path.ROOT, folder, TABLE_FILE)
     if not os.path.exists(path):
         return []
-    table = TensorTimings.load(path)
-    reasons = [(row.label, out_of_reach(table, row.rho)) for row in rows if row.rho]
+    plain = TensorTimings.load(path)
+    best = plain.cached_at_best(longest_interval(network.epochs, network.interval))
+    reasons = [(row.label, out_of_reach(best if row.cached else plain, row.rho))
+               for row in rows if row.rho]
     return ['{}: {}'.format(label, reason) for label, reason in reasons if reason]
-
-
-def mean_error(values):
-    """(mean, standard error); the latter NaN for one value."""
-    values = np.asarray(values, dtype=float)
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float('nan')
-    return float(values.mean()), float(error)
 
 
 def result_of(network, row, runs, full):
@@ -271,7 +293,7 @@ def result_of(network, row, runs, full):
     best, best_se = mean_error(of('best_accuracy'))
     return dict(
         model=network.name, label=row.label, scheme=row.scheme, flags=row.flags, rho=row.rho,
-        variant=row.variant,
+        variant=row.variant, cached=row.cached,
         learning_rate=row.learning_rate or network.learning_rate, n=len(runs), accuracy=accuracy,
         accuracy_se=accuracy_se, best=best, best_se=best_se, to_full=lost, to_full_se=lost_se,
         seconds=seconds, seconds_se=seconds_se,
@@ -283,68 +305,9 @@ def result_of(network, row, runs, full):
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
 
 
-def _reached(seconds):
-    """Mean, standard error of the seeds that got there, and how many if not all did."""
-    there = [value for value in seconds if value == value]
-    share = ' ({}/{})'.format(len(there), len(seconds)) if len(there) < len(seconds) else ''
-    return plus_minus(*mean_error(there), '{:.0f}') + share if there else 'never'
-
-
 def _mean_joules(runs):
     joules = [run.summary.get('energy_joules') for run in runs]
     return None if None in joules else float(np.mean(joules))
-
-
-def verdict(result, results):
-    """Text of the targets that one line is held to."""
-    checks = []
-    head = [other for other in results if other['label'] == 'head only']
-    if result['label'] == FULL and head:
-        gain = 100 * (result['accuracy'] - head[0]['accuracy'])
-        checks.append(('head only {:+.1f}'.format(-gain), gain >= HEAD_LOSES))
-    if result['scheme'] == 'elastic_training' and not result['variant'] and (
-            result['rho'] in POINTS):
-        lost = -100 * result['to_full']
-        checks += [('{:+.1f} ({:+g})'.format(-lost, -POINTS[result['rho']]),
-                    lost <= POINTS[result['rho']]),
-                   ('{:.2f}x ({:g})'.format(result['speed_up'], SPEED_UP[result['rho']]),
-                    result['speed_up'] >= SPEED_UP[result['rho']])]
-    if result['scheme'] == 'elastic_training' and result['rho'] == RHO and not result['variant']:
-        better = [other['label'] for other in results if other['accuracy'] > result['accuracy']
-                  and other['seconds'] <= result['seconds']]
-        checks.append(('best for its time' if not better else 'behind ' + ', '.join(better),
-                       not better))
-    if result['scheme'] == 'prune_training':
-        checks.append(('{:,.0f} channels removed'.format(result['channels_removed']), True))
-        if result['flags']:
-            checks.append((' '.join(result['flags']), True))
-    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
-
-
-def plus_minus(mean, error, form):
-    return form.format(mean) + (' ± ' + form.format(error).lstrip('+') if error == error else '')
-
-
-def report(results):
-    """Aligned text of the lines of one network; energy where it was measured."""
-    metered = any(r['joules'] is not None for r in results)
-    cells = [[r['label'], r['n'], plus_minus(100 * r['accuracy'], 100 * r['accuracy_se'], '{:.1f}'),
-              plus_minus(100 * r['best'], 100 * r['best_se'], '{:.1f}'),
-              '' if r['label'] == FULL else plus_minus(
-                  100 * r['to_full'], 100 * r['to_full_se'], '{:+.1f}'),
-              plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
-              '{:.1f}'.format(r['selection_seconds']),
-              plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
-              plus_minus(r['steps_speed_up'], r['steps_speed_up_se'], '{:.2f}')]
-             + [_reached(seconds) for seconds in r['reached']]
-             + ['{:,.0f}'.format(r['peak_memory_mb'])]
-             + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
-             + [verdict(r, results)] for r in results]
-    return command_line.table(
-        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'select (s)',
-         'speed-up', 'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED]
-        + ['peak (MB)'] + ['energy (J)'] * metered + ['target'], cells,
-        '<' + '>' * (11 + metered) + '<')
 
 
 def main(argv=None):
@@ -368,7 +331,7 @@ def main(argv=None):
         rows = rows_of(network, variants=name == list(NETWORKS)[0] and not args.quick)
         if args.quick:
             rows = [row for row in rows if row.learning_rate is None
-                    and (row.rho is None or row.rho in POINTS)]
+                    and (row.rho is None or row.rho in GOALS)]
         if not args.table:
             try:
                 prepare(network, seeds)

@@ -50,3 +50,10 @@ def test_runs_that_choose_in_another_way_are_rows_of_their_own():
     text, _ = compare([elastic] + others)
     for words in ('granularity layer', 'interval 0', 'importance fisher'):
         assert text.count(words) == 1
+
+
+def test_a_small_rho_may_lose_more():
+    full = run('full_training', 0, 0.98, 100.0)
+    text, met = compare([full, run('elastic_training', 0, 0.945, 24.0, 0.25, selection=(1.0, 0.0))])
+    assert '-3.5 points to full (-4)' in text and met
+    assert not compare([full, run('elastic_training', 0, 0.945, 24.0, 0.35, (1.0, 0.0))])[1]

@@ -1,0 +1,97 @@
+"""The table of accuracy.py, and the targets that its lines are held to."""
+
+import numpy as np
+
+import command_line
+
+FULL = 'full'
+RHO = 0.5
+REACHED = (0.95, 0.99)  # of full training's final accuracy
+SHORTER = {0.5: 2, 0.35: 3, 0.25: 4}  # rho with the cache -> full training in 1/n of the epochs
+# By rho: points that elastic training may lose, and its speed-up; with the cache that of steps, as
+# selections take too much of such short runs.
+GOALS = {0.5: (1.0, 1.9), 0.35: (2.0, 2.6)}
+CACHED_GOALS = {0.5: (0.7, 1.9), 0.35: (1.5, 2.6), 0.25: (4.0, 3.5)}
+HEAD_LOSES = 5.0  # points, or the task is too easy to tell anything
+
+
+def in_a_part(n):
+    return 'full, 1/{} of the epochs'.format(n)
+
+
+def mean_error(values):
+    """(mean, standard error); the latter NaN for one value."""
+    values = np.asarray(values, dtype=float)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float('nan')
+    return float(values.mean()), float(error)
+
+
+def verdict(result, results):
+    """Text of the targets that one line is held to."""
+    checks = []
+    head = [other for other in results if other['label'] == 'head only']
+    if result['label'] == FULL and head:
+        gain = 100 * (result['accuracy'] - head[0]['accuracy'])
+        checks.append(('head only {:+.1f}'.format(-gain), gain >= HEAD_LOSES))
+    goals, speed_up = (CACHED_GOALS, result['steps_speed_up']) if result['cached'] else (
+        GOALS, result['speed_up'])
+    if result['scheme'] == 'elastic_training' and not result['variant']:
+        if result['rho'] in goals:
+            points, goal = goals[result['rho']]
+            checks += [('{:+.1f} ({:+g})'.format(100 * result['to_full'], -points),
+                        100 * result['to_full'] >= -points),
+                       ('{:.2f}x ({:g})'.format(speed_up, goal), speed_up >= goal)]
+        if result['rho'] == RHO or result['cached']:
+            better = [other['label'] for other in opponents(result, results)
+                      if other['accuracy'] > result['accuracy']]
+            checks.append(('best for its time' if not better else 'behind ' + ', '.join(better),
+                           not better))
+    if result['scheme'] == 'prune_training':
+        checks.append(('{:,.0f} channels removed'.format(result['channels_removed']), True))
+        if result['flags']:
+            checks.append((' '.join(result['flags']), True))
+    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
+
+
+def opponents(result, results):
+    """Lines that had no more time; with the cache all but elastic training with it, and full
+    training in that part of the epochs which rho is of a step, whatever time that took.
+    """
+    same = in_a_part(SHORTER[result['rho']]) if result['cached'] else None
+    others = [other for other in results if not (
+        result['cached'] and other['cached'] and other['scheme'] == result['scheme'])]
+    return [other for other in others
+            if other['label'] == same or other['seconds'] <= result['seconds']]
+
+
+def plus_minus(mean, error, form):
+    return form.format(mean) + (' ± ' + form.format(error).lstrip('+') if error == error else '')
+
+
+def report(results):
+    """Aligned text of the lines of one network; energy where it was measured."""
+    metered = any(r['joules'] is not None for r in results)
+    cells = [[r['label'], r['n'], plus_minus(100 * r['accuracy'], 100 * r['accuracy_se'], '{:.1f}'),
+              plus_minus(100 * r['best'], 100 * r['best_se'], '{:.1f}'),
+              '' if r['label'] == FULL else plus_minus(
+                  100 * r['to_full'], 100 * r['to_full_se'], '{:+.1f}'),
+              plus_minus(r['seconds'], r['seconds_se'], '{:.1f}'),
+              '{:.1f}'.format(r['selection_seconds']),
+              plus_minus(r['speed_up'], r['speed_up_se'], '{:.2f}'),
+              plus_minus(r['steps_speed_up'], r['steps_speed_up_se'], '{:.2f}')]
+             + [_reached(seconds) for seconds in r['reached']]
+             + ['{:,.0f}'.format(r['peak_memory_mb'])]
+             + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
+             + [verdict(r, results)] for r in results]
+    return command_line.table(
+        [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'select (s)',
+         'speed-up', 'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED]
+        + ['peak (MB)'] + ['energy (J)'] * metered + ['target'], cells,
+        '<' + '>' * (11 + metered) + '<')
+
+
+def _reached(seconds):
+    """Mean, standard error of the seeds that got there, and how many if not all did."""
+    there = [value for value in seconds if value == value]
+    share = ' ({}/{})'.format(len(there), len(seconds)) if len(there) < len(seconds) else ''
+    return plus_minus(*mean_error(there), '{:.0f}') + share if there else 'never'
