@@ -59,11 +59,13 @@ RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 
 class Curve(NamedTuple):
     """The n seeds of one configuration; variant counts the configurations of one scheme from 0.
 
+    color: that of the scheme; where all curves are of one scheme, each has its own.
     mean, std: column -> (epochs,) float64, for CURVE_COLUMNS; the sample deviation, NaN for n = 1.
     """
     summary: dict
     label: str
     variant: int
+    color: str
     n: int
     mean: dict
     std: dict
@@ -161,14 +163,15 @@ def curves_of(runs):
         group = groups.setdefault(configuration(run.summary), [])
         group.append(run)
         check_alike(run, group[0], ('epochs',))
-    curves = []
+    curves, palette = [], [color for _, color, _ in SCHEMES.values()]
+    one_scheme = 1 == len({scheme for scheme, *_ in groups}) < len(groups)
     for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
         values = {column: np.array([run.epochs[column] for run in groups[key]])  # (n, epochs)
                   for column in CURVE_COLUMNS}
-        n = len(groups[key])
+        n, variant = len(groups[key]), sum(curve.summary['scheme'] == key[0] for curve in curves)
         curves.append(Curve(
-            groups[key][0].summary, label_of(key, groups, n),
-            sum(curve.summary['scheme'] == key[0] for curve in curves), n,
+            groups[key][0].summary, label_of(key, groups, n), variant,
+            palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]][1], n,
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
              for column, value in values.items()}))
@@ -226,7 +229,7 @@ def _draw_curves(figure, curves, unit, seconds):
 
 def draw_curve(axis, curve, column, seconds, scale):
     """Draws one Curve, with a marker where its training ends; returns its line."""
-    _, color, marker = SCHEMES[curve.summary['scheme']]
+    color, marker = curve.color, SCHEMES[curve.summary['scheme']][2]
     x = curve.mean['train_seconds'] / seconds
     mean, std = scale * curve.mean[column], scale * curve.std[column]
     if curve.n > 1:
@@ -251,7 +254,7 @@ def _draw_speed_up(axis, full, elastic, seconds, level):
     ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
     for curve, x in zip((elastic, full), ends):
         axis.plot([x, x], [100 * curve.mean['test_accuracy'][-1], y], ':', linewidth=0.8,
-                  color=SCHEMES[curve.summary['scheme']][1], clip_on=False)
+                  color=curve.color, clip_on=False)
     axis.annotate('', (ends[0], y), (ends[1], y), annotation_clip=False, arrowprops={
         'arrowstyle': '<->', 'linewidth': 0.8, 'shrinkA': 0, 'shrinkB': 0})
     right = axis.get_xlim()[1]

@@ -271,6 +271,11 @@ def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkey
     assert 'rho0.05_interval4_probe1_seed0: rho 0.05 is out of reach' in out
     assert [path.name for path in (here / 'logs/rehearsal').iterdir()] == [
         'mobilenetv2_32_10_8_profile']
+    # What only the run itself finds out of reach is told with its reason, too, and is no failure.
+    assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05']) == 0
+    out, err = capsys.readouterr()
+    assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
+    assert 'failed' not in err
 
 
 def test_a_run_with_other_settings_under_that_name_is_an_error(here):
