@@ -4,6 +4,7 @@
 import os
 
 import pytest
+from refusals import assert_refused
 from test_main import flags, script
 
 import keras_stack
@@ -33,17 +34,7 @@ def checked(tmp_path, *more):
 ])
 def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
                                                                  words):
-    try:
-        checked(tmp_path, *arguments)
-    except UserError as error:
-        message = str(error)
-        assert '\n' not in message
-    except SystemExit as stop:  # argparse
-        assert stop.code == 2
-        message = capsys.readouterr().err
-    else:
-        pytest.fail('accepted')
-    assert words in message and os.listdir(str(tmp_path)) == []
+    assert_refused(flags(tmp_path, *arguments), words, tmp_path, capsys)
 
 
 def test_a_real_process_says_so_in_one_line(tmp_path):

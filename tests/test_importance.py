@@ -10,11 +10,14 @@ from masked_step import StepMaker
 from training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
 
-def small_model(bn_statistics='train'):
-    """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is."""
+def small_model(bn_statistics='train', bias=True):
+    """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is.
+
+    bias: of the convolution in front of BN.
+    """
     keras_stack.set_seed(0)
     inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(4, 3)(inputs)
+    x = keras.layers.Conv2D(4, 3, use_bias=bias)(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
     base = keras.Model(inputs, keras.layers.DepthwiseConv2D(3)(x))
     return backbone.classifier(base, None, (8, 8, 3), 3, bn_statistics)

@@ -11,6 +11,7 @@ from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
+from refusals import assert_refused
 
 import command_line
 import keras_stack
@@ -70,18 +71,7 @@ def flags(tmp_path, *more):
 ])
 def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
                                                                  words):
-    """Checked in this process for speed; main() may only raise what run() turns into exit 2."""
-    try:
-        main.check_arguments(main.parse_arguments(flags(tmp_path) + arguments))
-    except UserError as error:
-        message = str(error)
-        assert '\n' not in message
-    except SystemExit as stop:  # argparse
-        assert stop.code == 2
-        message = capsys.readouterr().err
-    else:
-        pytest.fail('accepted')
-    assert words in message and os.listdir(str(tmp_path)) == []
+    assert_refused(flags(tmp_path) + arguments, words, tmp_path, capsys)
 
 
 def test_a_mistake_answers_without_tensorflow(tmp_path):

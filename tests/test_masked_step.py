@@ -60,7 +60,9 @@ def state_of(model, optimizer):
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 def test_a_cut_step_does_what_a_traced_one_does(optimizer, bn_statistics):
-    model = small_model(bn_statistics)
+    # In front of statistics of the batch a bias has a gradient of rounding errors alone, which Adam
+    # divides by themselves: where it goes is no step's own.
+    model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
     for layer in keras_stack.flat_layers(model):
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0  # its random numbers differ from function to function
@@ -80,13 +82,9 @@ def test_a_cut_step_does_what_a_traced_one_does(optimizer, bn_statistics):
             outcomes.append((results, values(state)))
         (traced_results, traced), (cut_results, cut) = outcomes
         np.testing.assert_allclose(cut_results, traced_results, rtol=1e-4)
-        for i, (before, expected, found) in enumerate(zip(start, traced, cut)):
+        for before, expected, found in zip(start, traced, cut):
             moved = np.abs(expected.astype(float) - before).max()
-            slack = 1e-4 if optimizer == 'adam' else 1e-6
-            # Adam makes steps of rounding errors where a gradient is zero (a bias in front of BN).
-            if optimizer == 'adam' and i < len(model.variables) and moved < 1e-3:
-                slack = 1e-3
-            assert np.abs(found.astype(float) - expected).max() <= 0.02 * moved + slack
+            assert np.abs(found.astype(float) - expected).max() <= 0.02 * moved + 1e-6
 
 
 def test_unselected_tensors_and_their_slots_stay_bit_identical():
