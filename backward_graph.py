@@ -225,6 +225,17 @@ def _propagate(nodes, outside, wanted, owned):
     return touches
 
 
+def reachable(starts, behind):
+    """All that one gets to from `starts`, these included; behind: item -> what comes after it."""
+    found, stack = set(), list(starts)
+    while stack:
+        item = stack.pop()
+        if item not in found:
+            found.add(item)
+            stack.extend(behind(item))
+    return found
+
+
 def topological(nodes):
     """Names so ordered that each follows the nodes whose data it reads."""
     order, seen = [], set()
