@@ -266,12 +266,10 @@ def attribute(graph, times, num_tensors):
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
     for name, mask in graph.backward.items():
-        ms = times.get(name)
-        if ms is None:
-            ms = estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
-            if ms:
-                estimated[mask] = estimated.get(mask, 0.0) + ms
+        ms = spent(name)
         groups[mask] = groups.get(mask, 0.0) + ms
+        if ms and name not in times:
+            estimated[mask] = estimated.get(mask, 0.0) + ms
     for name, k in graph.update.items():
         ms = spent(name)
         if k is None:
