@@ -225,6 +225,17 @@ def _propagate(nodes, outside, wanted, owned):
     return touches
 
 
+def reachable(starts, behind):
+    """All that one gets to from `starts`, these included; behind: item -> what comes after it."""
+    found, stack = set(), list(starts)
+    while stack:
+        item = stack.pop()
+        if item not in found:
+            found.add(item)
+            stack.extend(behind(item))
+    return found
+
+
 def topological(nodes):
     """Names so ordered that each follows the nodes whose data it reads."""
     order, seen = [], set()
@@ -255,12 +266,10 @@ def attribute(graph, times, num_tensors):
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
     for name, mask in graph.backward.items():
-        ms = times.get(name)
-        if ms is None:
-            ms = estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
-            if ms:
-                estimated[mask] = estimated.get(mask, 0.0) + ms
+        ms = spent(name)
         groups[mask] = groups.get(mask, 0.0) + ms
+        if ms and name not in times:
+            estimated[mask] = estimated.get(mask, 0.0) + ms
     for name, k in graph.update.items():
         ms = spent(name)
         if k is None:

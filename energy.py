@@ -21,6 +21,8 @@ import threading
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 import command_line
 from command_line import UserError
 from runs import finite, read_json, read_run, write_json
@@ -370,14 +372,10 @@ def _integral(log, start, end):
     if len(inside) != 1 or start < inside[0][0][0] or end > inside[0][0][-1]:
         raise UserError(_why_not(log, start, end))
     times, watts = inside[0]
-    first, last = bisect.bisect_right(times, start), bisect.bisect_left(times, end)
-
-    def at(t, i):  # on the line through readings i - 1 and i
-        share = (t - times[i - 1]) / (times[i] - times[i - 1])
-        return watts[i - 1] + share * (watts[i] - watts[i - 1])
-    points = ([(start, at(start, first))] + list(zip(times[first:last], watts[first:last]))
-              + [(end, at(end, last))])
-    return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in zip(points, points[1:]))
+    within = times[bisect.bisect_right(times, start):bisect.bisect_left(times, end)]
+    points = np.concatenate([[start], within, [end]])
+    at = np.interp(points, times, watts)
+    return float(np.sum(np.diff(points) * (at[1:] + at[:-1]) / 2))
 
 
 def _why_not(log, start, end):

@@ -11,7 +11,7 @@ from typing import Dict, FrozenSet, List, NamedTuple
 
 import numpy as np
 
-from backward_graph import WRITES, topological
+from backward_graph import WRITES, reachable, topological
 
 # Parts of op types whose results are drawn or made outside the graph: no image's own.
 UNREPEATABLE = ('Random', 'Multinomial', 'Rng', 'StatefulUniform', 'StatefulStandard',
@@ -76,17 +76,10 @@ def prefix_of(needs, trained):
 
 def read_outside(graph, prefix, roots):
     """Tensors of the prefix that the rest reads on its way to the nodes `roots`, sorted."""
-    found, seen, stack = set(), set(), list(roots)
-    while stack:
-        name = stack.pop()
-        if name not in seen:
-            seen.add(name)
-            for source, tensor in zip(graph.nodes[name].data, graph.nodes[name].tensors):
-                if source in prefix:
-                    found.add(tensor)
-                else:
-                    stack.append(source)
-    return sorted(found)
+    outside = reachable(roots, lambda name: [
+        source for source in graph.nodes[name].data if source not in prefix])
+    return sorted({tensor for name in outside for source, tensor in zip(
+        graph.nodes[name].data, graph.nodes[name].tensors) if source in prefix})
 
 
 def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
@@ -106,7 +99,8 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
                 readers.setdefault(source, set()).add(tensor)
     for tensor in wanted:
         readers.setdefault(tensor.split(':')[0], set()).add(tensor)
-    names = sorted(_ancestors(graph, prefix, {tensor.split(':')[0] for tensor in wanted}))
+    names = sorted(reachable((tensor.split(':')[0] for tensor in wanted), lambda name: [
+        source for source in graph.nodes[name].data if source in prefix]))
     place = {name: 2 + 2 * i for i, name in enumerate(names)}
     edges = {(0, place[tensor.split(':')[0]]): np.inf for tensor in wanted}
     for name in names:
@@ -126,16 +120,6 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     skipped = prefix - recomputed
     return Cut(tensors, recomputed, skipped, sum(ms.get(name, 0.0) for name in skipped),
                sum(nbytes[tensor] for tensor in tensors))
-
-
-def _ancestors(graph, prefix, names):
-    found, stack = set(), list(names)
-    while stack:
-        name = stack.pop()
-        if name in prefix and name not in found:
-            found.add(name)
-            stack.extend(graph.nodes[name].data)
-    return found
 
 
 def _read_of(graph, stored, recomputed, wanted):

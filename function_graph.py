@@ -6,7 +6,7 @@ No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a 
 
 from tensorflow.core.framework import function_pb2
 
-from backward_graph import Node
+from backward_graph import Node, reachable
 
 CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 
@@ -17,12 +17,64 @@ def inlined(function_def, library):
     What XLA compiles (Keras' grouped convolutions on a CPU), loops and branches stay one node.
     library: name -> FunctionDef.
     """
-    while True:
-        calls = {node.name: library[node.attr['f'].func.name] for node in function_def.node_def
-                 if node.op in CALLS and not compiled(node, library)}
-        if not calls:
-            return function_def
-        function_def = _with_bodies(function_def, calls)
+    plain = function_pb2.FunctionDef()
+    plain.CopyFrom(function_def)
+    plain.ClearField('node_def')
+    plain.ClearField('control_ret')
+    plain.signature.ClearField('control_output')
+    stands_for = {}  # argument or output of a call -> the tensor outside or inside that it is
+    ends = {}        # call -> nodes or tensors inside that a control edge from it waits for
+
+    def add(function, prefix='', control=()):
+        """Adds the nodes and effects of one function; control: edges to its call."""
+        for node in function.node_def:
+            name = prefix + node.name
+            inputs = ['^' + prefix + tensor[1:] if tensor[0] == '^' else prefix + tensor
+                      for tensor in node.input]
+            if not inputs or any(tensor in stands_for for tensor in inputs):
+                inputs += control  # the others follow one of these
+            if node.op in CALLS and not compiled(node, library):
+                body, inside = library[node.attr['f'].func.name], name + '/'
+                results = [inside + body.ret[output.name] for output in body.signature.output_arg]
+                stands_for.update(zip((inside + a.name for a in body.signature.input_arg), inputs))
+                stands_for.update(('{}:output:{}'.format(name, i), tensor)
+                                  for i, tensor in enumerate(results))
+                ends[name] = [inside + end for end in body.control_ret.values()] or results
+                add(body, inside, [tensor for tensor in inputs if tensor[0] == '^'])
+                continue
+            copy = plain.node_def.add()
+            copy.CopyFrom(node)
+            copy.name = name
+            set_inputs(copy, inputs)
+            if prefix:
+                copy.attr.pop('_class', None)  # names other nodes
+        for name in function.control_ret.values():
+            if prefix + name not in ends:  # those of a call are its function's
+                plain.control_ret[prefix + name] = prefix + name
+
+    def source(tensor):
+        while tensor in stands_for:
+            tensor = stands_for[tensor]
+        return tensor
+
+    def waited_for(name):
+        """Nodes that a control edge from `name` waits for; arguments are there from the start."""
+        name = source(name).split(':')[0]
+        if name in ends:
+            return {node for end in ends[name] for node in waited_for(end)}
+        return {name} - arguments
+
+    arguments = {argument.name for argument in function_def.signature.input_arg}
+    add(function_def)
+    for node in plain.node_def:
+        control = {name for tensor in node.input if tensor[0] == '^'
+                   for name in waited_for(tensor[1:])}
+        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
+                   + ['^' + name for name in sorted(control)])
+    for output, tensor in list(plain.ret.items()):
+        plain.ret[output] = source(tensor)
+    plain.signature.control_output.extend(sorted(plain.control_ret))
+    return plain
 
 
 def compiled(node, library):
@@ -53,77 +105,6 @@ def called_ops(nodes, library):
                     called.setdefault(node.name, set()).add(inner.op)
                     stack.extend(functions_of(inner))
     return called
-
-
-def _with_bodies(function_def, calls):
-    """calls: name of a node -> FunctionDef of the nested function that it calls."""
-    result = function_pb2.FunctionDef()
-    result.CopyFrom(function_def)
-    del result.node_def[:]
-    stands_for = {}  # what a call gives -> what gives it inside
-    ends = {}        # call -> names inside that a control edge from it waits for
-    for node in function_def.node_def:
-        if node.name not in calls:
-            result.node_def.add().CopyFrom(node)
-            continue
-        body, prefix = calls[node.name], node.name + '/'
-        data = [tensor for tensor in node.input if not tensor.startswith('^')]
-        control = [tensor for tensor in node.input if tensor.startswith('^')]
-        arguments = dict(zip((a.name for a in body.signature.input_arg), data))
-
-        def outside(tensor, prefix=prefix, arguments=arguments):
-            if tensor.startswith('^'):
-                return '^' + (arguments[tensor[1:]].split(':')[0] if tensor[1:] in arguments
-                              else prefix + tensor[1:])
-            return arguments[tensor] if tensor in arguments else prefix + tensor
-
-        for inner in body.node_def:
-            copy = result.node_def.add()
-            copy.CopyFrom(inner)
-            copy.name = prefix + inner.name
-            copy.attr.pop('_class', None)  # names other nodes
-            inputs = [outside(tensor) for tensor in inner.input]
-            if not inner.input or any(tensor in arguments for tensor in inner.input):
-                inputs += control  # the others follow one of these
-            set_inputs(copy, _once(inputs))
-        for i, output in enumerate(body.signature.output_arg):
-            stands_for['{}:output:{}'.format(node.name, i)] = outside(body.ret[output.name])
-        ends[node.name] = [prefix + name for name in body.control_ret.values()] or [
-            outside(body.ret[output.name]).split(':')[0] for output in body.signature.output_arg]
-
-    def source(tensor):
-        while tensor in stands_for:
-            tensor = stands_for[tensor]
-        return tensor
-
-    arguments = {argument.name for argument in function_def.signature.input_arg}
-
-    def waiting(name):
-        """What a control edge from `name` becomes; arguments are there from the start."""
-        found = [name] if name not in ends else [n for end in ends[name] for n in waiting(end)]
-        return [n for n in found if n not in arguments]
-    for node in result.node_def:
-        inputs = []
-        for tensor in node.input:
-            inputs += ['^' + name for name in waiting(tensor[1:])] if tensor.startswith('^') else [
-                source(tensor)]
-        set_inputs(node, _once(inputs))
-    for name, tensor in list(result.ret.items()):
-        result.ret[name] = source(tensor)
-    for result_name, name in list(result.control_ret.items()):
-        if name in calls:
-            del result.control_ret[result_name]
-            result.signature.control_output.remove(result_name)
-            for end in calls[name].control_ret.values():
-                result.control_ret[name + '/' + end] = name + '/' + end
-                result.signature.control_output.append(name + '/' + end)
-    return result
-
-
-def _once(inputs):
-    """Data edges in order, then every control edge once."""
-    control = [tensor for tensor in inputs if tensor.startswith('^')]
-    return [tensor for tensor in inputs if not tensor.startswith('^')] + sorted(set(control))
 
 
 def resolved(function_def):
@@ -274,14 +255,10 @@ class Cutter:
         none: where one comes from a node that is not kept, the order is that with what this one
         waits for.
         """
-        kept = set()
-        stack = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
+        ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
             tensor.split(':')[0] for tensor, _ in extra]
-        while stack:
-            name = stack.pop()
-            if name not in kept and name not in left_out and name in self.nodes:
-                kept.add(name)
-                stack.extend(self._data[name])
+        kept = reachable(ends, lambda name: (  # arguments are no nodes
+            () if name in left_out else self._data.get(name, ()))).difference(left_out)
         self._made += 1
         cut = function_pb2.FunctionDef()
         cut.signature.CopyFrom(self.function.signature)
@@ -310,15 +287,9 @@ class Cutter:
 
     def _order(self, name, kept):
         """Sorted names in `kept` that the node waits for, also through nodes that are not kept."""
-        found, seen, stack = set(), set(), list(self._waits_for[name])
-        while stack:
-            source = stack.pop()
-            if source in kept:
-                found.add(source)
-            elif source not in seen and source in self.nodes:
-                seen.add(source)
-                stack.extend(self._waits_for[source])
-        return sorted(found)
+        found = reachable(self._waits_for[name], lambda source: (
+            () if source in kept else self._waits_for[source]))
+        return sorted(found.intersection(kept))
 
 
 def take_from_outside(function_def, arguments, types, tensors):

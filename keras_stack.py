@@ -218,14 +218,6 @@ def weights_were_set(model):
             layer.finalize_state()
 
 
-def random_state_variables(model):
-    """State of the model's random generators: variables in Keras 3, hidden in TensorFlow in 2.7."""
-    if not KERAS_3:
-        return []
-    weights = {id(w) for w in model.weights}
-    return [v for v in model.non_trainable_variables if id(v) not in weights]
-
-
 def cache_folder():
     """Where Keras looks for downloads: 2.7 does not heed KERAS_HOME, and may turn to /tmp."""
     if KERAS_3:

@@ -180,16 +180,15 @@ def run_settings(args):
                 if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir',
                              'cache_gb')}
     if not is_elastic(args):
-        for flag in ('rho', 'interval', 'importance', 'granularity', 'probe_batches',
-                     'closed_loop'):
-            settings[flag] = None
+        settings.update(dict.fromkeys(('rho', 'interval', 'importance', 'granularity',
+                                       'probe_batches', 'closed_loop')))
     if args.views == 'held':  # of every scheme
         settings['interval'] = args.interval
     if not may_use_cache(args):
         settings['prefix_cache'] = None
     if args.train_type != 'prune_training':
-        for flag in ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'):
-            settings[flag] = None
+        settings.update(dict.fromkeys(('prune_interval', 'prune_penalty_ratio',
+                                       'prune_threshold')))
     return settings
 
 
@@ -321,7 +320,7 @@ def summarise(args, result, cache):
     return summary
 
 
-def save(args, folder, model):
+def save(folder, model):
     """checkpoint/: portable weights, and the model in this stack's own format; whole or not at all.
     """
     import keras_stack
@@ -378,7 +377,7 @@ def train_and_record(args, folder, recorder, model, dataset, table, cache):
     if args.save_txt:
         recorder.text()
     if args.save_model:
-        save(args, folder, model)
+        save(folder, model)
     used = meter.result()
     if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
         used.update(energy_joules=None, energy_source=None,

@@ -17,7 +17,6 @@ from command_line import UserError, nearest
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
-BN_STATISTICS = ('frozen', 'train')
 WEIGHTS_FORMAT = 'elastic-weights-1'
 
 

@@ -5,6 +5,8 @@ and CSV, and returns their paths. UserError as runs.read_run, and for runs of se
 software stacks: their times do not belong in one picture.
 """
 
+import textwrap
+
 import numpy as np
 
 from command_line import UserError
@@ -13,11 +15,13 @@ from plot import (
     SCHEMES,
     TIME_UNITS,
     TRAINED,
+    accuracy_over_time,
     check_alike,
     configuration,
     curve_rows,
     curves_of,
     draw_curve,
+    draw_title,
     label_of,
     scale_loss,
     write_figure,
@@ -75,13 +79,6 @@ def _unit(seconds):
     return next(unit for unit in TIME_UNITS if seconds < unit[2])
 
 
-def _title(figure, text, runs):
-    width, height = figure.get_size_inches()
-    figure.text(0.08, 1 - 0.08 / height, text, va='top', fontsize=9)
-    figure.text(0.08, 1 - 0.26 / height, '{host}; {stack}'.format(**runs[0].summary), va='top',
-                fontsize=6, color='#666666')
-
-
 def _top(figure):
     return 1 - 0.62 / figure.get_size_inches()[1]
 
@@ -89,28 +86,27 @@ def _top(figure):
 # ---------------------------------------------------------------- figures 15 and 16
 
 def curve_grid(folders, output):
-    """Test accuracy above test loss over training time, a column for each data set; side by side
-    for one.
+    """Test accuracy above test loss over training time, a column for each data set; for one as
+    plot.accuracy_over_time.
     """
     runs = _read(folders)
     columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
+    if len(columns) == 1:
+        return accuracy_over_time(folders, output)
     header, rows = curve_rows(sum(columns.values(), []))
     labels = {curve.label for curves in columns.values() for curve in curves}
     more = 0.17 * max(0, -(-len(labels) // _legend_columns(labels, 4)) - 2)  # lines of the legend
-    size = (WIDTH, (3.4 if len(columns) == 1 else 5.0) + more)
-    return write_figure(output, size, lambda figure: _draw_grid(figure, runs, columns, more),
-                        header, rows)
+    return write_figure(output, (WIDTH, 5.0 + more), lambda figure: _draw_grid(
+        figure, runs, columns, more), header, rows)
 
 
 def _draw_grid(figure, runs, columns, more):
     """more: inches that the legend takes beyond two lines."""
     height = figure.get_size_inches()[1]
-    shape = (1, 2) if len(columns) == 1 else (2, len(columns))
-    axes = figure.subplots(*shape, squeeze=False, gridspec_kw={
+    axes = figure.subplots(2, len(columns), gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height,
-        'bottom': (0.86 + more) / height, 'wspace': 0.26, 'hspace': 0.3}).reshape(2, -1)
-    models, alone = ', '.join(_by(runs, 'model_name')), len(columns) == 1
-    _title(figure, models + (' on {}'.format(*columns) if alone else ''), runs)
+        'bottom': (0.86 + more) / height, 'wspace': 0.26, 'hspace': 0.3})
+    draw_title(figure, ', '.join(_by(runs, 'model_name')), runs)
     lines = {}
     for (data, curves), accuracy, loss in zip(columns.items(), axes[0], axes[1]):
         name, seconds, _ = _unit(max(curve.mean['train_seconds'][-1] for curve in curves))
@@ -118,9 +114,8 @@ def _draw_grid(figure, runs, columns, more):
             draw_curve(loss, curve, 'test_loss', seconds, 1)
             lines[curve.label] = draw_curve(accuracy, curve, 'test_accuracy', seconds, 100)
         scale_loss(loss, curves)
-        accuracy.set_title('' if alone else data, fontsize=9)
-        for axis in (accuracy, loss) if alone else (loss,):
-            axis.set_xlabel('training time ({})'.format(name))
+        accuracy.set_title(data, fontsize=9)
+        loss.set_xlabel('training time ({})'.format(name))
         for axis in (accuracy, loss):
             axis.set_xlim(left=0)
             axis.grid(True)
@@ -152,10 +147,8 @@ def bars(folders, output):
     runs = _read(folders, 'final_accuracy', 'train_seconds')
     for run in runs:
         check_alike(run, runs[0], ('dataset_name',))
-    unit = _unit(max(run.summary['train_seconds'] for run in runs))
-    panels = [('final test accuracy (%)', 'final_accuracy', 100.0),
-              ('training time ({})'.format(unit[0]), 'train_seconds', 1 / unit[1])]
-    return _bar_figure(runs, _by(runs, 'model_name'), panels, output)
+    return _bar_figure(runs, 'model_name', ('final test accuracy (%)', 'final_accuracy', 100.0),
+                       output)
 
 
 def energy_bars(folders, output):
@@ -178,10 +171,8 @@ def energy_bars(folders, output):
                                                    runs[0].summary['run_name'], _source(runs[0])))
     for run in without:
         run.summary['energy_joules'] = float('nan')
-    unit = _unit(max(run.summary['train_seconds'] for run in runs))
-    panels = [('energy (kJ), ' + _source(runs[0]), 'energy_joules', 1e-3),
-              ('training time ({})'.format(unit[0]), 'train_seconds', 1 / unit[1])]
-    return _bar_figure(runs, _by(runs, 'dataset_name'), panels, output)
+    return _bar_figure(runs, 'dataset_name', (
+        'energy (kJ), ' + _source(runs[0]), 'energy_joules', 1e-3), output)
 
 
 def _source(run):
@@ -189,8 +180,11 @@ def _source(run):
     return 'external meter' if source.startswith('meter log') else source
 
 
-def _bar_figure(runs, groups, panels, output):
-    columns = {name: _bars(group) for name, group in groups.items()}
+def _bar_figure(runs, by, panel, output):
+    """panel: (label, key, scale) of what is drawn beside the training time; by: key of groups."""
+    unit, seconds, _ = _unit(max(run.summary['train_seconds'] for run in runs))
+    panels = [panel, ('training time ({})'.format(unit), 'train_seconds', 1 / seconds)]
+    columns = {name: _bars(group) for name, group in _by(runs, by).items()}
     keys = ('model_name', 'dataset_name', 'scheme', 'rho')
     header = keys + ('n',) + tuple(
         key + part for _, key, _ in panels for part in ('_mean', '_std')) + ('energy_source',)
@@ -211,7 +205,7 @@ def _draw_bars(figure, runs, columns, panels):
     axes = figure.subplots(1, 2, gridspec_kw={
         'left': 0.08, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
     shown = ', '.join(sorted({run.summary['model_name'] for run in runs}))
-    _title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
+    draw_title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
     alone, everything = len(columns) == 1, sum(columns.values(), [])
     for axis, (text, key, scale) in zip(axes, panels):
         for i, column in enumerate(columns.values()):
@@ -224,18 +218,13 @@ def _draw_bars(figure, runs, columns, panels):
         notes = {run.summary.get('energy_note') for run in runs}
         if key == 'energy_joules' and all(run.summary[key] != run.summary[key] for run in runs):
             axis.set_yticks([])
-            axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(_wrapped(str(note))
-                                                              for note in sorted(notes, key=str)),
+            axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(
+                textwrap.fill(str(note), 44) for note in sorted(notes, key=str)),
                       ha='center', va='center', transform=axis.transAxes, fontsize=7)
     handles = {label_of(configuration(bar.summary)): colour_of(bar, everything)
                for bar in everything}
     from matplotlib.patches import Patch
     _legend(figure, [Patch(color=color) for color in handles.values()], list(handles), 5)
-
-
-def _wrapped(text, width=44):
-    import textwrap
-    return '\n'.join(textwrap.wrap(text, width))
 
 
 def _draw_group(axis, i, column, key, scale, everything):
@@ -312,7 +301,7 @@ def _draw_stability(figure, runs, rows):
     axes = figure.subplots(2, 2, sharey='row', gridspec_kw={
         'left': 0.085, 'right': 0.985, 'top': _top(figure), 'bottom': 0.1, 'wspace': 0.08,
         'hspace': 0.2})
-    _title(figure, 'successive importances, {model_name} on {dataset_name}'.format(
+    draw_title(figure, 'successive importances, {model_name} on {dataset_name}'.format(
         **runs[0].summary), runs)
     least_interval, single = min(row[0] for row in rows), all(row[2] == 1 for row in rows)
     for column, (index, other, fixed, text) in enumerate((
@@ -365,7 +354,7 @@ def _draw_panels(figure, runs, shares, seeds):
     axes = figure.subplots(1, len(shares), squeeze=False, gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.05, 'bottom': 0.2,
         'wspace': 0.16})[0]
-    _title(figure, 'tensors trained in each epoch, {}, ρ = {:g}'.format(
+    draw_title(figure, 'tensors trained in each epoch, {}, ρ = {:g}'.format(
         runs[0].summary['model_name'], runs[0].summary['rho']), runs)
     for axis, (data, share) in zip(axes, shares.items()):
         epochs, count = share.shape

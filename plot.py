@@ -122,7 +122,7 @@ def accuracy_over_time(run_folders, output):
     texts = [_legend_text(curve, unit, seconds) for curve in curves]
     half = math.ceil(len(texts) / 2)
     columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
-    height = 3.2 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
+    height = 3.36 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
     return write_figure(output, (7.2, height), lambda figure: figure.legend(
         _draw_curves(figure, curves, unit, seconds), texts, loc='lower center', ncol=columns,
         borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
@@ -203,18 +203,24 @@ def _legend_text(curve, unit, seconds):
     return f'{curve.label}: {mean:.1f}{spread} % in {time:.1f} {unit}'
 
 
+def draw_title(figure, text, runs):
+    """Two lines at the top; runs: Runs or Curves, all of one device and software stack."""
+    height = figure.get_size_inches()[1]
+    figure.text(0.08, 1 - 0.08 / height, text, va='top', fontsize=9)
+    figure.text(0.08, 1 - 0.26 / height, '{host}; {stack}'.format(**runs[0].summary), va='top',
+                fontsize=6, color='#666666')
+
+
 def _draw_curves(figure, curves, unit, seconds):
     """Draws both panels, time in `unit` of so many seconds; returns one line a Curve."""
     width, height = figure.get_size_inches()
     pairs = _speed_ups(curves)
-    top = 1 - (0.36 + 0.2 * len(pairs)) / height
+    top = 1 - (0.52 + 0.2 * len(pairs)) / height
     left, right = figure.subplots(1, 2, gridspec_kw={
         'left': 0.6 / width, 'right': 1 - 0.1 / width, 'wspace': 0.22, 'top': top,
         'bottom': top - 2.3 / height})
-    summary = curves[0].summary
     models = ', '.join(sorted({curve.summary['model_name'] for curve in curves}))
-    figure.text(0.6 / width, 1 - 0.08 / height, va='top', fontsize=9,
-                s=f"{models} on {summary['dataset_name']}, host {summary['host']}")
+    draw_title(figure, f"{models} on {curves[0].summary['dataset_name']}", curves)
     lines = [(draw_curve(left, curve, 'test_accuracy', seconds, 100),
               draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
     scale_loss(right, curves)

@@ -43,8 +43,8 @@ class Channels:
     fixed: something else uses them, so that all of them stay. size: None where it is not known.
     """
 
-    def __init__(self, size):
-        self.size, self.fixed = size, False
+    def __init__(self, size, fixed=False):
+        self.size, self.fixed = size, fixed
         self.judged, self.carried = [], []
         self._part_of = None
 
@@ -108,8 +108,7 @@ class _Analysis:
         self.every, self.widths, self._of_layer = [], {}, {}
 
     def new(self, size, fixed=False):
-        self.every.append(Channels(size))
-        self.every[-1].fixed = fixed
+        self.every.append(Channels(size, fixed))
         return self.every[-1]
 
     def fixed(self, tensor):

@@ -122,17 +122,16 @@ def timings_for(run):
 
     Told on with other numbers of classes too: the head hardly matters.
     """
+    import main
     from tensor_timings import TensorTimings
-    args = arguments_of(run)
+    args = main.check_arguments(arguments_of(run))
     path, classes = table_of(args)
-    statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
     flags = ['--{}={}'.format(flag, getattr(args, flag)) for flag in (
-        'model_name', 'dataset_name', 'input_size', 'batch_size', 'logs_dir')]
+        'model_name', 'dataset_name', 'input_size', 'batch_size', 'logs_dir', 'bn_statistics')]
     print('step times of {} on this device'.format(args.model_name), flush=True)
     child = subprocess.run(
-        [sys.executable, 'profiler.py', '--num_classes={}'.format(classes),
-         '--bn_statistics=' + statistics] + flags, stdout=subprocess.PIPE,
-        universal_newlines=True, cwd=ROOT)
+        [sys.executable, 'profiler.py', '--num_classes={}'.format(classes)] + flags,
+        stdout=subprocess.PIPE, universal_newlines=True, cwd=ROOT)
     print('\n'.join(line for line in child.stdout.splitlines() if line.startswith('warning')))
     if child.returncode:
         raise UserError('profiler.py failed on {}; its words are above'.format(args.model_name))

@@ -288,16 +288,16 @@ class Recorder:
                 'test/accuracy': 'test_accuracy',
                 'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
                 'time/train_seconds': 'train_seconds'}
-        with self.writer.as_default():
-            for tag, column in tags.items():
-                self.summary.scalar(tag, row[column], step=int(row['epoch']))
-        self.writer.flush()
+        self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
 
     def elastic(self, scalars, epoch):
         """scalars: name -> value, shown in TensorBoard as elastic/<name>."""
+        self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
+
+    def _scalars(self, values, epoch):
         with self.writer.as_default():
-            for name, value in scalars.items():
-                self.summary.scalar('elastic/' + name, value, step=epoch)
+            for tag, value in values.items():
+                self.summary.scalar(tag, value, step=epoch)
         self.writer.flush()
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
