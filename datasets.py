@@ -10,7 +10,6 @@ see bit-identical batches, whether the images come from memory or are decoded in
 """
 
 import os
-import struct
 import urllib.error
 import urllib.request
 from typing import Any, Callable, NamedTuple, Tuple
@@ -298,7 +297,7 @@ def _records(path):
     """
     with open(path, 'rb') as file:
         for header in iter(lambda: file.read(12), b''):
-            length = struct.unpack('<Q', header[:8])[0]
+            length = int.from_bytes(header[:8], 'little')
             yield path, file.tell(), length
             file.seek(length + 4, os.SEEK_CUR)
 

@@ -12,10 +12,7 @@ MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
 
 def set_seed(seed):
     """Seeds what Keras, TensorFlow, NumPy and Python draw from."""
-    if hasattr(keras.utils, 'set_random_seed'):
-        keras.utils.set_random_seed(seed)
-    else:
-        tf.random.set_seed(seed)
+    keras.utils.set_random_seed(seed)
 
 
 def keep_tracebacks():
@@ -152,11 +149,7 @@ def graph_nodes(network):
             layer = node.operation if KERAS_3 else node.layer
             if not isinstance(layer, keras.layers.InputLayer):
                 inputs = node.arguments.keras_tensors if KERAS_3 else node.keras_inputs
-                yield layer, inputs, _flat(node.outputs)
-
-
-def _flat(tensors):
-    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+                yield layer, inputs, tf.nest.flatten(node.outputs)
 
 
 def apply_gradients(optimizer, gradients, variables):
