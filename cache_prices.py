@@ -23,7 +23,7 @@ class CachePrices:
     """
 
     def __init__(self, cache, timings, epoch, until):
-        self._cache, self._timings = cache, timings
+        self._cache, self._timings, self._measured_over_estimated = cache, timings, None
         self._share = fill_share(cache.dataset, epoch, until)
         anew = self._price(timings.cut_bytes, timings.t_prefix / timings.t_fp, self._share)
         self._kept = self._price_of_kept(epoch, until)
@@ -96,11 +96,7 @@ class CachePrices:
             share, cache.skipped, read, write)), cut=cache.cut), cache.serves)
 
     def _prices_of_cuts(self, mask, k):
-        """CachePrices of new caches at the mask's own cut and at that of its deepest tensor k.
-
-        What an own cut saves beyond the other is in proportion to what the ops are estimated to
-        take; all of the forward pass up to the head is the most.
-        """
+        """CachePrices of new caches at the mask's own cut and at that of its deepest tensor k."""
         timings, maker, n = self._timings, self._cache.maker, len(self._timings.names)
         chain = np.zeros(n, bool)
         chain[timings.order[np.flatnonzero(timings.order == k)[0]:]] = True
@@ -111,11 +107,23 @@ class CachePrices:
         own = maker.cut_off(as_bits(mask), timings.op_rates,
                             self._cache.read_ms_of_row(timings.cut_bytes[k]))
         if own is not None and own != cut:
-            saved = timings.t_prefix[k] * own.skipped_ms / max(cut.skipped_ms, 1e-9)
-            found.append((own, mask, min(saved, timings.t_prefix.max())))
+            saved = timings.t_prefix[k] + self._scale * (own.skipped_ms - cut.skipped_ms)
+            found.append((own, mask, np.clip(saved, 0, timings.t_prefix.max())))
         return [only_for(self._price(np.full(n, float(cut.nbytes)),
                                      np.full(n, saved / timings.t_fp), self._share, cut),
                          maker.serves(cut) | trained) for cut, trained, saved in found]
+
+    @property
+    def _scale(self):
+        """ms as measured over ms as estimated, of all that runs once where the tensor nearest the
+        output is trained.
+        """
+        if self._measured_over_estimated is None:
+            nearest = int(self._timings.order[-1])
+            cut = self._cache.maker.cut_off(1 << nearest, self._timings.op_rates)
+            self._measured_over_estimated = 0.0 if cut is None else float(
+                self._timings.t_prefix[nearest] / max(cut.skipped_ms, 1e-9))
+        return self._measured_over_estimated
 
     def _larger(self, table, mask, importance, rho, layers):
         """(N,) bool of more importance within rho than the mask: of tensors that its cut serves, or

@@ -73,15 +73,16 @@ class Watched(PrefixCache):
             yield call
 
 
-def ran(folder, dataset, masks, cache=None, num_epochs=4, **settings):
+def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=train.Choice,
+        **settings):
     """(bits of weights and losses, measured summary) of a run.
 
-    masks: epoch -> mask that is trained from then on.
+    masks: epoch -> mask that is trained from then on; or what choice_of makes a Choice of.
     """
-    model = network()
+    model = network() if model is None else model
 
     def select(epoch, last):
-        return train.Choice(masks[epoch]) if epoch in masks else None
+        return choice_of(masks[epoch]) if epoch in masks else None
     recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
     rows = []
     recorder.epoch = rows.append
