@@ -1,17 +1,17 @@
-"""The prefix cache of a run: what it would cost for each choice of tensors, and the steps of an
-epoch, some of which fill it and others read it.
+"""The prefix cache of a run: the steps of an epoch, some of which fill it and others read it.
 
-Takes the data set, the steps' maker and a choice of tensors; gives prices (CachePrice of
-tensor_timings) and training steps. The cut is masked_step's, the rows are kept by prefix_cache.
+Takes the data set, the steps' maker and a choice of tensors; gives training steps, and what copying
+rows takes, of which cache_prices.py makes prices. The cut is masked_step's, the rows are kept by
+prefix_cache.
 """
 
 import numpy as np
 import tensorflow as tf
 
 import prefix_cache
+from cache_prices import CachePrices, as_bits, left_over
 from epoch import FILL, READ, Call, plain_calls
 from prefix_cache import CacheLost, Row
-from tensor_timings import CachePrice
 from training_step import NUM_RESULTS, StepResult
 
 TRIED_ROWS = (1 << 12, 1 << 18)  # bytes, whose reading and writing is measured
@@ -31,7 +31,9 @@ class PrefixCache:
         self._folder, self._cache_gb, self._memory_bytes = folder, cache_gb, memory_bytes
         self._batch_size = int(dataset.train.element_spec[0].shape[0])
         self.cut = None  # of the tensors now in training: forward_graph.Cut
-        self._maker = self._cut_step = self._store = self._view = None
+        self.maker = self.view = None  # see attach; of the images whose rows are stored
+        self.skipped = None  # share of the forward pass that a step which reads need not run
+        self._cut_step = self._store = None
         self._measured = {}  # whether on disk -> functions of _rates
         self._wait_ms = 0.0  # see waited
         self._totals = dict(cache_hits=0, cache_misses=0, cache_bytes=0, cache_bytes_written=0,
@@ -55,27 +57,54 @@ class PrefixCache:
         """The prefix_cache.Store of the tensors now in training, or None."""
         return self._store
 
+    @property
+    def stored(self):
+        """(images,) bool: whose rows are in the store."""
+        return self._store.has(np.arange(self.dataset.num_images)[:, None])
+
+    @property
+    def serves(self):
+        """(N,) bool: tensors that can be trained with the present cut and its rows."""
+        return self.maker.serves(self.cut) | self._cut_step.read.mask
+
     # ------------------------------------------------------------------------------ prices
 
     def priced(self, table, epoch, until):
         """The TensorTimings with the CachePrice of the epochs from `epoch` to `until` - 1."""
-        share = fill_share(self.dataset, epoch, until)
-        nbytes = np.where(np.isfinite(table.cut_bytes), table.cut_bytes, 0) + 4  # and the label
-        memory, disk = prefix_cache.room(self._folder, self._cache_gb)
-        if self._memory_bytes is not None:
-            memory = self._memory_bytes
-        elif isinstance(self._store, prefix_cache.MemoryStore):
-            memory += self._store.nbytes  # goes before the next comes
-        whole = nbytes * self.dataset.num_images
-        read, write = [ms(nbytes) for ms in self._rates(False)]
-        on_disk = np.isfinite(table.cut_bytes) & (whole > memory) & (whole <= disk)
+        return CachePrices(self, table, epoch, until).table
+
+    def copying(self, nbytes):
+        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for;
+        inf where it does not fit. nbytes: (N,) of one image without its label, inf for none.
+        """
+        size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
+        memory, disk = self._room()
+        whole = size * self.dataset.num_images
+        fits = np.isfinite(nbytes) & (whole <= max(memory, disk))
+        on_disk = fits & (whole > memory)
+        read, write = [ms(size) for ms in self._rates(False)]
         if on_disk.any():
-            read, write = [np.where(on_disk, ms(nbytes), of_memory)
+            read, write = [np.where(on_disk, ms(size), of_memory)
                            for ms, of_memory in zip(self._rates(True), (read, write))]
-        read = read + self._wait_ms
-        there_is_none = ~np.isfinite(table.cut_bytes) | (whole > max(memory, disk))
-        return table._replace(cache=CachePrice(
-            share, np.where(there_is_none, np.inf, read), np.where(there_is_none, np.inf, write)))
+        return np.where(fits, read + self._wait_ms, np.inf), np.where(fits, write, np.inf)
+
+    def copying_kept(self):
+        """(reading, writing): ms a batch of the present cache."""
+        read, write = self._rates(isinstance(self._store, prefix_cache.FileStore))
+        size = self.cut.nbytes + 4
+        return float(read(size)) + self._wait_ms, float(write(size))
+
+    def read_ms_of_row(self, nbytes):
+        """Function, bytes of one image -> ms to read them for a batch: from where a cache of
+        `nbytes` an image would be.
+        """
+        memory, _ = self._room()
+        return self._rates((nbytes + 4) * self.dataset.num_images > memory)[0]
+
+    def _room(self):
+        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed."""
+        memory, disk = prefix_cache.room_without(self._store, self._folder, self._cache_gb)
+        return memory if self._memory_bytes is None else self._memory_bytes, disk
 
     def waited(self, wait_ms):
         """From now on a step that reads waits so long for its rows, and for Python, if they are as
@@ -110,29 +139,44 @@ class PrefixCache:
 
     def attach(self, maker):
         """maker: masked_step.StepMaker of the run's steps."""
-        self._maker = maker
+        self.maker = maker
 
     def begin(self, step, timings=None):
-        """Makes the cache for `step`, a MaskedStep, where it pays. Rows are kept where the tensors
-        in training are those of the last call.
+        """Makes the cache for `step`, a MaskedStep, where it pays. Rows are kept where the cut is.
 
-        timings: priced TensorTimings that `step` was chosen by, None for a fixed scheme.
+        timings: TensorTimings that `step` was chosen by, with the price of its cut, see
+        cache_prices.CachePrices. None for a fixed scheme, of which they are kept for the same mask.
         """
-        if self._cut_step is not None and (self._cut_step.read.mask == step.mask).all():
+        same = self._cut_step is not None and (self._cut_step.read.mask == step.mask).all()
+        if timings is None:
+            if not same:
+                self._cut_off(step)
             return
+        price, k = timings.cache, timings.deepest(step.mask)
+        assert price.cut is None or price.serves[step.mask].all()
+        if price.cut is None or not timings.is_cached(step.mask):
+            self.end()
+        elif price.cut != self.cut:
+            self._start(price.cut, step.mask)
+        elif not same:
+            self._cut_step = self.maker.cached(step.mask, self.cut)
+        self.skipped = float(price.skipped[k]) if self.cut is not None else None
+
+    def _cut_off(self, step):
+        """Starts a cache for a step of no known price, where it is sure to pay."""
         self.end()
-        if timings is not None and not timings.is_cached(step.mask):
-            return
-        cut = self._maker.cut_off(_bits(step.mask),
-                                  TYPICAL_RATES if timings is None else timings.op_rates)
-        if cut is not None and (timings is not None or cut.skipped_ms > 2 * self._rates(False)[0](
-                cut.nbytes)):
-            self.cut, self._cut_step, self._view = cut, self._maker.cached(step.mask, cut), None
+        cut = self.maker.cut_off(as_bits(step.mask), TYPICAL_RATES)
+        if cut is not None and cut.skipped_ms > 2 * self._rates(False)[0](cut.nbytes):
+            self._start(cut, step.mask)
+
+    def _start(self, cut, mask):
+        self.end()
+        self.cut, self._cut_step, self.view = cut, self.maker.cached(mask, cut), None
 
     def end(self):
         """Frees the store and the functions."""
         self._close()
-        self.cut = self._cut_step = None
+        self.cut = self._cut_step = self.skipped = None
 
     def describe(self, timings=None):
         """One line on the cache of the tensors now in training; timings: as of begin."""
@@ -141,9 +185,8 @@ class PrefixCache:
             nbytes / 1e3, nbytes * self.dataset.num_images / 1e6)
         if timings is None:
             return text
-        share = timings.t_prefix[timings.deepest(self._cut_step.read.mask)] / timings.t_fp
         return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps'.format(
-            100 * share, 100 * (1 - timings.cache.fill_share))
+            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)))
 
     def _close(self):
         self._totals = self.totals
@@ -156,7 +199,7 @@ class PrefixCache:
         self._close()
         rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
                 for spec in self._cut_step.specs] + [Row((), np.int32)]
-        self._view = view
+        self.view = view
         self._store, place = prefix_cache.open_store(rows, self.dataset.num_images, self._folder,
                                                      self._cache_gb, self._memory_bytes)
         if self._store is None:
@@ -171,7 +214,7 @@ class PrefixCache:
     def calls(self, step, epoch):
         """Generator of the Calls of one epoch: of `step` where there is no cache, or no longer."""
         numbers, view = self.dataset.order(epoch), self.dataset.view(epoch)
-        if self._cut_step is not None and view != self._view:
+        if self._cut_step is not None and view != self.view:
             self._open(view)
         done = 0
         if self._store is not None:
@@ -235,32 +278,3 @@ class PrefixCache:
             padded = np.resize(left, (min(len(left), 1), self._batch_size))
             for images, labels in self.dataset.batches(padded, view):
                 self._put(left, list(self._cut_step.prefix(images, labels)) + [labels])
-
-
-def left_over(stored, steps, batch_size):
-    """Numbers of the images that an epoch of all full batches did not store; none otherwise."""
-    left = np.flatnonzero(~stored)
-    whole = steps == len(stored) // batch_size
-    return left if whole and len(left) < batch_size else left[:0]
-
-
-def fill_share(dataset, epoch, until):
-    """Share of the steps from `epoch` to `until` - 1 that compute what the others read back.
-
-    Counted in the very order of these epochs: with --steps_per_epoch each has other images, and a
-    batch is read whole or computed whole.
-    """
-    stored, computed, steps, view = np.zeros(dataset.num_images, bool), 0, 0, None
-    for number in range(epoch, until):
-        order = dataset.order(number)
-        if dataset.view(number) != view:
-            stored[:], view = False, dataset.view(number)
-        missing = ~stored[order].all(axis=1)
-        stored[order[missing]] = True
-        stored[left_over(stored, len(order), order.shape[1])] = True
-        computed, steps = computed + missing.sum(), steps + len(missing)
-    return float(computed / steps)
-
-
-def _bits(mask):
-    return sum(1 << int(k) for k in np.flatnonzero(mask))

@@ -104,12 +104,25 @@ class StepMaker:
                                for name, work in self._work.items()}
         prefix = forward_graph.prefix_of(self._needs, trained)
         mask = [trained >> k & 1 for k in range(len(self.variables))]
-        results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
-        wanted = forward_graph.read_outside(
-            self.graph, prefix, results + list(self._effects(self._left_out(mask)).values()))
         return forward_graph.cheapest_cut(
-            self.graph, prefix, wanted, self._rows, self._ms[1],
+            self.graph, prefix, self._read_from(prefix, mask), self._rows, self._ms[1],
             read_ms or (lambda nbytes: forward_graph.READ_MS * self.shapes[-1][0] * nbytes))
+
+    def serves(self, cut):
+        """(N,) bool: tensors any of which may be trained with the Cut of cut_off, rows that were
+        stored before staying as they would be; none where no such set is known.
+        """
+        needed = 0
+        for name in cut.skipped:
+            needed |= self._needs[name]
+        mask = np.array([not needed >> k & 1 for k in range(len(self.variables))])
+        return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
+
+    def _read_from(self, prefix, mask):
+        """Tensors of the prefix that the rest of the step of the (N,) bool mask reads."""
+        results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
+        return forward_graph.read_outside(
+            self.graph, prefix, results + list(self._effects(self._left_out(mask)).values()))
 
     def _static_tensors(self):
         """Tensor of the graph -> (bytes of one image, tf.TensorSpec), where the batch comes first.

@@ -224,6 +224,18 @@ def room(folder, cache_gb=None):
     return int(MEMORY_SHARE * available_bytes()), int(disk)
 
 
+def room_without(store, folder, cache_gb=None):
+    """As room, with what the Store now takes, or None, given back."""
+    memory, disk = room(folder, cache_gb)
+    if isinstance(store, MemoryStore):
+        memory += int(MEMORY_SHARE * store.nbytes)
+    elif store is not None and cache_gb is None:
+        disk += int(DISK_SHARE * store.nbytes)
+    elif store is not None:
+        disk = int(min(cache_gb * GB, disk + MOST_OF_DISK * store.nbytes))
+    return memory, disk
+
+
 def open_store(rows, num_images, folder, cache_gb=None, memory_bytes=None):
     """(Store, where it is) or (None, why there is none), the latter in one line.
 

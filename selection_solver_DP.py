@@ -335,12 +335,13 @@ def items_of(timings, layers=None):
                  timings.at_deepest[timings.order[rank]])
 
 
-def choose_tensors(timings, importance, rho, layers=None):
+def choose_tensors(timings, importance, rho, layers=None, start=None):
     """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
 
     Prices are the graph's: each op that a chosen tensor needs is paid once. The better of the
     exact solution of the chain, filled up, and of sets built from nothing, by each of POWERS.
     layers: (N,) int, which layer a tensor is of, where those of a layer go together; else None.
+    start: (N,) bool, a choice within rho from which the search shall start, too, or None.
     fallback: as of select_tensors.
     Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
     """
@@ -360,18 +361,23 @@ def choose_tensors(timings, importance, rho, layers=None):
     # By a cache, a deeper tensor can bring in more time than it takes.
     feasible = (feasible | (items.beside_deeper <= budget)) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
-    mask[feasible] = _search(items.only(feasible), value[feasible], budget)
+    begin = mask.copy()
+    begin[items.of[np.zeros(len(importance), bool) if start is None else start]] = True
+    mask[feasible] = _search(items.only(feasible), value[feasible], budget, begin[feasible])
     mask = _trimmed(mask, value, price, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
-def _search(items, value, budget):
-    """(L,) bool: the best set found among items of positive value that each fit alone."""
+def _search(items, value, budget, begin):
+    """(L,) bool: the best set found among items of positive value that each fit alone, one of the
+    searches starting from the (L,) bool `begin`.
+    """
     if items.own.sum() + items.group_ms.sum() + items.at_deepest[
             np.argmin(items.rank)] <= budget:
         return np.ones(len(value), dtype=bool)
     starts = [(on_chain(items, value, budget), POWERS[0])]
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
+    starts += [(begin, POWERS[0])] if begin.any() else []
     return max((filled(items, value, mask, budget, power) for mask, power in starts),
                key=lambda mask: value[mask].sum())
 

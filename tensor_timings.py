@@ -15,15 +15,26 @@ LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both tog
 
 
 class CachePrice(NamedTuple):
-    """What a prefix cache takes (DESIGN: through the forward floor), and how often.
+    """What a prefix cache takes (DESIGN: through the forward floor), and how often, where tensor k
+    is the deepest in training.
 
-    fill_share: of the steps until the next selection, those that compute the prefix and write it;
-    all others read it. read_ms, write_ms: (N,) ms of such a step where tensor k is the deepest in
-    training; inf where there is no cut or the cache does not fit.
+    fill_share: (N,) of the steps until the next selection, those that compute the prefix and write
+    its rows; all others read them back. skipped: (N,) share of the forward pass that a reading step
+    need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a step; inf
+    where there is no cut or the cache does not fit.
+    cut: None where each k has a cut of its own. Else the forward_graph.Cut of all: it serves those
+    tensors alone whose read_ms is finite.
     """
-    fill_share: float
+    fill_share: np.ndarray
+    skipped: np.ndarray
     read_ms: np.ndarray
     write_ms: np.ndarray
+    cut: Any = None
+
+    @property
+    def serves(self):
+        """(N,) bool: tensors that may be trained with a cache of this price."""
+        return np.isfinite(self.read_ms)
 
 
 class TensorTimings(NamedTuple):
@@ -119,20 +130,25 @@ class TensorTimings(NamedTuple):
         """ms of a whole training step for the (N,) bool mask; the mean of filling and reading steps
         where there is a prefix cache.
         """
-        return self.filling_time(mask) - self._written(mask) + float(
-            self.at_deepest[self.deepest(mask)])
+        return self.plain_time(mask) + float(self.at_deepest[self.deepest(mask)])
 
     def filling_time(self, mask):
         """ms of a step of the (N,) bool mask that computes the whole forward pass."""
-        mask = np.asarray(mask, dtype=bool)
-        return (self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
-                + self._written(mask))
+        return self.plain_time(mask) + (
+            float(self.cache.write_ms[self.deepest(mask)]) if self.is_cached(mask) else 0.0)
 
     def reading_time(self, mask):
         """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
-        k = self.deepest(mask)
-        return (self.filling_time(mask) - self._written(mask) - self.t_loop
-                - float(self.t_prefix[k]) + float(self.cache.read_ms[k]))
+        return self.plain_time(mask) + float(self._more_to_read[self.deepest(mask)])
+
+    def fill_share(self, mask):
+        """Share of the steps of the (N,) bool mask that fill a prefix cache; the others read it."""
+        return float(self.cache.fill_share[self.deepest(mask)])
+
+    def plain_time(self, mask):
+        """ms of a step of the (N,) bool mask without a prefix cache."""
+        mask = np.asarray(mask, dtype=bool)
+        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
 
     def deepest(self, mask):
         """Which tensor of the (N,) bool mask the error gradient has to go farthest for."""
@@ -149,20 +165,30 @@ class TensorTimings(NamedTuple):
         """
         if self.cache is None:
             return np.zeros(len(self.names))
-        fill, read = self.cache.fill_share, self.cache.read_ms - self.t_prefix - self.t_loop
+        fill = self.cache.fill_share
         with np.errstate(invalid='ignore'):  # 0 * inf
-            return np.fmin((1 - fill) * read + fill * self.cache.write_ms, 0.0)
+            return np.fmin((1 - fill) * self._more_to_read + fill * self.cache.write_ms, 0.0)
 
-    def _written(self, mask):
-        return float(self.cache.write_ms[self.deepest(mask)]) if (
-            self.cache is not None and self.is_cached(mask)) else 0.0
+    @property
+    def _more_to_read(self):
+        """(N,) ms that a reading step takes more than one without a cache."""
+        return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
+
+    def at_least_of(self, prices):
+        """The table with that of the CachePrices which takes least for each deepest tensor, of
+        equal ones the first; `cut` of none.
+        """
+        best = np.argmin([self._replace(cache=price).at_deepest for price in prices], axis=0)
+        return self._replace(cache=CachePrice(*(
+            np.choose(best, arrays) for arrays in list(zip(*prices))[:4])))
 
     def cached_at_best(self, epochs):
         """The table with the least that a prefix cache of so many epochs can take: one of them
         fills it, and reading and writing cost nothing. What is out of reach even so is so for sure.
         """
         ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
-        return self._replace(cache=CachePrice(1 / epochs, ms, ms))
+        return self._replace(cache=CachePrice(
+            np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
 
     def save(self, path):
         """Writes the table as JSON at `path` and, for people, as CSV beside it."""

@@ -15,6 +15,7 @@ import numpy as np
 
 import keras_stack
 from backbone import output_layer
+from cache_prices import CachePrices
 from closed_loop import ClosedLoop, steps_drifted
 from epoch import READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
@@ -66,7 +67,7 @@ class Choice(NamedTuple):
         table = self.timings
         if table.cache is None or not table.is_cached(self.mask):
             return self.predicted_ms, self.predicted_ms
-        fill = table.cache.fill_share
+        fill = table.fill_share(self.mask)
         ms, share = (table.reading_time(self.mask), 1 - fill) if kind == READ else (
             table.filling_time(self.mask), fill)
         return ms, self.predicted_ms / max(share, 1e-9)
@@ -153,12 +154,14 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                 current.timings.cache if last.kind == READ else None)
             drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
-        if cache is not None:
-            table = cache.priced(table, epoch, until(dates, epoch, settings.num_epochs))
-            if not due and settings.rho < smallest_rho(table, layers):
+        if cache is None:
+            mask, fallback = choose_tensors(
+                table, importance, reachable(table, settings.rho, layers), layers)
+        else:
+            prices = CachePrices(cache, table, epoch, until(dates, epoch, settings.num_epochs))
+            if not due and settings.rho < prices.smallest_rho(layers):
                 return None  # too few epochs are left to fill another cache for
-        mask, fallback = choose_tensors(
-            table, importance, reachable(table, settings.rho, layers), layers)
+            mask, fallback, table = prices.chosen(importance, settings.rho, layers)
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
     select.importance_seconds = 0.0

@@ -63,6 +63,7 @@ class Sampler:
 def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size, cache_dir):
     """Result of one network: a row for each place and each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
+    from cache_prices import CachePrices
     from closed_loop import ClosedLoop
     from datasets import load_dataset
     from importance import Evaluator, evaluate_importance
@@ -80,10 +81,10 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
                            leave=False, disable=None):
         caches = caches_in[place]
         drift = loop.update(*batch)
-        priced = caches[0].priced(loop.timings, 1, interval + 1)
-        least.setdefault(place, float(smallest_rho(priced)))
-        if rho >= smallest_rho(priced):
-            rows.append(row_of(maker, loop, priced, importance, rho, caches, full, rounds,
+        prices = CachePrices(caches[0], loop.timings, 1, interval + 1)
+        least.setdefault(place, float(prices.smallest_rho()))
+        if rho >= prices.smallest_rho():
+            rows.append(row_of(maker, loop, prices, importance, rho, caches, full, rounds,
                                place == 'disk'))
             rows[-1].update(rho=rho, place=place, drift=float(drift))
         for cache in caches:
@@ -105,11 +106,14 @@ def caches_of(data, maker, place, cache_dir):
     return caches
 
 
-def row_of(maker, loop, priced, importance, rho, caches, full, rounds, from_disk):
+def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk):
     """dict of one rho: shares are of the full step."""
     from selection_solver_DP import choose_tensors, smallest_rho
     now, other, mask_without = loop.timings, None, None
-    mask, _ = choose_tensors(priced, importance, rho)
+    mask, _, priced = prices.chosen(importance, rho)
+    wider = [mask | (np.arange(len(mask)) == k) for k in np.flatnonzero(~mask & (importance > 0))]
+    fitting = [other for other in wider
+               if prices.at_own_cut(other).step_time(other) <= rho * priced.t_step]
     if rho >= smallest_rho(now):
         mask_without, _ = choose_tensors(now, importance, rho)
         other = maker.step(mask_without)
@@ -124,13 +128,11 @@ def row_of(maker, loop, priced, importance, rho, caches, full, rounds, from_disk
     if 'read' in sampler.waits:
         caches[0].waited(sampler.waits['read'])
     shares = {kind: column / ms[:, 0] for kind, column in zip(samples, ms.T)}
-    fill_share = priced.cache.fill_share
+    fill_share = priced.fill_share(mask)
     shares['mean'] = shares['uncached'] if 'uncached' in samples else (
         fill_share * shares['fill'] + (1 - fill_share) * shares['read'])
     k, left = priced.deepest(mask), rho * priced.t_step - priced.step_time(mask)
-    fitting = [k for k in np.flatnonzero(~mask & (importance > 0)) if priced.step_time(
-        mask | (np.arange(len(mask)) == k)) <= rho * priced.t_step]
-    cut = caches[0].cut
+    cut, price = caches[0].cut, (priced if priced.is_cached(mask) else prices.table).cache
     return dict(
         tensors=int(mask.sum()), deepest=k, fill_share=fill_share,
         full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(priced.t_step),
@@ -140,9 +142,9 @@ def row_of(maker, loop, priced, importance, rho, caches, full, rounds, from_disk
                 'read': float(priced.reading_time(mask) / priced.t_step)})),
         measured={kind: float(np.median(column)) for kind, column in shares.items()},
         spread=[float(np.percentile(shares['mean'], q)) for q in (10, 90)], waits=sampler.waits,
-        t_prefix=float(priced.t_prefix[k] / priced.t_fp) if cut else 0.0,
+        t_prefix=float(price.skipped[k]) if cut else 0.0,
         cut_bytes=float(priced.cut_bytes[k]), row_bytes=cut.nbytes + 4 if cut else 0,
-        read_ms=float(priced.cache.read_ms[k]), write_ms=float(priced.cache.write_ms[k]),
+        read_ms=float(price.read_ms[k]), write_ms=float(price.write_ms[k]),
         unspent=float(left / priced.t_step), still_fitting=len(fitting), dropped_samples=dropped,
         importance=float(importance[mask].sum()),
         importance_without=None if mask_without is None else float(importance[mask_without].sum()))

@@ -132,7 +132,8 @@ def cached(rng, table, fill_share=None, uneven=True):
     write[np.isinf(read)] = np.inf
     share = rng.choice([0.0, 0.25, 0.5, 1.0]) if fill_share is None else fill_share
     return table._replace(t_prefix=t_prefix, cut_bytes=np.where(np.isinf(read), np.inf, 100.0),
-                          t_loop=rng.rand(), cache=CachePrice(share, read, write))
+                          t_loop=rng.rand(), cache=CachePrice(
+                              np.full(n, share), t_prefix / table.t_fp, read, write))
 
 
 def random_masks(rng, n, count=20):
@@ -147,10 +148,10 @@ def test_a_step_takes_the_mean_of_filling_and_reading_ones(draw):
     rng, seen = np.random.RandomState(0), 0
     for _ in range(20):
         table = cached(rng, draw(rng))
-        share = table.cache.fill_share
         for mask in random_masks(rng, len(table.names)):
             plain = table._replace(cache=None).step_time(mask)
             if table.is_cached(mask):
+                share = table.fill_share(mask)
                 assert table.step_time(mask) == pytest.approx(
                     share * table.filling_time(mask) + (1 - share) * table.reading_time(mask))
                 assert table.step_time(mask) < plain < table.filling_time(mask)
@@ -167,11 +168,13 @@ def test_the_cache_counts_nothing_where_it_does_not_pay_or_cannot_be():
     there = np.isfinite(table.cache.read_ms)
     gain = np.where(there, table.t_prefix + table.t_loop - table.cache.read_ms, -np.inf)
     for share in (0.0, 0.3, 0.9):
-        priced = table._replace(cache=table.cache._replace(fill_share=share)).at_deepest
+        priced = table._replace(cache=table.cache._replace(
+            fill_share=np.full(len(gain), share))).at_deepest
         whole = share * table.cache.write_ms[there] - (1 - share) * gain[there]
         np.testing.assert_allclose(priced[there], np.minimum(whole, 0))
         assert (priced[~there] == 0).all() and (share or (priced < 0).any())
-    for cache in (None, table.cache._replace(fill_share=1.0)):  # none, or all steps fill
+    all_fill = table.cache._replace(fill_share=np.ones(len(gain)))
+    for cache in (None, all_fill):
         assert (table._replace(cache=cache).at_deepest == 0).all()
 
 
@@ -228,7 +231,8 @@ def test_the_best_that_a_cache_could_be_is_no_dearer_than_any(draw):
     rng = np.random.RandomState(7)
     for _ in range(30):
         table, epochs = cached(rng, draw(rng)), rng.randint(1, 9)
-        table = table._replace(cache=table.cache._replace(fill_share=1 / epochs))
+        table = table._replace(cache=table.cache._replace(
+            fill_share=np.full(len(table.names), 1 / epochs)))
         best = table.cached_at_best(epochs)
         assert (best.at_deepest <= table.at_deepest).all()
         assert smallest_rho(best) <= smallest_rho(table)
@@ -259,7 +263,8 @@ def test_a_tensor_that_fits_only_beside_a_deeper_one_is_chosen_with_it():
     read, write = np.full(n, np.inf), np.full(n, np.inf)
     read[first] = write[first] = 0.0
     table = table._replace(t_fp=100.0, t_prefix=np.full(n, 90.0), cut_bytes=read,
-                           cache=CachePrice(0.25, read, write))
+                           cache=CachePrice(
+                               np.full(n, 0.25), np.full(n, 0.9), read, write))
     rho = 0.6
     assert rho * table.t_step < table.fixed
     mask, fallback = choose_tensors(table, np.ones(n), rho)
