@@ -11,6 +11,7 @@ import tensorflow as tf
 import prefix_cache
 from cache_prices import CachePrices, as_bits, left_over
 from epoch import FILL, READ, Call, plain_calls
+from forward_graph import READ_MS
 from prefix_cache import CacheLost, Row
 from training_step import NUM_RESULTS, StepResult
 
@@ -166,7 +167,12 @@ class PrefixCache:
         """Starts a cache for a step of no known price, where it is sure to pay."""
         self.end()
         cut = self.maker.cut_off(as_bits(step.mask), TYPICAL_RATES)
-        if cut is not None and cut.skipped_ms > 2 * self._rates(False)[0](cut.nbytes):
+        if cut is None:
+            return
+        in_memory = (cut.nbytes + 4) * self.dataset.num_images <= self._room()[0]
+        read_ms = READ_MS * self._batch_size * cut.nbytes if in_memory else (
+            self._rates(True)[0](cut.nbytes))
+        if cut.skipped_ms > 2 * read_ms:
             self._start(cut, step.mask)
 
     def _start(self, cut, mask):

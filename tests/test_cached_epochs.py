@@ -16,6 +16,7 @@ from cache_prices import fill_share, left_over
 from cached_epochs import PrefixCache
 from datasets import load_dataset
 from epoch import FILL, PLAIN, READ
+from models import build_model
 from profiler import profile_model
 from runs import Recorder
 from selection_solver_DP import smallest_rho
@@ -130,6 +131,21 @@ def test_a_cached_run_is_the_uncached_one_bit_for_bit(tmp_path, dataset, monkeyp
     assert result['cache_bytes_read'] > 0 < result['cache_bytes_written']
     assert {kind + '_step_ms' for kind in expected} <= set(result)
     assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # nothing remains
+
+
+@pytest.mark.parametrize('place', ['memory', 'file'])
+def test_a_cached_run_of_a_saved_model_is_the_uncached_one(tmp_path, dataset, monkeypatch, place):
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    network().save(path)
+
+    def build():
+        return build_model(path, (SIZE, SIZE, 3), 10, bn_statistics='frozen')
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, model=build())
+    if place == 'file':
+        in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    cached, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, cache, model=build())
+    assert cached == plain and cache.kinds == kinds(FILL, FILL, READ, FILL)
 
 
 @pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])

@@ -242,7 +242,7 @@ def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path)
 def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them(tmp_path):
     """Records of the form that runs.read_run gives, three seeds of four schemes but for one run."""
     code = """
-import json, accuracy
+import json, accuracy, _accuracy_table
 from runs import Run
 network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
@@ -258,7 +258,7 @@ del made['BN + bias'][1]
 rows = [row for row in accuracy.rows_of(network, False) if row.label in made]
 results = [accuracy.result_of(network, row, made[row.label], made['full']) for row in rows]
 print(accuracy.report(results))
-print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
+print(json.dumps([(r, _accuracy_table.verdict(r, results)) for r in results]))"""
     status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
         os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks'), PYTHONIOENCODING='utf-8'))
     assert status == 0, errors
@@ -276,21 +276,49 @@ print(json.dumps([(r, accuracy.verdict(r, results)) for r in results]))"""
     assert '± 0.6' in output  # standard error of 96, 98, 97
 
 
+def test_with_the_cache_full_training_of_as_many_epochs_is_an_opponent(tmp_path):
+    code = """
+import accuracy
+from _accuracy_table import in_a_part, opponents, verdict
+def result(label, scheme, accuracy, seconds, rho=None, cached=False):
+    return dict(label=label, scheme=scheme, accuracy=accuracy, seconds=seconds, rho=rho,
+                cached=cached, variant=False, to_full=accuracy - 0.98, speed_up=100 / seconds,
+                steps_speed_up=110 / seconds, flags=[])
+elastic = [result('elastic %g' % rho, 'elastic_training', accuracy, 100 * rho + 3, rho, True)
+           for rho, accuracy in ((0.5, 0.975), (0.25, 0.95))]
+others = [result(in_a_part(2), 'full_training', 0.96, 55),
+          result(in_a_part(4), 'full_training', 0.9, 29),
+          result('head only', 'traditional_tl_training', 0.97, 20, cached=True)]
+results = elastic + others
+print([other['label'] for other in opponents(elastic[0], results)])
+print([other['label'] for other in opponents(elastic[1], results)])
+print(verdict(elastic[0], results))
+print(verdict(elastic[1], results))"""
+    status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
+        os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
+    assert status == 0, errors
+    half, quarter, first, second = output.strip().splitlines()
+    assert half == "['full, 1/2 of the epochs', 'full, 1/4 of the epochs', 'head only']"
+    assert quarter == "['full, 1/4 of the epochs', 'head only']"
+    assert first == '-0.5 (-0.7); 2.08x (1.9); best for its time'
+    assert second == '-3.0 (-4); 3.93x (3.5); behind head only MISSED'
+
+
 def test_accuracy_benchmark_asks_for_runs_that_main_accepts(tmp_path):
     code = """
 import json, accuracy, main
-for variants, network in zip((True, False), accuracy.NETWORKS.values()):
-    rows = accuracy.rows_of(network, variants) + [accuracy.stronger(network)]
+for i, network in enumerate(accuracy.NETWORKS.values()):
+    rows = accuracy.rows_of(network, i == 0) + [accuracy.stronger(network)]
     parsed = [main.parse_arguments(accuracy.flags_of(network, row, 3)) for row in rows]
     assert len({args.run_name for args in parsed}) == len(rows)
     assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
     assert {args.seed for args in parsed} == {3}
-    assert {args.prefix_cache for args in parsed} == {'off'}
+    assert [args.prefix_cache == 'auto' for args in parsed] == [row.cached for row in rows]
     print(json.dumps({row.label: vars(args) for row, args in zip(rows, parsed)}))"""
     status, output, errors = run(sys.executable, '-c', code, cwd=str(tmp_path), env=dict(
         os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
     assert status == 0, errors
-    mobilenet, efficientnet = map(json.loads, output.splitlines())
+    mobilenet, efficientnet, repeated, _ = map(json.loads, output.splitlines())
     assert mobilenet['PruneTrain']['prune_interval'] == 5  # as published
     assert 2 * mobilenet['full, half the epochs']['num_epochs'] == mobilenet['full']['num_epochs']
     assert mobilenet['elastic 0.5']['interval'] == 4 and efficientnet['elastic 0.5'][
@@ -302,8 +330,11 @@ for variants, network in zip((True, False), accuracy.NETWORKS.values()):
     assert set(rates.values()) == {rates['full']}  # one for all, but where it is said
     assert 'head only, lr 0.1' in own and own == {
         label: float(label.split()[-1]) for label in own}
-    assert mobilenet['elastic 0.35']['weights'].endswith('mobilenetv2_source_seed3/checkpoint/'
-                                                         'weights.npz')
+    for networks_own in (mobilenet, repeated):
+        assert networks_own['elastic 0.35']['weights'].endswith(
+            'mobilenetv2_source_seed3/checkpoint/weights.npz')
+    assert {args['train_images'] for args in repeated.values()} == {80 * 32}
+    assert 4 * repeated['full, 1/4 of the epochs']['num_epochs'] == repeated['full']['num_epochs']
 
 
 def test_the_example_of_the_readme_trains_a_network_of_ones_own():
