@@ -11,7 +11,8 @@ import tensorflow as tf
 import prefix_cache
 from cache_prices import CachePrices, as_bits, left_over
 from epoch import FILL, READ, Call, plain_calls
-from forward_graph import READ_MS
+from forward_graph import READ_MS, ROUNDING
+from masked_step import rows_apart
 from prefix_cache import CacheLost, Row
 from training_step import NUM_RESULTS, StepResult
 
@@ -164,15 +165,17 @@ class PrefixCache:
         self.skipped = float(price.skipped[k]) if self.cut is not None else None
 
     def _cut_off(self, step):
-        """Starts a cache for a step of no known price, where it is sure to pay."""
+        """Starts a cache for a step of no known price, where it is sure to pay and rows do not
+        depend on their neighbours, as the profile finds out for steps that have a price.
+        """
         self.end()
         cut = self.maker.cut_off(as_bits(step.mask), TYPICAL_RATES)
-        if cut is None:
+        if cut is None or cut.skipped_ms <= 2 * READ_MS * self._batch_size * cut.nbytes:
             return
-        in_memory = (cut.nbytes + 4) * self.dataset.num_images <= self._room()[0]
-        read_ms = READ_MS * self._batch_size * cut.nbytes if in_memory else (
-            self._rates(True)[0](cut.nbytes))
-        if cut.skipped_ms > 2 * read_ms:
+        batch = next(iter(self.dataset.batches(self.dataset.order(1)[:1], self.dataset.view(1))))
+        if rows_apart(self.maker, *batch) > ROUNDING:
+            print('without the prefix cache: what an image gives depends on others of its batch')
+        else:
             self._start(cut, step.mask)
 
     def _start(self, cut, mask):

@@ -16,6 +16,7 @@ from backward_graph import WRITES, reachable, topological
 # Parts of op types whose results are drawn or made outside the graph: no image's own.
 UNREPEATABLE = ('Random', 'Multinomial', 'Rng', 'StatefulUniform', 'StatefulStandard',
                 'StatefulTruncated', 'NonDeterministic', 'PyFunc')
+ROUNDING = 1e-4  # of the largest value, that an image's row may differ by beside other images
 READ_MS = 5e-7  # a byte, two copies of it; where a cut is placed, nothing has been measured yet
 ALL = 2 ** 20    # the price of everything, in the whole numbers that a minimum cut is computed in
 NEVER = 4 * ALL

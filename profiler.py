@@ -21,6 +21,7 @@ import time
 import numpy as np
 
 import command_line
+from forward_graph import ROUNDING
 from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_steps
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
@@ -28,7 +29,6 @@ ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INT
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 MIN_COVERAGE = 0.95
 SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
-ROUNDING = 1e-4  # of the largest value, that an image's row may differ by beside other images
 TABLE_FILE = 'timings.json'
 
 

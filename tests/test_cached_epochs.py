@@ -8,6 +8,7 @@ import resource
 import numpy as np
 import pytest
 from tensorflow import keras
+from test_prefix_steps import Centred
 
 import keras_stack
 import prefix_cache
@@ -360,3 +361,16 @@ def test_the_store_is_freed_at_the_end_and_at_a_selection_that_needs_another(tmp
     ran(tmp_path, dataset, {1: MIDDLE, 3: DEEP}, cache)
     assert stores[0] is not stores[1] and not any(map(len, stores))
     assert cache.cut is None
+
+
+def test_rows_that_depend_on_their_neighbours_are_not_cached_for_a_fixed_scheme_either(
+        tmp_path, dataset, capsys):
+    small = network()
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.models.clone_model(keras.Model(small.input, small.layers[-3].output))(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(Centred()(x))
+    model = keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+    cache = Watched(dataset, str(tmp_path))
+    ran(tmp_path, dataset, {1: HEAD_ALONE}, cache, 2, model)
+    assert cache.kinds == kinds(PLAIN, PLAIN)
+    assert capsys.readouterr().out.count('depends on others of its batch') == 1
