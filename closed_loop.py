@@ -42,6 +42,8 @@ class ClosedLoop:
         and the speed is that of the steps, hundreds of which tell it better than a few passes;
         unless both disagree: then own gradients cost more or less beside the error gradient's way
         than they did, as on one core, where they no longer overlap, and the table follows that.
+        Steps that read the prefix back tell such differences, not the speed: of a short step, what
+        was priced wrongly is a large part, and the budget would grow by it.
         """
         old = self.reference
         for calls in CALLS:
@@ -60,12 +62,12 @@ class ClosedLoop:
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
-            apart = None
-            if AGREE[0] < abs(taken / price(table) - 1) <= AGREE[1]:
-                apart = scaled_apart(table, mask, taken - price(table))
+            apart, more_ms = None, taken - price(table)
+            if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
+                apart = scaled_apart(table, mask, more_ms)
             if apart is not None:
                 self.reference = table = apart
-            elif not drift:
+            elif not drift and cache is None:  # of a step that reads, too little is left to tell
                 speed = taken / price(old)
                 table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
             if cache is None:

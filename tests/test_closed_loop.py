@@ -8,6 +8,7 @@ from test_training_step import N, batch, conv_stack
 
 from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, scaled_apart, steps_drifted
 from profiler import profile_model
+from tensor_timings import CachePrice
 
 pytestmark = pytest.mark.timing
 
@@ -69,6 +70,17 @@ def test_where_shares_stay_steps_tell_the_speed_and_waiting_is_paid_by_every_ste
             loop.timings._replace(t_loop=0.0).t_step + 0.05)
         loop.update(*batch())
         assert loop.timings.t_loop == 0.05  # until steps tell otherwise
+
+
+def test_a_wrong_price_of_steps_that_read_the_prefix_back_does_not_enlarge_the_budget(model, table):
+    mask, there = np.arange(N) > 2, np.full(N, 0.01)
+    cache = CachePrice(np.full(N, 0.25), np.full(N, 0.9), there, there)
+    ms = 50 * table._replace(cache=cache).reading_time(mask)
+    plain, reading = ClosedLoop(table, maker_of(model)), ClosedLoop(table, maker_of(model))
+    plain.update(*batch())
+    reading.update(*batch(), mask=mask, step_ms=[ms] * 10, cache=cache)
+    # Both measured the passes: far less apart than the steps would have it.
+    assert reading.timings.t_step < 8 * plain.timings.t_step
 
 
 def test_own_gradients_and_the_error_gradients_way_are_told_apart_by_one_step():
