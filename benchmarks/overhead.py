@@ -16,7 +16,6 @@ import os
 import resource
 import tempfile
 import time
-from typing import NamedTuple
 
 import _bench
 import numpy as np
@@ -56,6 +55,7 @@ def profile_cost(prepared, input_size):
 def run_model(name, input_size, selections, rho, seed):
     """Result of one network and size: medians over the selections."""
     prepared = _bench.prepare(name, input_size, seed)
+    from epoch import PLAIN, EpochResult
     from training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
@@ -75,7 +75,8 @@ def run_model(name, input_size, selections, rho, seed):
         run()
         called = time.perf_counter()
         steps = [step.milliseconds(*batch) for _ in range(5)]
-        usual_ms, last = float(np.median(steps)), EpochLike(steps, 0.0)
+        usual_ms = float(np.median(steps))
+        last = EpochResult(0.0, 0.0, 0.0, {PLAIN: steps}, {PLAIN: [0.0] * len(steps)}, 0.0)
         row = dict(importance=1e3 * (select.importance_seconds - importance_seconds),
                    switch=1e3 * (called - selected) - usual_ms,
                    whole=1e3 * (called - begin) - usual_ms, step=usual_ms,
@@ -98,12 +99,6 @@ def run_model(name, input_size, selections, rho, seed):
         result[key + '_steps'] = [float(np.percentile(steps, q)) for q in (50, 10, 90)]
     return dict(_bench.machine(), model=name, input_size=input_size, memory_mb=memory,
                 batch_size=prepared.batch_size, rho=rho, **result)
-
-
-class EpochLike(NamedTuple):
-    """What a scheme reads of the last train.EpochResult."""
-    step_ms: list
-    wait_ms: float
 
 
 def scheme_of(maker, prepared, table, rho, selections):
