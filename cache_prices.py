@@ -8,7 +8,7 @@ below their cut is trained.
 
 import numpy as np
 
-from selection_solver_DP import choose_tensors, reachable, smallest_rho
+from selection_solver_DP import choose_tensors, items_of, reachable, smallest_rho
 from tensor_timings import CachePrice
 
 NEVER = 1e12  # ms
@@ -134,7 +134,7 @@ class CachePrices:
         if importance[found].sum() > importance[mask].sum():
             return found
         limit = rho * table.t_step if rho < 1 else np.inf
-        of = np.arange(len(mask)) if layers is None else np.unique(layers, return_inverse=True)[1]
+        of = items_of(table, layers).of
         worth = np.bincount(of, importance)
         for item in np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
             wider = mask | (of == item)

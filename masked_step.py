@@ -144,7 +144,8 @@ class StepMaker:
 
     def cached(self, mask, cut):
         """CachedStep of the (N,) bool mask, its prefix cut off at the Cut of cut_off."""
-        left_out, effects = self._left_out(mask), self._effects(self._left_out(mask))
+        left_out = self._left_out(mask)
+        effects = self._effects(left_out)
         fill = self._cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
         read = self._cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
         return CachedStep(MaskedStep(fill, mask, self), self.outputs(cut.tensors),

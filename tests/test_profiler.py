@@ -20,6 +20,7 @@ from tensor_timings import (
     Totals,
     build_table,
     chain_timings,
+    forward_share,
     own_and_shared_scale,
     totals_of_steps,
 )
@@ -170,6 +171,21 @@ def test_scales_stay_positive_and_add_up_to_the_backward_pass(t_chain):
     assert own < 0.2 or t_chain < 7  # what is left for them beside the error gradient's way
 
 
+def test_the_forward_pass_behind_a_cut_is_what_was_measured_there_and_in_between_by_the_trace():
+    suffixes = [(0.5, 0.6), (0.1, 0.2)]
+    assert forward_share(np.array([0.1, 0.3, 0.5, 0.75, 1.0]), suffixes) == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1.0])
+    assert forward_share(np.array([0.0]), suffixes) == [0.2]  # to call it takes time, too
+    noisy = [(0.1, 0.3), (0.5, 0.2), (0.6, 1.7)]  # less for more, more than all
+    left = forward_share(np.linspace(0, 1, 11), noisy)
+    assert (np.diff(left) >= 0).all() and left[0] == 0.3 and left.max() == 1
+    times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(forward={'near': 3.0, 'far': 1.0})
+    totals = Totals(10.0, 3.0, 1.0, 0.0, 3.0, 0, suffixes=[(0.25, 0.4)])
+    table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {},
+                        (np.array([0.0, 3.0]), np.array([50.0, 9.0])))
+    assert table.t_prefix == pytest.approx([0.0, 6.0])  # of 10 ms, 0.4 are left behind the cut
+
+
 @pytest.mark.parametrize('seed', [None, 0])
 def test_a_saved_table_prices_every_mask_identically(seed, branching_table, tmp_path):
     table = branching_table if seed is None else random_table(seed)
@@ -292,6 +308,19 @@ def test_other_families_are_profiled_without_any_table_of_their_layers(build):
         assert 0 < table.backward_time(mask) <= table.chain_time(mask) + 1e-9
     for was, now in zip(before, values(model.variables)):
         np.testing.assert_array_equal(was, now)
+
+
+def test_the_nearer_the_output_a_cut_is_the_less_of_the_forward_pass_is_left_behind_it():
+    """Six convolutions, five of them alike: four fifths of the work lie in front of the last."""
+    keras_stack.set_seed(0)
+    inputs = keras.Input((48, 48, 3))
+    x = inputs
+    for _ in range(6):
+        x = keras.layers.Conv2D(32, 3, padding='same', activation='relu')(x)
+    outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x))
+    table = profiler.profile_model(keras.Model(inputs, outputs), (48, 48, 3), 3, 8, seconds=1)
+    saved = table.t_prefix[::2] / table.t_fp  # kernels, from the input
+    assert saved[0] < 0.2 and saved[-1] > 0.6 and (np.diff(saved) >= 0).all()
 
 
 def test_a_disturbed_profile_says_so(branching_table, capsys):
