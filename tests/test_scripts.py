@@ -220,6 +220,18 @@ print(json.dumps([agree, rows, times]))"""
     assert [row['tensors'] for row in times] == [9, 30] and 'at most 50 at 1000' in output
 
 
+@pytest.mark.timing  # alone: it takes half a minute
+def test_the_price_of_a_selection_is_told_of_the_scheme_that_trains(tmp_path):
+    path = str(tmp_path / 'result.json')
+    status, output, errors = run(
+        sys.executable, os.path.join(ROOT, 'benchmarks', 'overhead.py'), '--models',
+        'mobilenetv2@32', '--selections', '4', '--json', path, cwd=str(tmp_path))
+    assert status == 0, errors
+    assert re.search(r'mobilenetv2 +32 +8 ', output), output
+    with open(path) as lines:
+        assert 'whole' in lines.read()
+
+
 @pytest.mark.parametrize('name', ['time_model', 'achieved_speedup', 'overhead', 'throttling',
                                   'importance', 'selector', 'accuracy', 'prefix_cache'])
 def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path):
