@@ -119,6 +119,7 @@ def test_one_disturbed_look_changes_no_shares(model, table):
 
 def test_parts_are_told_apart_where_steps_and_passes_disagree_time_and_again(model, table):
     """And no longer than that: the profile's own shares are the start each time."""
+    table = table.rescaled(table.t_fp, 3 * table.t_fp)
     alone = table.group_tensors.sum(axis=1) == 1
     even = np.where(alone, 1 / alone.sum(), 1 / (~alone).sum()) * table.t_bp / 2
     table = table._replace(group_ms=even, t_dw=np.full(N, table.t_bp / 2 / N),
@@ -127,8 +128,9 @@ def test_parts_are_told_apart_where_steps_and_passes_disagree_time_and_again(mod
     more = 0.17 * table.plain_time(mask)
     assert scaled_apart(table, mask, more) is not None
     for look in range(60):  # until the machine's noise is small in two of three
-        speed = np.sum(loop.measure(*batch())) / (table.t_fp + table.t_bp)
-        loop.update(*batch(), mask=mask, step_ms=[speed * (table.step_time(mask) + more)] * 9)
+        speed = loop.measure(*batch(), both_ms=[table.t_both])[0] / table.t_fp
+        loop.update(*batch(), both_ms=[speed * table.t_both], mask=mask,
+                    step_ms=[speed * (table.step_time(mask) + more)] * 9)
         if loop.timings.t_dw.sum() != pytest.approx(loop.timings.t_dy.sum()):
             break
         assert look < 59
