@@ -95,12 +95,12 @@ class Evaluator:
             updates, tried = None, scale or self.scale
             while True:
                 if tried != 1.0:  # else the update is the difference, and need not be held
-                    updates = updates or list(self._changes(before))
+                    updates = updates or list(self.changes(before))
                     for variable, old, update in zip(self.variables, before, updates):
                         variable.assign(old + tried * update, read_value=False)
                 after, gradients = self.gradients(inputs, labels)
                 drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
-                    gradients, updates or self._changes(before))]).numpy().astype(np.float64)
+                    gradients, updates or self.changes(before))]).numpy().astype(np.float64)
                 trial = Trial(tried, tried * float(drops.sum()), objective - after)
                 if scale or trial.holds or tried <= SMALLEST_SCALE:
                     break
@@ -108,8 +108,8 @@ class Evaluator:
                 del gradients
         return drops, trial
 
-    def _changes(self, before):
-        """Generator of what was added to the tensors since they were `before`."""
+    def changes(self, before):
+        """Generator of what was added to the N tensors since they were `before`."""
         return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
