@@ -57,6 +57,7 @@ class Evaluator:
         self.variables = maker.variables
         self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
         self._momenta = keras_stack.momenta(maker.optimizer, maker.model.trainable_variables)
+        self._others = maker.state[len(maker.variables):]  # that an update changes
         self._pass = None
         self._update = maker.update_alone(decay=False)
 
@@ -72,37 +73,44 @@ class Evaluator:
 
     @contextlib.contextmanager
     def updated(self, gradients):
-        """Within, all tensors hold the optimizer's update by the N gradients; yields that, N
-        tensors. Weight decay and momentum are left out: only what was trained of late has any, and
-        importances would not be on one scale. Afterwards everything is as before, bit for bit.
+        """Within, all tensors hold the optimizer's update by the N gradients, a list, which it
+        empties: at no time is more held than needed. Yields what they were, N tensors. Weight decay
+        and momentum are left out: only what was trained of late has any, and importances would not
+        be on one scale. Afterwards everything is as before, bit for bit.
         """
-        with keras_stack.restored_afterwards(self.maker.state):
-            before = [variable.read_value() for variable in self.variables]
-            for momentum in self._momenta:
-                momentum.assign(tf.zeros_like(momentum), read_value=False)
-            self._update(*gradients)
-            yield [variable.read_value() - old for variable, old in zip(self.variables, before)]
+        with keras_stack.restored_afterwards(self.variables) as before:
+            with keras_stack.restored_afterwards(self._others):
+                for momentum in self._momenta:
+                    momentum.assign(tf.zeros_like(momentum), read_value=False)
+                self._update(*gradients)
+            del gradients[:]
+            yield before
 
     def trial(self, inputs, labels, scale=None):
         """((N,) float64 importance, Trial) of one batch: at the evaluator's scale, which is halved
         until the prediction holds, or at `scale` alone.
         """
         objective, gradients = self.gradients(inputs, labels)
-        with self.updated(gradients) as updates:
-            weights_at, tried = 1.0, scale or self.scale
+        with self.updated(gradients) as before:
+            updates, tried = None, scale or self.scale
             while True:
-                if tried != weights_at:
-                    for variable, update in zip(self.variables, updates):
-                        variable.assign_add((tried - weights_at) * update, read_value=False)
-                weights_at = tried
+                if tried != 1.0:  # else the update is the difference, and need not be held
+                    updates = updates or list(self.changes(before))
+                    for variable, old, update in zip(self.variables, before, updates):
+                        variable.assign(old + tried * update, read_value=False)
                 after, gradients = self.gradients(inputs, labels)
                 drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
-                    gradients, updates)]).numpy().astype(np.float64)
+                    gradients, updates or self.changes(before))]).numpy().astype(np.float64)
                 trial = Trial(tried, tried * float(drops.sum()), objective - after)
                 if scale or trial.holds or tried <= SMALLEST_SCALE:
                     break
                 tried = self.scale = tried / 2
+                del gradients
         return drops, trial
+
+    def changes(self, before):
+        """Generator of what was added to the N tensors since they were `before`."""
+        return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,

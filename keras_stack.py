@@ -226,13 +226,13 @@ def register(cls):
 
 @contextlib.contextmanager
 def restored_afterwards(variables):
-    """Gives every variable back the exact value it had on entry, also after an error.
+    """Gives every variable back the exact value it had on entry, also after an error; yields these.
 
     A value that was read stays as it is: TensorFlow copies it when the variable is next written to.
     """
     before = [raw(v).read_value() for v in variables]
     try:
-        yield
+        yield before
     finally:
         for variable, value in zip(variables, before):
             raw(variable).assign(value, read_value=False)

@@ -73,7 +73,7 @@ class StepMaker:
                              NUM_RESULTS)
         check_effects(self.graph, self._effects(set()).values())
         self.num_inputs = len(tf.nest.flatten(inputs))
-        self._static = self._needs = self._work = self._rows = self._ms = None
+        self._static = self._needs = self._work = self._rows = self._ms = self._gradients = None
         self.config = _config()  # what steps run with
 
     @property
@@ -214,8 +214,13 @@ class StepMaker:
         return MaskedStep(self._cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
 
     def gradients(self):
-        """(inputs, labels) -> [*StepResult, N gradients]; no dropout, no effect."""
-        return MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
+        """(inputs, labels) -> [*StepResult, N gradients]; no dropout, no effect.
+
+        One for all: as large as a step, it is kept by the importance and by the closed loop.
+        """
+        if self._gradients is None:
+            self._gradients = MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
+        return self._gradients
 
     def with_gradients(self):
         """As the step of all tensors, with the N gradients behind its StepResult.

@@ -63,8 +63,8 @@ def row(model, batch, rate):
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batch))
     trials = []
     evaluate_importance(model, optimizer, [batch], evaluator=evaluator, trials=trials)
-    with evaluator.updated(evaluator.gradients(*batch)[1]) as updates:
-        pass
+    with evaluator.updated(evaluator.gradients(*batch)[1]) as before:
+        updates = list(evaluator.changes(before))
     forward = evaluator.maker.forward(dropout=False)
     found = dict(learning_rate=rate, scale=trials[0].scale)
     for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):

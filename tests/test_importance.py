@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -95,8 +97,8 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
     before = state(model, optimizer)
     _, gradients = evaluator.gradients(*batches(1)[0])
-    with evaluator.updated(gradients) as updates:
-        pass
+    with evaluator.updated(list(gradients)) as old:
+        updates = list(evaluator.changes(old))
     assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
     weights = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
     for momentum in keras_stack.momenta(optimizer, model.trainable_variables):
@@ -142,6 +144,20 @@ def test_momentum_does_not_enter_the_trial():
         assert np.abs(slot.numpy()).sum() > 0
         slot.assign(3 * slot)
     np.testing.assert_array_equal(importance, evaluate_importance(model, optimizer, batches(1)))
+
+
+def test_a_trial_holds_one_copy_of_the_weights_alone():
+    """Beside them and the optimizer's own: on a small device a network has no room for more."""
+    model = small_model()
+    optimizer, _ = trained(model)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
+    slots = [slot.numpy() for slot in keras_stack.momenta(optimizer, model.trainable_variables)]
+    gradients = evaluator.gradients(*batches(1)[0])[1]
+    alive = [weakref.ref(gradient) for gradient in gradients]
+    with evaluator.updated(gradients):
+        assert not any(gradient() is not None for gradient in alive)
+        for slot, old in zip(keras_stack.momenta(optimizer, model.trainable_variables), slots):
+            np.testing.assert_array_equal(slot.numpy(), old)
 
 
 def test_dropout_is_off_in_both_passes():
