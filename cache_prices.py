@@ -35,7 +35,7 @@ class CachePrices:
             self._from_kept = fill_shares(cache.dataset, epoch, until, None, cache.view,
                                           cache.stored)
             prices.insert(0, only_for(self._kept, safe))
-            prices.append(self._chains_from_kept(timings.at_least_of(prices).at_deepest))
+            prices.append(self._chains_from_kept(safe, timings.at_least_of(prices).at_deepest))
         self.table = timings.at_least_of(prices)
 
     def smallest_rho(self, layers=None):
@@ -92,14 +92,14 @@ class CachePrices:
         return CachePrice(np.full(len(nbytes), share), skipped, read, write, converted, *old,
                           cut=cut)
 
-    def _chains_from_kept(self, at_deepest):
+    def _chains_from_kept(self, safe, at_deepest):
         """CachePrice of new caches filled from the rows that are there; none where that cannot be,
-        or takes no less than `at_deepest`, (N,) ms.
+        or takes no less than `at_deepest`. safe: (N,) bool; at_deepest: (N,) ms.
         """
         price = self._price(self._timings.cut_bytes, self._timings.t_prefix / self._timings.t_fp,
                             from_kept=True)
-        less = self._timings._replace(cache=price).at_deepest < at_deepest
-        for k in np.flatnonzero(less):
+        less = safe & (self._timings._replace(cache=price).at_deepest < at_deepest)
+        for k in np.flatnonzero(less).tolist():
             less[k] = self._converts(*self._chain(k))
         return only_for(price, less)
 

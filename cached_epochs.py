@@ -364,15 +364,14 @@ class PrefixCache:
         if self._store is not None:
             left = left_over(self.stored, steps, self._batch_size)
             padded = np.resize(left, (min(len(left), 1), self._batch_size))
-            make = self._cut_step.prefix
-            batches = iter(self.dataset.batches(padded, view))
+            make, batches = self._cut_step.prefix, None
             if self._in_old(padded).any():
                 try:
                     *tensors, labels = map(tf.constant, self._old.store.get(padded[0]))
                     make, batches = self._old.bridge, [(tensors, labels)]
                 except CacheLost as error:
                     self._lose_old(error)
-            for inputs, labels in batches:
+            for inputs, labels in batches or self.dataset.batches(padded, view):
                 self._put(left, list(make(inputs, labels)) + [labels])
 
 
