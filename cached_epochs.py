@@ -2,15 +2,18 @@
 
 Takes the data set, the steps' maker and a choice of tensors; gives training steps, and what copying
 rows takes, of which cache_prices.py makes prices. The cut is masked_step's, the rows are kept by
-prefix_cache.
+prefix_cache. Where rows of the cut before are still as they would be, a new cache is filled from
+them as far as they go, else from the images.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import prefix_cache
 from cache_prices import CachePrices, as_bits, left_over
-from epoch import FILL, READ, Call, plain_calls
+from epoch import CONVERT, FILL, READ, Call, plain_calls
 from forward_graph import READ_MS, ROUNDING
 from masked_step import rows_apart
 from prefix_cache import CacheLost, Row
@@ -18,6 +21,17 @@ from training_step import NUM_RESULTS, StepResult
 
 TRIED_ROWS = (1 << 12, 1 << 18)  # bytes, whose reading and writing is measured
 TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}  # ms, of schemes that have no timing table
+
+
+class OldRows(NamedTuple):
+    """Rows that a cache is filled from.
+
+    store: their Store; view: of their images; step, bridge: masked_step.StepMaker.converting.
+    """
+    store: Any
+    view: Any
+    step: Any
+    bridge: Any
 
 
 class PrefixCache:
@@ -35,23 +49,28 @@ class PrefixCache:
         self.cut = None  # of the tensors now in training: forward_graph.Cut
         self.maker = self.view = None  # see attach; of the images whose rows are stored
         self.skipped = None  # share of the forward pass that a step which reads need not run
-        self._cut_step = self._store = None
+        self._cut_step = self._store = self._old = None
+        self.chain_cuts = {}  # of cache_prices: for each deepest tensor, the same in the whole run
         self._measured = {}  # whether on disk -> functions of _rates
         self._wait_ms = 0.0  # see waited
-        self._totals = dict(cache_hits=0, cache_misses=0, cache_bytes=0, cache_bytes_written=0,
-                            cache_bytes_read=0, cache_seconds_writing=0.0,
+        self._totals = dict(cache_hits=0, cache_converted=0, cache_misses=0, cache_bytes=0,
+                            cache_bytes_written=0, cache_bytes_read=0, cache_seconds_writing=0.0,
                             cache_seconds_reading=0.0)
 
     @property
     def totals(self):
         """name -> number, of the run so far; cache_bytes: the most that it took at once. Hits and
-        misses are images that were read back, and that could not be.
+        misses are images that were read back, and that could not be; converted are those between:
+        read from the cache before, and computed from there on.
         """
-        totals, store = dict(self._totals), self._store
-        if store is not None:
-            totals['cache_bytes'] = max(totals['cache_bytes'], store.nbytes)
-            for name in ('bytes_written', 'bytes_read', 'seconds_writing', 'seconds_reading'):
-                totals['cache_' + name] += getattr(store, name)
+        return self._with(self._store, self._old and self._old.store)
+
+    def _with(self, *stores):
+        """The totals and what these Stores did so far, or None in place of one."""
+        totals, stores = dict(self._totals), [store for store in stores if store is not None]
+        totals['cache_bytes'] = max(totals['cache_bytes'], sum(store.nbytes for store in stores))
+        for name in ('bytes_written', 'bytes_read', 'seconds_writing', 'seconds_reading'):
+            totals['cache_' + name] += sum(getattr(store, name) for store in stores)
         return totals
 
     @property
@@ -62,7 +81,7 @@ class PrefixCache:
     @property
     def stored(self):
         """(images,) bool: whose rows are in the store."""
-        return self._store.has(np.arange(self.dataset.num_images)[:, None])
+        return self._store.stored
 
     @property
     def serves(self):
@@ -75,12 +94,13 @@ class PrefixCache:
         """The TensorTimings with the CachePrice of the epochs from `epoch` to `until` - 1."""
         return CachePrices(self, table, epoch, until).table
 
-    def copying(self, nbytes):
-        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for;
-        inf where it does not fit. nbytes: (N,) of one image without its label, inf for none.
+    def copying(self, nbytes, beside=False):
+        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for,
+        or which is filled beside it; inf where it does not fit. nbytes: (N,) of one image without
+        its label, inf for none.
         """
         size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
-        memory, disk = self._room()
+        memory, disk = self._room(beside)
         whole = size * self.dataset.num_images
         fits = np.isfinite(nbytes) & (whole <= max(memory, disk))
         on_disk = fits & (whole > memory)
@@ -103,10 +123,23 @@ class PrefixCache:
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self.dataset.num_images > memory)[0]
 
-    def _room(self):
-        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed."""
-        memory, disk = prefix_cache.room_without(self._store, self._folder, self._cache_gb)
-        return memory if self._memory_bytes is None else self._memory_bytes, disk
+    def _room(self, beside=False):
+        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed, or
+        beside it.
+        """
+        cache_gb, memory_bytes = self._left_by(self._store if beside else None)
+        memory, disk = prefix_cache.room_without(None if beside else self._store, self._folder,
+                                                 cache_gb)
+        return memory if memory_bytes is None else memory_bytes, disk
+
+    def _left_by(self, store):
+        """(cache_gb, memory_bytes), without what the Store takes, or None."""
+        cache_gb, memory_bytes = self._cache_gb, self._memory_bytes
+        if isinstance(store, prefix_cache.FileStore) and cache_gb is not None:
+            cache_gb -= store.nbytes / prefix_cache.GB
+        if isinstance(store, prefix_cache.MemoryStore) and memory_bytes is not None:
+            memory_bytes -= store.nbytes
+        return cache_gb, memory_bytes
 
     def waited(self, wait_ms):
         """From now on a step that reads waits so long for its rows, and for Python, if they are as
@@ -149,6 +182,7 @@ class PrefixCache:
         timings: TensorTimings that `step` was chosen by, with the price of its cut, see
         cache_prices.CachePrices. None for a fixed scheme, of which they are kept for the same mask.
         """
+        self._close_old()
         same = self._cut_step is not None and (self._cut_step.read.mask == step.mask).all()
         if timings is None:
             if not same:
@@ -159,7 +193,7 @@ class PrefixCache:
         if price.cut is None or not timings.is_cached(step.mask):
             self.end()
         elif price.cut != self.cut:
-            self._start(price.cut, step.mask)
+            self._start(price.cut, step.mask, self._store is not None and np.any(price.converted))
         elif not same:
             self._cut_step = self.maker.cached(step.mask, self.cut)
         self.skipped = float(price.skipped[k]) if self.cut is not None else None
@@ -178,13 +212,19 @@ class PrefixCache:
         else:
             self._start(cut, step.mask)
 
-    def _start(self, cut, mask):
+    def _start(self, cut, mask, from_old=False):
+        old = None
+        if from_old:
+            old = OldRows(self._store, self.view, *self.maker.converting(mask, self.cut, cut))
+            self._store = None
         self.end()
+        self._old = old
         self.cut, self._cut_step, self.view = cut, self.maker.cached(mask, cut), None
 
     def end(self):
-        """Frees the store and the functions."""
+        """Frees the stores and the functions."""
         self._close()
+        self._close_old()
         self.cut = self._cut_step = self.skipped = None
 
     def describe(self, timings=None):
@@ -194,25 +234,46 @@ class PrefixCache:
             nbytes / 1e3, nbytes * self.dataset.num_images / 1e6)
         if timings is None:
             return text
-        return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps'.format(
-            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)))
+        return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps{}'.format(
+            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)),
+            '' if self._old is None else ', filled from the rows before')
 
     def _close(self):
-        self._totals = self.totals
-        store, self._store = self._store, None
+        self._free(self._store)
+        self._store = None
+
+    def _close_old(self):
+        if self._old is not None:
+            self._free(self._old.store)
+            self._old = None
+
+    def _free(self, store):
         if store is not None:
+            self._totals = dict(self._with(store), cache_bytes=self.totals['cache_bytes'])
             store.close()
 
     def _open(self, view):
-        """An empty store for images in `view`."""
+        """An empty store for images in `view`, beside old rows where both fit."""
         self._close()
+        if self._old is not None and self._old.view != view:
+            self._close_old()
+        self.view = view
         rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
                 for spec in self._cut_step.specs] + [Row((), np.int32)]
-        self.view = view
-        self._store, place = prefix_cache.open_store(rows, self.dataset.num_images, self._folder,
-                                                     self._cache_gb, self._memory_bytes)
+        self._store, place = self._opened(rows)
+        if self._store is None and self._old is not None:
+            self._close_old()
+            self._store, place = self._opened(rows)
         if self._store is None:
             self._lose(place)
+
+    def _opened(self, rows):
+        return prefix_cache.open_store(rows, self.dataset.num_images, self._folder,
+                                       *self._left_by(self._old and self._old.store))
+
+    def _lose_old(self, reason):
+        print('the prefix cache is filled from the images: {}'.format(reason))
+        self._close_old()
 
     def _lose(self, reason):
         print('without the prefix cache until the next selection: {}'.format(reason))
@@ -223,35 +284,42 @@ class PrefixCache:
     def calls(self, step, epoch):
         """Generator of the Calls of one epoch: of `step` where there is no cache, or no longer."""
         numbers, view = self.dataset.order(epoch), self.dataset.view(epoch)
+        steps = len(numbers)
         if self._cut_step is not None and view != self.view:
             self._open(view)
-        done = 0
-        if self._store is not None:
-            stored = self._store.has(numbers)
-            rows = self._rows(numbers[stored])
-            images = iter(self.dataset.batches(numbers[~stored], view))
-            for row, there in zip(numbers, stored):
-                call = self._reading(row, rows) if there else self._filling(row, images)
-                if call is None:
-                    break
+        while self._store is not None and len(numbers):
+            for call in self._calls_with_rows(numbers, view):
                 yield call
-                done += 1
-            self._add_left_over(view, len(numbers))
-        if done < len(numbers):
-            yield from plain_calls(step, self.dataset.batches(numbers[done:], view))
+                numbers = numbers[1:]
+        self._add_left_over(view, steps)
+        if self._old is not None and not (self._old.store.stored & ~self.stored).any():
+            self._close_old()
+        if len(numbers):
+            yield from plain_calls(step, self.dataset.batches(numbers, view))
 
-    def _rows(self, numbers):
-        """Generator of the stored tensors of each batch; from a file it reads ahead."""
-        if isinstance(self._store, prefix_cache.FileStore):
-            return prefix_cache.ahead(self._store, numbers)
-        return map(self._store.get, numbers)
+    def _calls_with_rows(self, numbers, view):
+        """Generator of the Calls of these batches, (steps, B) int; ends where rows are lost."""
+        stored, old = self._store.has(numbers), self._in_old(numbers)
+        rows = stored_of(self._store, numbers[stored])
+        old_rows = self._old and stored_of(self._old.store, numbers[old & ~stored])
+        images = iter(self.dataset.batches(numbers[~stored & ~old], view))
+        for row, there, in_old in zip(numbers, stored, old):
+            call = self._reading(row, rows) if there else (
+                self._converting(row, old_rows) if in_old else self._filling(row, images))
+            if call is None:
+                return
+            yield call
+
+    def _in_old(self, numbers):
+        """(steps,) bool: of which batches, (steps, B) int, all images are in the old store."""
+        return np.zeros(len(numbers), bool) if self._old is None else self._old.store.has(numbers)
 
     def _reading(self, row, rows):
         """Call; None where the cache is lost."""
         if self._store is None:  # what was read ahead is of no use then
             return None
         try:
-            *tensors, labels = [tf.constant(array) for array in next(rows)]
+            *tensors, labels = map(tf.constant, next(rows))
         except CacheLost as error:
             self._lose(error)
             return None
@@ -259,19 +327,31 @@ class PrefixCache:
         read = self._cut_step.read
         return Call(READ, lambda: read(tensors, labels), read, len(row))
 
+    def _converting(self, row, rows):
+        """Call; None where the cache or the old rows are lost."""
+        if self._old is None:
+            return None
+        try:
+            *tensors, labels = map(tf.constant, next(rows))
+        except CacheLost as error:
+            self._lose_old(error)
+            return None
+        self._totals['cache_converted'] += len(row)
+        return self._writing(CONVERT, self._old.step, row, tensors, labels)
+
     def _filling(self, row, batches):
         """Call; None where the cache is lost."""
         if self._store is None:
             return None
-        images, labels = next(batches)
-        fill = self._cut_step.fill
         self._totals['cache_misses'] += len(row)
+        return self._writing(FILL, self._cut_step.fill, row, *next(batches))
 
+    def _writing(self, kind, step, row, inputs, labels):
         def run():
-            results = fill(images, labels)
+            results = step(inputs, labels)
             self._put(row, results[NUM_RESULTS:] + [labels])
             return StepResult(*results[:NUM_RESULTS])
-        return Call(FILL, run, fill, len(row))
+        return Call(kind, run, step, len(row))
 
     def _put(self, numbers, tensors):
         try:
@@ -282,8 +362,21 @@ class PrefixCache:
     def _add_left_over(self, view, steps):
         """Stores the images that were in no batch of a whole epoch: later ones have them."""
         if self._store is not None:
-            left = left_over(self._store.has(np.arange(self.dataset.num_images)[:, None]), steps,
-                             self._batch_size)
+            left = left_over(self.stored, steps, self._batch_size)
             padded = np.resize(left, (min(len(left), 1), self._batch_size))
-            for images, labels in self.dataset.batches(padded, view):
-                self._put(left, list(self._cut_step.prefix(images, labels)) + [labels])
+            make, batches = self._cut_step.prefix, None
+            if self._in_old(padded).any():
+                try:
+                    *tensors, labels = map(tf.constant, self._old.store.get(padded[0]))
+                    make, batches = self._old.bridge, [(tensors, labels)]
+                except CacheLost as error:
+                    self._lose_old(error)
+            for inputs, labels in batches or self.dataset.batches(padded, view):
+                self._put(left, list(make(inputs, labels)) + [labels])
+
+
+def stored_of(store, numbers):
+    """Generator of the stored tensors of each batch; from a file it reads ahead."""
+    if isinstance(store, prefix_cache.FileStore):
+        return prefix_cache.ahead(store, numbers)
+    return map(store.get, numbers)

@@ -48,7 +48,8 @@ class ClosedLoop:
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
-        step function. cache: CachePrice where they read the prefix back, else None.
+        step function. cache: CachePrice where they read the prefix back (or, to fill another cache,
+        what that gives: CachePrice.converting), else None.
         Shares follow the passes; the speed is that of the steps, hundreds of which tell it better
         than a few passes. Where both disagree in more than one look, own gradients cost more or
         less beside the error gradient's way than they did, as on one core, where they no longer

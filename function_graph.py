@@ -296,11 +296,14 @@ def take_from_outside(function_def, arguments, types, tensors):
     """Turns tensors of the FunctionDef into its first arguments.
 
     arguments: their names; types: dtype enum of each; tensors: what each stands for. Weights that
-    are added have one gradient: any of its arguments then stands for it.
+    are added have one gradient: any of its arguments then stands for it. A result among them is
+    passed on.
     """
     names = dict(zip(tensors, arguments))
     for node in function_def.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
+    for output, tensor in list(function_def.ret.items()):
+        function_def.ret[output] = names.get(tensor, tensor)
     handles = list(function_def.signature.input_arg)
     del function_def.signature.input_arg[:]
     function_def.arg_attr.clear()

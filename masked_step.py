@@ -151,6 +151,15 @@ class StepMaker:
         return CachedStep(MaskedStep(fill, mask, self), self.outputs(cut.tensors),
                           self._behind(cut, read, mask), self._specs(cut.tensors))
 
+    def converting(self, mask, old, new):
+        """(step, bridge) from what the Cut `old` stores to that of `new`, forward_graph.computable:
+        (old tensors, labels) -> [*StepResult, new ones], after one update; -> new ones, no effect.
+        """
+        left_out, new = self._left_out(mask), self._typed(new.tensors)
+        effects, without = self._effects(left_out), left_out.union(old.skipped)
+        return (self._behind(old, self._cutter.cut(effects, NUM_RESULTS, without, new), mask),
+                self._behind(old, self._cutter.cut({}, 0, without, new), None))
+
     def outputs(self, tensors):
         """(inputs, labels) -> list of these tensors of the forward pass; no effect."""
         return MaskedStep(self._cutter.cut({}, 0, set(), self._typed(tensors)), None, self)

@@ -67,6 +67,11 @@ class Store(contextlib.AbstractContextManager):
         return int(np.count_nonzero(self._stored))
 
     @property
+    def stored(self):
+        """(num_images,) bool: whose rows are stored."""
+        return self._stored.copy()
+
+    @property
     def nbytes(self):
         """Bytes that the stored rows take."""
         return len(self) * row_bytes(self.rows)

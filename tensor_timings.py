@@ -22,6 +22,8 @@ class CachePrice(NamedTuple):
     its rows; all others read them back. skipped: (N,) share of the forward pass that a reading step
     need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a step; inf
     where there is no cut or the cache does not fit.
+    converted: share of the filling steps that do not begin with the images but with what another
+    cache has stored; old_skipped, old_read_ms: of these, as skipped and read_ms.
     cut: None where each k has a cut of its own. Else the forward_graph.Cut of all: it serves those
     tensors alone whose read_ms is finite.
     """
@@ -29,12 +31,20 @@ class CachePrice(NamedTuple):
     skipped: np.ndarray
     read_ms: np.ndarray
     write_ms: np.ndarray
+    converted: Any = 0.0
+    old_skipped: Any = 0.0
+    old_read_ms: Any = 0.0
     cut: Any = None
 
     @property
     def serves(self):
         """(N,) bool: tensors that may be trained with a cache of this price."""
         return np.isfinite(self.read_ms)
+
+    @property
+    def converting(self):
+        """The CachePrice whose reading steps are those that fill this cache from another."""
+        return self._replace(skipped=self.old_skipped, read_ms=self.old_read_ms + self.write_ms)
 
 
 class TensorTimings(NamedTuple):
@@ -141,6 +151,10 @@ class TensorTimings(NamedTuple):
         """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
         return self.plain_time(mask) + float(self._more_to_read[self.deepest(mask)])
 
+    def converting_time(self, mask):
+        """ms of a step of the (N,) bool mask that fills the prefix cache from another."""
+        return self._replace(cache=self.cache.converting).reading_time(mask)
+
     def fill_share(self, mask):
         """Share of the steps of the (N,) bool mask that fill a prefix cache; the others read it."""
         return float(self.cache.fill_share[self.deepest(mask)])
@@ -165,9 +179,11 @@ class TensorTimings(NamedTuple):
         """
         if self.cache is None:
             return np.zeros(len(self.names))
-        fill = self.cache.fill_share
+        cache, fill = self.cache, self.cache.fill_share
+        more_to_convert = cache.old_read_ms - cache.old_skipped * self.t_fp - self.t_loop
         with np.errstate(invalid='ignore'):  # 0 * inf
-            return np.fmin((1 - fill) * self._more_to_read + fill * self.cache.write_ms, 0.0)
+            return np.fmin((1 - fill) * self._more_to_read
+                           + fill * (cache.write_ms + cache.converted * more_to_convert), 0.0)
 
     @property
     def _more_to_read(self):
@@ -180,7 +196,7 @@ class TensorTimings(NamedTuple):
         """
         best = np.argmin([self._replace(cache=price).at_deepest for price in prices], axis=0)
         return self._replace(cache=CachePrice(*(
-            np.choose(best, arrays) for arrays in list(zip(*prices))[:4])))
+            np.choose(best, arrays) for arrays in list(zip(*prices))[:-1])))
 
     def cached_at_best(self, epochs):
         """The table with the least that a prefix cache of so many epochs can take: one of them

@@ -17,7 +17,7 @@ import keras_stack
 from backbone import output_layer
 from cache_prices import CachePrices
 from closed_loop import ClosedLoop, steps_drifted
-from epoch import READ, Diverged, plain_calls, run_epoch, validate
+from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
 from selection_solver_DP import choose_tensors, layers_of, reachable, smallest_rho
@@ -68,9 +68,9 @@ class Choice(NamedTuple):
         if table.cache is None or not table.is_cached(self.mask):
             return self.predicted_ms, self.predicted_ms
         fill = table.fill_share(self.mask)
-        ms, share = (table.reading_time(self.mask), 1 - fill) if kind == READ else (
-            table.filling_time(self.mask), fill)
-        return ms, self.predicted_ms / max(share, 1e-9)
+        ms = {READ: table.reading_time, CONVERT: table.converting_time}.get(
+            kind, table.filling_time)(self.mask)
+        return ms, self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
 
 
 class Scheme(NamedTuple):
@@ -127,7 +127,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     def select(epoch, last):
         nonlocal current
         due = epoch in dates
-        if loop is not None and last is not None and last.kind != READ:
+        if loop is not None and last is not None and last.kind not in (READ, CONVERT):
             loop.waited(last.wait_ms)
         if loop is not None and cache is not None and last is not None and last.kind == READ:
             cache.waited(last.wait_ms)
@@ -149,9 +149,10 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                                'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
+            price = current and current.timings.cache
             ran = () if last is None else (
                 current.mask, last.ms[last.kind], last.wait_ms,
-                current.timings.cache if last.kind == READ else None)
+                price if last.kind == READ else price.converting if last.kind == CONVERT else None)
             drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
         if cache is None:
@@ -318,7 +319,7 @@ def _step_summary(step_ms, cache):
 
 def _cache_scalars(cache):
     totals = cache.totals
-    tried = totals['cache_hits'] + totals['cache_misses']
+    tried = sum(totals['cache_' + name] for name in ('hits', 'converted', 'misses'))
     return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
 
 

@@ -29,7 +29,7 @@ import keras_stack
 import prefix_cache
 import train
 from cache_prices import CachePrices, as_bits, fill_share
-from epoch import FILL, PLAIN, READ
+from epoch import CONVERT, FILL, PLAIN, READ
 from masked_step import StepMaker
 from profiler import profile_model
 from training_step import make_optimizer
@@ -80,11 +80,12 @@ def dataset():
     return digits()
 
 
-def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None):
+def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None, at=None,
+             watched=Watched):
     """(Watched, epoch -> Choice) of a run whose masks are priced at their own cuts, with the same
-    bits as without a cache. before: (epoch, cache) -> None, before it is priced.
+    bits as without a cache. before: (epoch, cache) -> None, before it is priced. at: see Watched.
     """
-    cache, choices, dates = Watched(dataset, str(folder)), {}, sorted(masks)
+    cache, choices, dates = watched(dataset, str(folder), at), {}, sorted(masks)
 
     def choice_of(epoch):
         if before is not None:
@@ -99,9 +100,14 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     assert with_cache == plain
     for epoch, choice in choices.items():
         taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
+        if watched is not Watched or at:  # which does something after it was priced
+            continue
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
-        assert PLAIN in taken or choice.timings.fill_share(choice.mask) == pytest.approx(
-            taken.count(FILL) / len(taken))
+        if PLAIN not in taken:
+            converted = taken.count(CONVERT)
+            fill = taken.count(FILL) + converted
+            assert choice.timings.fill_share(choice.mask) == pytest.approx(fill / len(taken))
+            assert choice.timings.cache.converted == pytest.approx(converted / max(1, fill))
     return cache, choices
 
 
@@ -150,15 +156,18 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
     for until in (4, 9):
         anew, priced = new.priced(table, 3, until), seen[until]
         assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
-        old = table.t_prefix[MIDDLE].min() / table.t_fp
-        pays = MIDDLE & (old > (1 - fill_share(dataset, 3, until)) * table.t_prefix / table.t_fp)
+        share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
+        converted = priced.cache.converted > 0
         kept = (priced.cache.fill_share == 0) & priced.cache.serves
-        assert kept.tolist() == pays.tolist() and kept.any()
-        assert (priced.at_deepest[kept] < anew.at_deepest[kept]).all()
-        np.testing.assert_allclose(priced.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
-        # At once all are better off with the old rows. In the long run the head is not.
-        assert kept[HEAD:].all() == (until == 4)
+        # At once all are better off with the old rows as they are; in the long run as a beginning.
+        assert kept.tolist() == (MIDDLE if until == 4 else np.arange(HEAD + 2) == 4).tolist()
+        assert converted.tolist() == (MIDDLE & ~kept).tolist()
+        assert (priced.at_deepest[MIDDLE] < anew.at_deepest[MIDDLE]).all()
+        np.testing.assert_allclose(priced.at_deepest[~MIDDLE], anew.at_deepest[~MIDDLE], rtol=0.05)
         np.testing.assert_allclose(priced.cache.skipped[kept], old)
+        np.testing.assert_allclose(
+            priced.at_deepest[converted],
+            -(share * old * table.t_fp + (1 - share) * table.t_prefix[converted]), rtol=0.01)
     np.testing.assert_allclose(seen['view'].at_deepest, new.priced(table, 3, 9).at_deepest,
                                rtol=0.05)
 

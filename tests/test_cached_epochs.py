@@ -16,7 +16,7 @@ import train
 from cache_prices import fill_share, left_over
 from cached_epochs import PrefixCache
 from datasets import load_dataset
-from epoch import FILL, PLAIN, READ
+from epoch import CONVERT, FILL, PLAIN, READ
 from models import build_model
 from profiler import profile_model
 from runs import Recorder
@@ -182,7 +182,8 @@ def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings
             1 + 1e-9)
         share = table.fill_share(choice.mask)
         assert share == 0.5 or epoch > 1 and share == 0
-        of_cache = [READ if share == 0 else FILL, READ]
+        assert table.cache.converted in (0, 1) and (epoch > 1 or not table.cache.converted)
+        of_cache = [READ if share == 0 else CONVERT if table.cache.converted else FILL, READ]
         assert cache.kinds[epoch - 1:epoch + 1] == kinds(
             *(of_cache if table.is_cached(choice.mask) else [PLAIN, PLAIN]))
 
