@@ -82,6 +82,8 @@ def add_model_flags(parser):
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '
                              '(default: %(default)s)')
+    parser.add_argument('--data_dir', metavar='DIR',
+                        help='where TensorFlow Datasets keeps its data')
     parser.add_argument('--augmentation', choices=('flip+rotate', 'none'),
                         help='what is drawn for training images: a flip, and a turn of up to 72 '
                              'degrees; none where that makes another class of an image, as of '

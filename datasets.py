@@ -88,7 +88,8 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     data_dir: folder of the TensorFlow Datasets (default: TFDS_DATA_DIR or ~/tensorflow_datasets).
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
     cache: 'memory' decodes all images now and keeps them as uint8, 'none' decodes them each
-        epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory.
+        epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
+        'unread' is 'none' without the check that all images of a folder can be read.
     steps_per_epoch: an epoch is that many batches at most, each epoch of other images.
     validation_steps: that many batches of test images at most, evenly spaced among all.
     views, interval: see view_of_epoch. augmentation: see augmentation_of.
@@ -99,7 +100,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     """
     kind = augmentation_of(name, augmentation)
     view = view_of_epoch(views, interval, kind)
-    one_of(cache, ('auto', 'memory', 'none'), 'cache')
+    one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
     load = (_folder_splits if name.startswith(FOLDER) else
             _digit_splits if name in DIGIT_NAMES else _tfds_splits)
     class_names, train, test = load(name, input_size, data_dir)
@@ -111,7 +112,8 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     image_bytes = (train.size + test.size) * input_size * input_size * 3
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
-    train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
+    if cache != 'unread':
+        train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
     steps = min(train.size // batch_size, steps_per_epoch or train.size)
     epochs, probe = [Stream(number, train, batch_size, count, seed % 2 ** 32, kind != 'none')
                      for number, count in enumerate((steps, train.size // batch_size))]
@@ -126,6 +128,28 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
         train_size=steps * batch_size if steps_per_epoch else train.size, test_size=tested,
         num_images=train.size, order=lambda epoch: epochs.order(epoch - 1), view=view,
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
+
+
+def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augmentation=None):
+    """((images, labels), None): what `probe` begins with; (None, reason) where there is none.
+
+    Asks no network and prepares nothing: a photo set that is not prepared is not at hand.
+    num_classes: that labels are for. The others as in load_dataset.
+    """
+    import tensorflow as tf
+    root = _tfds_root(data_dir)
+    # First by the folder: TensorFlow Datasets takes seconds to import.
+    if name in TFDS_NAMES and not (os.path.isdir(os.path.join(root, name)) and os.path.isdir(
+            _builder(name, root).data_dir)):
+        return None, '{} is not prepared in {}'.format(name, root)
+    try:
+        dataset = load_dataset(name, input_size, batch_size, data_dir, cache='unread',
+                               augmentation=augmentation)
+        if dataset.num_classes != num_classes:
+            return None, '{} has {} classes, not {}'.format(name, dataset.num_classes, num_classes)
+        return next(iter(dataset.probe)), None
+    except (UserError, tf.errors.OpError) as error:
+        return None, _first_line(error)
 
 
 def _subset(split, count, name):
@@ -204,6 +228,16 @@ def _resized(encoded, input_size):
     return tf.cast(tf.round(image), tf.uint8)
 
 
+def _tfds_root(data_dir):
+    return os.path.abspath(os.path.expanduser(
+        data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'))
+
+
+def _builder(name, root):
+    import tensorflow_datasets as tfds
+    return tfds.builder(name, data_dir=root)
+
+
 def _prepared_builder(name, data_dir):
     """The builder of a data set that lies prepared in `data_dir`, prepared now if need be.
 
@@ -211,9 +245,8 @@ def _prepared_builder(name, data_dir):
     network is asked first, and not at all if all archives lie in the folder for manual downloads.
     """
     import tensorflow_datasets as tfds
-    root = os.path.abspath(os.path.expanduser(
-        data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'))
-    builder = tfds.builder(name, data_dir=root)
+    root = _tfds_root(data_dir)
+    builder = _builder(name, root)
     if os.path.isdir(builder.data_dir):
         return builder
     # One archive may have several addresses; today's is the first by name, so it is set last.

@@ -341,11 +341,11 @@ def whole_or_not_at_all(folder):
         os.rename(new, folder)
 
 
-def table_for(args, model, num_classes, augmentation, again=False, batch=None):
+def table_for(args, model, num_classes, augmentation, draw, again=False):
     """The stored table where its key matches; else measured now and stored, trace beside it.
 
-    args, augmentation: see table_key. again: measured in any case. batch: (images, labels) to time
-    steps on; without, noise, on which they may take a few per cent more or less than on pictures.
+    args, augmentation: see table_key. again: measured in any case. draw: () -> (images, labels) to
+    time steps on; None: noise, on which they may take more or less than on pictures.
     """
     key = table_key(args, model, num_classes, augmentation)
     folder = table_folder(args.logs_dir, args.model_name, args.input_size, num_classes,
@@ -356,13 +356,23 @@ def table_for(args, model, num_classes, augmentation, again=False, batch=None):
         with whole_or_not_at_all(folder) as new:
             table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
                                   args.batch_size, args.optimizer, args.weight_decay, new, key,
-                                  batch=batch)
+                                  batch=draw())
             table.save(os.path.join(new, TABLE_FILE))
         release_memory()
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
                                                 os.path.join(folder, TABLE_FILE)))
         warn_of(table)
     return table
+
+
+def batch_for(args):
+    """(images, labels) of the data set; None, for noise, where it is not at hand. Says which."""
+    from datasets import batch_at_hand
+    batch, reason = batch_at_hand(args.dataset_name, args.input_size, args.batch_size,
+                                  args.num_classes, args.data_dir, args.augmentation)
+    print('steps are timed on ' + ('a batch of {}'.format(args.dataset_name) if reason is None
+                                   else 'noise: {}'.format(reason)))
+    return batch
 
 
 def warn_of(table):
@@ -402,7 +412,10 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     command_line.add_model_flags(parser)
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), default=200,
-                        metavar='N', help='width of the head (default: %(default)s)')
+                        metavar='N',
+                        help='width of the head; steps are timed on a batch of --dataset_name '
+                             'where that has so many classes and need not be prepared first, else '
+                             'on noise (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
                         help='as in training: frozen, without dropout and stochastic depth inside '
                              'the base, for pretrained weights, train from scratch '
@@ -422,7 +435,8 @@ def main(argv=None):
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics)
-    table = table_for(args, model, args.num_classes, augmentation, args.force)
+    table = table_for(args, model, args.num_classes, augmentation, lambda: batch_for(args),
+                      args.force)
     print(describe(table))
     if args.plot:
         import plot

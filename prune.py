@@ -352,7 +352,8 @@ def prune_scheme(name, maker, dataset, settings, penalty, interval, threshold):
         if not pruned.removed:
             return None
         select.maker = StepMaker(pruned.model, pruned.optimizer, settings.weight_decay,
-                                 *dataset.train.element_spec, penalty=penalty)
+                                 *dataset.train.element_spec, penalty=penalty,
+                                 loss_scale=select.maker.loss_scale)
         return Choice(everything, maker=select.maker)
     select.maker = maker
     select.summary = dict(channels=structure(maker.model).size, channels_removed=0)

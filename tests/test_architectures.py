@@ -22,6 +22,8 @@ SLOW_TO_TRACE = ('NASNetMobile', 'InceptionResNetV2', 'DenseNet121', 'InceptionV
 # Rounding grows from layer to layer behind batch statistics of four images, and at the second step
 # is all there is: of those networks one step is compared, at so small a rate that none goes far.
 RATE = {name: 1e-5 if name in APPLICATIONS else 1e-2 for name in ZOO}
+# How many biases: in front of batch statistics, which take the mean away, and of attention's keys.
+NO_GRADIENT = {'attention': 1, 'transformer': 1, 'home_made_vit': 2, 'batch_norm': 2}
 LOSS_SCALE = 2.0 ** 15  # Keras' own at the start
 
 
@@ -114,7 +116,16 @@ def assert_moved_alike(case, i, expected, found, slack=0.0):
     assert error <= share * far + (far - sure) + slack, (case.written[i].name, error, far)
 
 
-def assert_steps_as_plain(case, slack=0.0):
+def without_gradient(case, gradients):
+    """Places in `written` of the weights that have none but for rounding: see NO_GRADIENT."""
+    largest = [float(tf.reduce_max(tf.abs(gradient))) for gradient in gradients]
+    found = np.argsort(largest)[:NO_GRADIENT.get(case.name, 0)]
+    assert all(largest[k] < 1e-5 * max(largest) for k in found)
+    places = {id(keras_stack.raw(v)): i for i, v in enumerate(case.written)}
+    return {places[id(keras_stack.raw(case.model.trainable_variables[k]))] for k in found}
+
+
+def assert_steps_as_plain(case, slack=0.0, adam=False):
     """Two steps of all tensors, or one: weights, slots, statistics, loss and penalty."""
     steps, outcomes = 1 if case.name in APPLICATIONS else 2, []
     for step in (plain_step(case), case.maker.step(np.ones(case.num_tensors))):
@@ -128,8 +139,11 @@ def assert_steps_as_plain(case, slack=0.0):
     if case.name in APPLICATIONS:  # small gradients beside large ones are the least exact
         slots = range(len(case.model.variables), len(expected))
         slack += 0.01 * max(moved(case, i, expected[i])[0] for i in slots if case.start[i].ndim)
+    # Adam divides rounding errors by themselves: where they take a weight is no step's own.
+    left_out = without_gradient(case, plain[0][2]) if adam else ()
     for i, (theirs, ours) in enumerate(zip(expected, found)):
-        assert_moved_alike(case, i, theirs, ours, slack)
+        if i not in left_out:
+            assert_moved_alike(case, i, theirs, ours, slack)
 
 
 def test_the_step_of_all_tensors_is_a_plain_training_step(case):
@@ -140,8 +154,8 @@ def test_the_step_of_all_tensors_is_a_plain_training_step(case):
 
 @pytest.mark.parametrize('name', [name for name in ZOO if name not in APPLICATIONS])
 def test_with_adam_too(name):
-    # Adam makes steps of rounding errors where a gradient is zero (a bias in front of BN).
-    assert_steps_as_plain(case_of(name, 'adam', 1e-3), slack=1e-4)
+    slack = 1e-4 if name == 'mixed_float16' else 1e-6  # gradients that float16 rounds
+    assert_steps_as_plain(case_of(name, 'adam', 1e-3), slack, adam=True)
 
 
 def random_masks(count, n):

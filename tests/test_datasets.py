@@ -131,6 +131,35 @@ def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
         assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
 
 
+def test_a_batch_at_hand_is_what_the_probe_begins_with(photos, tfds_dir):
+    datasets.load_dataset('caltech_birds2011', 24, 4, data_dir=tfds_dir)  # prepared, if it was not
+    for name, classes in (('digits', 10), ('caltech_birds2011', 200),
+                          ('folder:{}'.format(photos), 2)):
+        found, reason = datasets.batch_at_hand(name, 24, 4, classes, tfds_dir)
+        probe = datasets.load_dataset(name, 24, 4, data_dir=tfds_dir).probe
+        assert reason is None and same(arrays([found]), arrays(probe.take(1)))
+
+
+def test_what_is_not_at_hand_is_neither_prepared_nor_asked_for(tmp_path, offline):
+    tfds_archives.prepare('oxford_iiit_pet', tmp_path)
+    for _ in range(2):
+        assert datasets.batch_at_hand('oxford_iiit_pet', 24, 4, 37, str(tmp_path)) == (
+            None, 'oxford_iiit_pet is not prepared in {}'.format(tmp_path))
+        # Nor where an older version is there, or what a broken preparation left behind.
+        (tmp_path / 'oxford_iiit_pet' / '0.0.1').mkdir(parents=True, exist_ok=True)
+    assert os.listdir(str(tmp_path / 'oxford_iiit_pet')) == ['0.0.1']
+
+
+def test_no_batch_of_other_classes_or_too_few_or_unreadable_images(photos):
+    name = 'folder:{}'.format(photos)
+    assert datasets.batch_at_hand(name, 24, 4, 3) == (None, name + ' has 2 classes, not 3')
+    assert 'a batch of 400 does not fit' in datasets.batch_at_hand(name, 24, 400, 2)[1]
+    for image in photos.glob('*/*[0-9].*'):
+        image.write_bytes(b'not an image')
+    batch, reason = datasets.batch_at_hand(name, 24, 4, 2)
+    assert batch is None and reason and '\n' not in reason
+
+
 def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, offline):
     # tfds_dir's archives are not asked for: this data folder is empty.
     with pytest.raises(UserError) as error:

@@ -377,18 +377,38 @@ def test_deterministic_is_refused_where_tensorflow_cannot(logs):
 
 
 def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
+    from models import build_model
     arguments = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
-                 '--num_classes', '7', '--logs_dir', str(tmp_path), '--plot']
-    assert profiler.main(arguments) == 0
+                 '--num_classes', '10', '--logs_dir', str(tmp_path), '--augmentation', 'none',
+                 '--data_dir', str(tmp_path)]
+    digits = ['--dataset_name', 'digits']
+    assert profiler.main(arguments + digits + ['--plot']) == 0
     out = capsys.readouterr().out
-    for words in ('head/kernel', '1280x7', 't_dw (ms)', 't_up (ms)', 'forward pass (t_fp)',
-                  'attributed: 100.0 %', 'profiled in'):
+    for words in ('steps are timed on a batch of digits\n', 'head/kernel', '1280x10',
+                  't_dw (ms)', 't_up (ms)', 'forward pass (t_fp)', 'attributed: 100.0 %',
+                  'profiled in'):
         assert words in out
-    folder = tmp_path / 'mobilenetv2_32_7_4_profile'
+    folder = tmp_path / 'mobilenetv2_32_10_4_profile'
     assert {'timings.json', 'timings.csv', 'timings.png', 'plugins'} <= set(
         os.listdir(str(folder)))
+    # It serves any data of these settings; only where one is measured is a batch asked for.
     assert profiler.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert 'timing table: ' in out and 'timed on' not in out
+    args = main.check_arguments(main.parse_arguments(arguments + digits))
+    model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', args.alpha, args.bn_statistics)
+    main.profile(args, model, main.load_data(args))
     assert 'timing table: ' in capsys.readouterr().out
+
+
+def test_a_profile_tells_that_and_why_it_is_of_noise(tmp_path, capsys):
+    args = profiler.parse_arguments(['--data_dir', str(tmp_path)])
+    assert profiler.batch_for(args) is None
+    args.dataset_name = 'digits'
+    assert profiler.batch_for(args) is None
+    assert capsys.readouterr().out == (
+        'steps are timed on noise: caltech_birds2011 is not prepared in {}\n'
+        'steps are timed on noise: digits has 10 classes, not 200\n'.format(tmp_path))
 
 
 def test_prune_training_shrinks_the_network_and_saves_the_smaller_one(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """PruneTrain: which channels belong together, removing those that vanished, and what is kept."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,11 +12,12 @@ from test_models import saved, sequential, user_classifier
 import keras_stack
 from backbone import classifier, statistics_from_batch
 from command_line import UserError
+from datasets import load_dataset
 from masked_step import StepMaker
 from models import build_model
 from prune import GroupLasso, prune, prune_scheme, structure
 from train import Settings
-from training_step import make_optimizer
+from training_step import LossScale, make_optimizer
 
 SIZE, BATCH, CLASSES = 32, 4, 5
 SMALL = 1e-5
@@ -304,3 +307,34 @@ def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
             step(images, labels)
         ends.append(float(lasso.norms(model)) / begin)
     assert ends[1] < ends[0] and ends[1] < 1
+
+
+def test_a_pruned_network_in_float16_goes_on_with_its_loss_scale():
+    data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
+    inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')
+    x = keras.layers.Rescaling(1 / 255.0)(inputs)
+    for width in (8, 6):
+        x = keras.layers.Conv2D(width, 3, strides=2, **half)(x)
+    x = keras.layers.GlobalAveragePooling2D(dtype='float32')(x)
+    model = keras.Model(inputs, keras.layers.Dense(10)(x))
+    maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0,
+                      *data.train.element_spec, penalty=GroupLasso(model, data.probe, 0.2))
+    scheme = prune_scheme('prune_training', maker, data, Settings(num_epochs=3), None, 1, SMALL)
+    assert scheme.select(1, None).mask.all()
+    vanish(model, 0.5)
+    maker.loss_scale.scale.assign(2.0 ** 9)
+    maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
+    maker = scheme.select(2, None).maker
+    gc.collect()  # the first steps are gone, and what they captured lives on
+    assert maker.model is not model and maker.model.count_params() < model.count_params()
+    step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))
+    losses = [float(step(images, labels).loss)]
+    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # after that many steps without an overflow
+    losses += [float(step(images, labels).loss) for _ in range(10)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    before = [variable.numpy() for variable in maker.variables]
+    maker.loss_scale.scale.assign(3e38)
+    step(images, labels)
+    assert maker.loss_scale.scale.numpy() == np.float32(1.5e38)
+    for variable, value in zip(maker.variables, before):
+        np.testing.assert_array_equal(variable.numpy(), value)
