@@ -89,6 +89,27 @@ def functions_of(node):
             for function in [attr.func] + list(attr.list.func) if function.name]
 
 
+def library_of(concrete):
+    """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
+    if not any(functions_of(node) for node in concrete.function_def.node_def):
+        return {}
+    return {function.signature.name: function
+            for function in concrete.graph.as_graph_def().library.function}
+
+
+def output_places(op):
+    """What follows the node's name in the name of each output of a tf.Operation: `output:index`."""
+    places = []
+    for output in op.op_def.output_arg:
+        count = 1
+        if output.number_attr:
+            count = op.get_attr(output.number_attr)
+        elif output.type_list_attr:
+            count = len(op.get_attr(output.type_list_attr))
+        places += ['{}:{}'.format(output.name, i) for i in range(count)]
+    return places
+
+
 def called_ops(nodes, library):
     """name -> set of op types of all the functions that the NodeDef calls, nested ones too.
 

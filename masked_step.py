@@ -22,9 +22,10 @@ from function_graph import (
     add_node,
     analysable,
     called_ops,
-    functions_of,
     inlined,
+    library_of,
     numbered,
+    output_places,
     resolved,
     set_inputs,
     take_from_outside,
@@ -61,7 +62,7 @@ class StepMaker:
         _check_results(concrete, self.variables)
         self.concrete = concrete  # as traced; owns what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
-        function = resolved(inlined(concrete.function_def, _library(concrete)))
+        function = resolved(inlined(concrete.function_def, library_of(concrete)))
         self.traced_names = {} if named else numbered(function)  # number -> name
         self._cutter = Cutter(function)
         self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
@@ -94,7 +95,7 @@ class StepMaker:
             self._static = self._static_tensors()
             self._needs = forward_graph.repeatable(
                 self.graph, self.owners, range(self.num_inputs), [self.num_inputs],
-                called_ops(self._cutter.nodes.values(), _library(self.concrete)))
+                called_ops(self._cutter.nodes.values(), library_of(self.concrete)))
             work = work_of(self.concrete.graph)
             self._work = {name: work.get(self.traced_names.get(name, name))
                           for name in self._needs}
@@ -131,7 +132,7 @@ class StepMaker:
         traced = {self.traced_names.get(name, name): name for name in self._cutter.nodes}
         for op in self.concrete.graph.get_operations():
             if op.name in traced:
-                places = _output_places(op)
+                places = output_places(op)
                 found.update(zip(('{}:{}'.format(traced[op.name], place) for place in places),
                                  op.outputs))
         found.update(zip((argument.name for argument in self._cutter.function.signature.input_arg),
@@ -318,14 +319,6 @@ def _check_results(concrete, variables):
         raise ValueError('a traced step returns {}, expected {}'.format(shapes, expected))
 
 
-def _library(concrete):
-    """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
-    if not any(functions_of(node) for node in concrete.function_def.node_def):
-        return {}
-    return {function.signature.name: function
-            for function in concrete.graph.as_graph_def().library.function}
-
-
 def rows_apart(maker, inputs, labels):
     """By how much, of the largest value, an example's row of the longest prefix differs at another
     place beside other examples: 0 where bits are the same; inf where there is no prefix, or where
@@ -349,19 +342,6 @@ def rows_apart(maker, inputs, labels):
         apart = np.abs(first[order] - second).max() / max(np.abs(first).max(), 1e-30)
         furthest = max(furthest, float(apart))
     return furthest
-
-
-def _output_places(op):
-    """What follows the node's name in the name of each output of a tf.Operation: `output:index`."""
-    places = []
-    for output in op.op_def.output_arg:
-        count = 1
-        if output.number_attr:
-            count = op.get_attr(output.number_attr)
-        elif output.type_list_attr:
-            count = len(op.get_attr(output.type_list_attr))
-        places += ['{}:{}'.format(output.name, i) for i in range(count)]
-    return places
 
 
 class CachedStep(NamedTuple):
