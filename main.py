@@ -262,7 +262,8 @@ def prefix_cache_of(args, dataset):
                               'between selections')
     from cached_epochs import PrefixCache
     os.makedirs(args.logs_dir, exist_ok=True)
-    return PrefixCache(dataset, args.cache_dir or args.logs_dir, args.cache_gb)
+    return PrefixCache(dataset, args.cache_dir or args.logs_dir, args.cache_gb,
+                       exact=args.deterministic)
 
 
 def no_cache(args, reason):

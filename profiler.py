@@ -89,10 +89,8 @@ def release_memory():
     of ResNet50, 64x64, 780 MB behind a profile on the paper's stack. Others know no such call.
     """
     gc.collect()
-    try:
+    with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        pass
 
 
 def prefix_cuts(maker, times):

@@ -85,6 +85,10 @@ def test_images_that_come_back_unchanged_are_cached(tmp_path, capsys, more):
     assert cache_of(tmp_path, *more) is not None and not capsys.readouterr().out
 
 
+def test_whether_bits_are_expected_is_told_to_the_cache(tmp_path):
+    assert cache_of(tmp_path, '--deterministic').exact and not cache_of(tmp_path).exact
+
+
 def test_on_holds_views(tmp_path):
     assert checked(tmp_path, '--bn_statistics', 'frozen', '--prefix_cache', 'on').views == 'held'
     assert checked(tmp_path, '--bn_statistics', 'frozen').views == 'fresh'
