@@ -7,23 +7,12 @@ not. One step time per mask cannot tell the two apart, so before a selection bot
 
 import numpy as np
 
-CALLS = 2           # of each pass
-LOOKS = 3           # whose median counts: one that was disturbed then changes nothing
+CALLS = (2, 5)      # of both passes: a quick look; a long one where that says shares drifted
+NOISE = (0.25, 0.10)  # drift of backward over forward time that so many show by accident
 AGREE = (0.10, 0.25)  # of steps with what passes say of them: from, and up to what it is overlap
 APART = (1 / 3, 6.0)  # change of own gradients' time: overlapping hides up to 80 % of it
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
-
-
-class Looks:
-    """What the last LOOKS looks told; as if those before the first had told 0."""
-
-    def __init__(self):
-        self._last = [0.0] * LOOKS
-
-    def median_with(self, told):
-        self._last = self._last[1:] + [float(told)]
-        return float(np.median(self._last))
 
 
 class ClosedLoop:
@@ -33,9 +22,9 @@ class ClosedLoop:
     """
 
     def __init__(self, timings, maker):
-        self.timings = self.profile = timings
+        self.timings = timings
+        self.reference = timings  # with the shares that were measured last
         self._maker = maker
-        self._drift, self._more = Looks(), Looks()
         self._forward = self._both = None
 
     def waited(self, wait_ms):
@@ -43,43 +32,52 @@ class ClosedLoop:
         self.timings = self.timings._replace(t_loop=wait_ms)
 
     def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0, cache=None):
-        """Measures both passes on this batch and puts `timings` right; returns the drift of shares,
-        the change of backward over forward time since the profile.
+        """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
         step function. cache: CachePrice where they read the prefix back (or, to fill another cache,
         what that gives: CachePrice.converting), else None.
-        Shares follow the passes; the speed is that of the steps, hundreds of which tell it better
-        than a few passes. Where both disagree in more than one look, own gradients cost more or
-        less beside the error gradient's way than they did, as on one core, where they no longer
-        overlap, and the table follows that.
+        The drift is the change of backward over forward time since shares were last put right, 0
+        within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
+        and the speed is that of the steps, hundreds of which tell it better than a few passes;
+        unless both disagree: then own gradients cost more or less beside the error gradient's way
+        than they did, as on one core, where they no longer overlap, and the table follows that
+        until the next look.
         Steps that read the prefix back tell such differences, not the speed: of a short step, what
         was priced wrongly is a large part, and the budget would grow by it.
         """
-        table = self.profile
-        t_fp, t_bp = self.measure(inputs, labels, both_ms)
-        drift = self._drift.median_with((t_bp / t_fp) / (table.t_bp / table.t_fp) - 1)
-        backward = (1 + drift) * table.t_bp / table.t_fp  # of a forward pass
-        t_fp = (t_fp + t_bp) / (1 + backward)
-        table = table.rescaled(t_fp, backward * t_fp)
+        old = self.reference
+        for calls, noise in zip(CALLS, NOISE):
+            t_fp, t_bp = self.measure(inputs, labels, calls, both_ms)
+            drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
+            if abs(drift) <= noise:
+                break
+            both_ms = ()
+        if abs(drift) > noise:
+            self.reference = table = old.rescaled(t_fp, t_bp)
+        else:
+            drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
+            table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
         if len(step_ms):
             def price(timings):
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
-            plain = table.plain_time(mask)
-            more = self._more.median_with((taken - price(table)) / plain)
-            if AGREE[0] < abs(more) <= AGREE[1]:
-                table = scaled_apart(table, mask, more * plain) or table
-            if cache is None:  # of a step that reads, too little is left to tell
-                speed = taken / price(table)
-                table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
+            apart, more_ms = None, taken - price(table)
+            if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
+                apart = scaled_apart(table, mask, more_ms)
+            if apart is not None:
+                table = apart  # not the reference: what a disturbed epoch told is not inherited
+            elif not drift and cache is None:  # of a step that reads, too little is left to tell
+                speed = taken / price(old)
+                table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
+            if cache is None:
                 self.waited(wait_ms)
         self.timings = table._replace(t_loop=self.timings.t_loop)
         return drift
 
-    def measure(self, inputs, labels, both_ms=(), calls=CALLS):
+    def measure(self, inputs, labels, calls, both_ms=()):
         """(t_fp, t_bp): ms of the forward and of the backward pass as the table counts them.
 
         The profile ran the same two functions, so that like is compared with like: its t_bp, from
@@ -100,7 +98,7 @@ class ClosedLoop:
                 ms.append(function.milliseconds(inputs, labels))
         ms = np.reshape(ms, (calls, len(functions)))
         t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
-        old = self.profile
+        old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 
 

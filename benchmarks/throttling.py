@@ -4,7 +4,7 @@
 
 One network, profiled on the idle machine, then disturbed: confined to one core, beside a program
 that moves memory, beside one that computes. In each condition tensors are chosen by the table as
-profiled and by the table that the closed loop has put right, in three selections with some steps
+profiled and by the table that the closed loop has put right, in two selections with some steps
 between them, as in training. Both steps then run interleaved with the full step: their ratio is the
 share of full training that a step takes under that condition.
 An oracle that profiles anew under each condition tells what the loop's choice is worth: importance
@@ -29,7 +29,7 @@ HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
         'CPU hog': 'while True: pass'}
 SETTLE_SECONDS = 2.0
 ORACLE_SECONDS = 3.0
-SELECTIONS = 3
+SELECTIONS = 2
 STEPS = 20  # between two selections
 
 

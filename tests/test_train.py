@@ -182,13 +182,12 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
 
     wrong = timings.rescaled(timings.t_fp, 3 * timings.t_bp)
     run(tmp_path / 'r', dataset, 'elastic_training',
-        train.Settings(num_epochs=4, interval=1, rho=0.6), wrong, spy=watching)
-    assert choices[0].drift == 0  # one look may have been disturbed
-    for choice in choices[1:]:
-        assert choice.drift < -0.2
+        train.Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
+    for choice in choices:
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
         assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
+    assert choices[0].drift < -0.2 < choices[1].drift  # shares once put right stay so
     assert choices[0].timings.t_loop == 0 <= choices[1].timings.t_loop
 
 
