@@ -163,8 +163,9 @@ def test_weights_that_share_a_gradient_are_updated_and_judged_each():
     evaluator = Evaluator(maker)
     importance, _ = evaluator.trial(*batch())
     assert importance[0] == pytest.approx(importance[1]) and importance[0] > 0
-    with evaluator.updated(evaluator.gradients(*batch())[1]) as updates:
-        assert len(updates) == 4
+    with evaluator.updated(evaluator.gradients(*batch())[1]) as before:
+        updates = [update.numpy() for update in evaluator.changes(before)]
+    assert len(updates) == 4 and updates[0].any()
     np.testing.assert_array_equal(updates[0], updates[1])
 
 
