@@ -331,26 +331,22 @@ class PrefixCache:
         """Call; None where the cache is lost."""
         if self._store is None:  # what was read ahead is of no use then
             return None
-        try:
-            *tensors, labels = map(tf.constant, next(rows))
-        except CacheLost as error:
-            self._lose(error)
+        found = _next(rows, self._lose)
+        if found is None:
             return None
         self._totals['cache_hits'] += len(row)
         read = self._cut_step.read
-        return Call(READ, lambda: read(tensors, labels), read, len(row))
+        return Call(READ, lambda: read(*found), read, len(row))
 
     def _converting(self, row, rows):
         """Call; None where the cache or the old rows are lost."""
         if self._old is None:
             return None
-        try:
-            *tensors, labels = map(tf.constant, next(rows))
-        except CacheLost as error:
-            self._lose_old(error)
+        found = _next(rows, self._lose_old)
+        if found is None:
             return None
         self._totals['cache_converted'] += len(row)
-        return self._writing(CONVERT, self._old.step, row, tensors, labels)
+        return self._writing(CONVERT, self._old.step, row, *found)
 
     def _filling(self, row, batches):
         """Call; None where the cache is lost."""
@@ -377,15 +373,23 @@ class PrefixCache:
         if self._store is not None:
             left = left_over(self.stored, steps, self._batch_size)
             padded = np.resize(left, (min(len(left), 1), self._batch_size))
-            make, batches = self._cut_step.prefix, None
+            make, found = self._cut_step.prefix, None
             if self._in_old(padded).any():
-                try:
-                    *tensors, labels = map(tf.constant, self._old.store.get(padded[0]))
-                    make, batches = self._old.bridge, [(tensors, labels)]
-                except CacheLost as error:
-                    self._lose_old(error)
-            for inputs, labels in batches or self.dataset.batches(padded, view):
+                bridge, rows = self._old.bridge, map(self._old.store.get, padded)
+                found = _next(rows, self._lose_old)
+                make = make if found is None else bridge
+            for inputs, labels in self.dataset.batches(padded, view) if found is None else [found]:
                 self._put(left, list(make(inputs, labels)) + [labels])
+
+
+def _next(rows, lose):
+    """(stored tensors, labels) of the next batch; None where rows are lost: lose(why) is called."""
+    try:
+        *tensors, labels = map(tf.constant, next(rows))
+    except CacheLost as error:
+        lose(error)
+        return None
+    return tensors, labels
 
 
 def stored_of(store, numbers):

@@ -60,6 +60,12 @@ class Choice(NamedTuple):
         """ms of the whole step, by the table: a mean where there is a prefix cache."""
         return self.timings.step_time(self.mask)
 
+    def price_of(self, kind):
+        """The CachePrice by which steps of that kind (epoch.Call) read rows; None: they read none.
+        """
+        price = self.timings and self.timings.cache
+        return {READ: price, CONVERT: price and price.converting}.get(kind)
+
     def predicted_of(self, kind):
         """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
         mean may be wrong by predicted_ms: of a cache, most steps are of one kind or the other.
@@ -149,10 +155,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                                'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
         if loop is not None:
-            price = current and current.timings.cache
             ran = () if last is None else (
-                current.mask, last.ms[last.kind], last.wait_ms,
-                price if last.kind == READ else price.converting if last.kind == CONVERT else None)
+                current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
             drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
         if cache is None:

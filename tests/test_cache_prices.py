@@ -98,10 +98,10 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
                         make(), choice_of)
     plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
     assert with_cache == plain
+    if watched is not Watched or at:  # which does something after it was priced
+        return cache, choices
     for epoch, choice in choices.items():
         taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
-        if watched is not Watched or at:  # which does something after it was priced
-            continue
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
             converted = taken.count(CONVERT)
