@@ -5,10 +5,15 @@ No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a 
 """
 
 from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework.types_pb2 import DT_INT32
 
 from backward_graph import Node, reachable
 
 CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+STATELESS = {'RandomUniform': 'StatelessRandomUniform',
+             'RandomUniformInt': 'StatelessRandomUniformInt',
+             'RandomStandardNormal': 'StatelessRandomNormal',
+             'TruncatedNormal': 'StatelessTruncatedNormal'}
 
 
 def inlined(function_def, library):
@@ -340,6 +345,26 @@ def add_node(function_def, op, name, inputs, **types):
     for key, value in types.items():
         node.attr[key].type = value
     return node
+
+
+def repeat_noise(function_def):
+    """Random ops with a state of their own draw from now on the same numbers in every call.
+
+    Those that are drawn from a seed, as today's Keras does, do so wherever the seed stays.
+    """
+    for i, node in enumerate(list(function_def.node_def)):
+        if node.op in STATELESS:
+            dtype = node.attr['Tout' if node.op == 'RandomUniformInt' else 'dtype'].type
+            seed = add_node(function_def, 'Const', 'seed/{}'.format(i), [], dtype=DT_INT32)
+            value = seed.attr['value'].tensor
+            value.dtype = DT_INT32
+            value.tensor_shape.dim.add(size=2)
+            value.int_val.extend([i, 0])
+            node.op = STATELESS[node.op]
+            set_inputs(node, [node.input[0], seed.name + ':output:0'] + list(node.input[1:]))
+            for key in set(node.attr) - {'T'}:
+                del node.attr[key]
+            node.attr['dtype'].type, node.attr['Tseed'].type = dtype, DT_INT32
 
 
 def set_inputs(node, inputs):

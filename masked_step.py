@@ -26,6 +26,7 @@ from function_graph import (
     library_of,
     numbered,
     output_places,
+    repeat_noise,
     resolved,
     set_inputs,
     take_from_outside,
@@ -278,7 +279,7 @@ class StepMaker:
     def _quiet(self, num_results):
         """FunctionDef of the first results and gradients, without dropout and without effects.
 
-        Neither random states nor BN statistics change.
+        Neither random states nor BN statistics change; other noise is the same in every call.
         """
         noises = {noise.split(':')[0] for noise in self._noises}
         cut = self._cutter.cut({}, num_results, noises.union(self.graph.update))
@@ -288,6 +289,7 @@ class StepMaker:
             ones[noise] = 'ones/{}:y:0'.format(i)
         for node in cut.node_def:
             set_inputs(node, [ones.get(tensor, tensor) for tensor in node.input])
+        repeat_noise(cut)
         return cut
 
     def _effects(self, left_out):

@@ -187,3 +187,24 @@ def test_a_weight_that_nothing_depends_on_decays_where_it_is_selected_and_only_t
     maker = maker_of(keras.Model(inputs, keras.layers.Dense(3)(Unused()(inputs))))
     maker.step([True, False, False, False])(*batch())
     assert (maker.variables[0].numpy() < 1).all() and (maker.variables[1].numpy() == 1).all()
+
+
+@keras_stack.register
+class Noise(keras.layers.Layer):
+    """Adds what TensorFlow's random ops draw, each of which has a state of its own."""
+
+    def call(self, inputs):
+        shape = tf.shape(inputs)
+        whole = tf.random.uniform(shape, 0, 3, tf.int32)
+        return inputs + tf.random.uniform(shape) * tf.random.normal(shape) + (
+            tf.random.truncated_normal(shape) + tf.cast(whole, inputs.dtype))
+
+
+def test_noise_without_a_seed_is_the_same_for_both_passes_of_a_trial_and_new_in_each_step():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Noise()(inputs)))
+    maker = StepMaker(model, None, 0.0, tf.ones((6, 4)), tf.zeros(6, tf.int32))
+    batch, everything = (tf.ones((6, 4)), tf.zeros(6, tf.int32)), np.ones(2, dtype=bool)
+    quiet, step = maker.gradients(), maker.step(everything, update=False)
+    assert len({float(quiet(*batch)[0]) for _ in range(4)}) == 1
+    assert len({float(step(*batch)[0]) for _ in range(4)}) == 4
