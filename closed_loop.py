@@ -10,7 +10,8 @@ import numpy as np
 CALLS = (2, 5)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = (0.25, 0.10)  # drift of backward over forward time that so many show by accident
 AGREE = (0.10, 0.25)  # of steps with what passes say of them: from, and up to what it is overlap
-APART = (1 / 3, 6.0)  # change of own gradients' time: overlapping hides up to 80 % of it
+OWN = (0.8, 6.0)    # change of own gradients' time: overlapping hides up to 80 % of it in a profile
+SHARED = 1 / 3      # the least change of the error gradient's
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -103,7 +104,9 @@ def scaled_apart(table, mask, more_ms):
     """The table with own gradients and the error gradient's way scaled apart, so that the step of
     the (N,) bool mask takes more_ms longer and the backward pass of all tensors what it did.
 
-    Own gradients become dearer by APART at most; None where no other scales within it do that.
+    Own gradients become dearer by OWN at most; None where no other scales within OWN and SHARED do
+    that: where own gradients would be much cheaper than on the idle machine of the profile, it is
+    something else that the step tells.
     """
     own = table.group_tensors.sum(axis=1) == 1
     needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
@@ -111,18 +114,19 @@ def scaled_apart(table, mask, more_ms):
              for rows in (own | ~own, needed)]
     if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
         return None
-    of_own = min(APART[1], np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])[0])
+    of_own = min(OWN[1], np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])[0])
     of_shared = (sum(parts[0]) - of_own * parts[0][0]) / max(parts[0][1], 1e-9)
-    if not APART[0] < min(of_own, of_shared) <= max(of_own, of_shared) <= APART[1]:
+    if of_own < OWN[0] or of_shared < SHARED:
         return None
     return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
                           t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)
 
 
-def steps_drifted(step_ms, predicted_ms, of_ms=None):
-    """True where the last steps take so much more or less than predicted that it is no accident.
+def steps_drift_ms(step_ms, predicted_ms, of_ms=None):
+    """ms that the last steps take more than predicted, negative where less; 0 where that may be an
+    accident.
 
     of_ms: what the difference is compared with, predicted_ms by default.
     """
-    measured = float(np.median(step_ms[-WINDOW:]))
-    return abs(measured - predicted_ms) > STEP_DRIFT * (of_ms or predicted_ms)
+    more_ms = float(np.median(step_ms[-WINDOW:])) - predicted_ms
+    return more_ms if abs(more_ms) > STEP_DRIFT * (of_ms or predicted_ms) else 0.0

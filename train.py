@@ -16,7 +16,7 @@ import numpy as np
 import keras_stack
 from backbone import output_layer
 from cache_prices import CachePrices
-from closed_loop import ClosedLoop, steps_drifted
+from closed_loop import ClosedLoop, steps_drift_ms
 from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
@@ -119,8 +119,9 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
     cache: cached_epochs.PrefixCache, whose prices then count, or None.
-    Where steps drift from their prediction between two selections, the tensors are chosen again by
-    the importance last evaluated; with interval 0 never.
+    Where steps drift from their prediction between two selections, and by the next would take more
+    or less time by that than choosing does, the tensors are chosen again by the importance last
+    evaluated; with interval 0 never.
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
@@ -129,17 +130,25 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     batches = iter(probe)
     loop = ClosedLoop(timings, maker) if settings.closed_loop else None
     current, dates = None, due_epochs(settings, timings, cache, layers)
+    choosing_seconds = 0.0
+
+    def at_stake(epoch, last):
+        """Seconds that steps drift by until the next selection, if they go on as in the epoch
+        before.
+        """
+        drift_ms = steps_drift_ms(last.ms[last.kind], *current.predicted_of(last.kind))
+        epochs = until(dates, epoch, settings.num_epochs) - epoch
+        return 1e-3 * abs(drift_ms) * len(last.ms[last.kind]) * epochs
 
     def select(epoch, last):
-        nonlocal current
+        nonlocal current, choosing_seconds
         due = epoch in dates
         if loop is not None and last is not None and last.kind not in (READ, CONVERT):
             loop.waited(last.wait_ms)
         if loop is not None and cache is not None and last is not None and last.kind == READ:
             cache.waited(last.wait_ms)
-        drifted = loop is not None and settings.interval and not due and steps_drifted(
-            last.ms[last.kind], *current.predicted_of(last.kind))
-        if not due and not drifted:
+        if not due and not (loop is not None and settings.interval
+                            and at_stake(epoch, last) > choosing_seconds):
             return None
         batch, table, drift = next(batches), timings, 0.0
         importance, trials = current.importance if current else None, []
@@ -154,6 +163,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
                 raise Diverged('gradients are no longer finite at the selection before epoch {}: '
                                'use a smaller --learning_rate'.format(epoch))
             select.importance_seconds += time.perf_counter() - begin
+        begin = time.perf_counter()
         if loop is not None:
             ran = () if last is None else (
                 current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
@@ -167,6 +177,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             if not due and settings.rho < prices.smallest_rho(layers):
                 return None  # too few epochs are left to fill another cache for
             mask, fallback, table = prices.chosen(importance, settings.rho, layers)
+        choosing_seconds = time.perf_counter() - begin
         current = Choice(mask, importance, table, fallback, trials, drift)
         return current
     select.importance_seconds = 0.0

@@ -151,10 +151,12 @@ def test_a_cached_run_of_a_saved_model_is_the_uncached_one(tmp_path, dataset, mo
     assert cached == plain and cache.kinds == kinds(FILL, FILL, READ, FILL)
 
 
-def watched(scheme, chosen):
-    """The scheme, which puts its Choices into the dict, by epoch."""
+def watched(scheme, chosen, times=1):
+    """The scheme, which puts its Choices into the dict, by epoch; it sees so many times the steps.
+    """
     def select(epoch, last):
-        choice = scheme.select(epoch, last)
+        choice = scheme.select(epoch, last and last._replace(
+            ms={kind: ms * times for kind, ms in last.ms.items()}))
         if choice is not None:
             chosen[epoch] = choice
         return choice
@@ -209,14 +211,16 @@ def frozen_body():
 
 def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes_on(tmp_path,
                                                                                   dataset):
-    """The table says that to read back saves a third of what it does: steps that read drift."""
+    """The table says that to read back saves a third of what it does: steps that read drift, in
+    epochs of so many steps that to choose again is worth its time.
+    """
     table = profile_model(frozen_body(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
     table = table._replace(t_prefix=table.t_prefix / 3)
     settings = train.Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), frozen_body(), {}
     recorder = Recorder(str(tmp_path / 'r'))
     result, model = train.train(model, dataset, lambda maker: watched(train.elastic_scheme(
-        'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen),
+        'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen, 10000),
         settings, recorder, cache=cache)
     assert {1, 3} <= set(chosen) and chosen[1].trials
     for epoch in set(chosen) - {1}:  # by the importance that was there

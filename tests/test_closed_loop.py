@@ -6,7 +6,7 @@ from test_masked_step import maker_of
 from test_selection_solver_DP import tangled_table
 from test_training_step import N, batch, conv_stack
 
-from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, scaled_apart, steps_drifted
+from closed_loop import NOISE, STEP_DRIFT, ClosedLoop, scaled_apart, steps_drift_ms
 from profiler import profile_model
 from tensor_timings import CachePrice
 
@@ -139,9 +139,10 @@ def test_what_one_epoch_told_of_own_gradients_is_not_inherited(model, table):
     table = table._replace(group_ms=even, t_dw=np.full(N, table.t_bp / 2 / N),
                            t_dy=np.full(N, table.t_bp / 2 / N))
     mask = np.arange(N) == 0
-    more = 0.17 * table.plain_time(mask)
+    more = -0.17 * table.plain_time(mask)
     assert scaled_apart(table, mask, more) is not None
-    for _ in range(60):  # until the machine's noise leaves passes and steps 17 % apart
+    assert scaled_apart(table, mask, -more) is None  # cheaper than where they overlap most
+    for _ in range(60):  # until the machine's noise leaves passes and steps so far apart
         loop = ClosedLoop(table, maker_of(model))
         speed = loop.measure(*batch(), calls=2, both_ms=[table.t_both])[0] / table.t_fp
         loop.update(*batch(), both_ms=[speed * table.t_both], mask=mask,
@@ -155,8 +156,8 @@ def test_what_one_epoch_told_of_own_gradients_is_not_inherited(model, table):
 
 def test_drift_of_steps_is_judged_by_their_median_over_the_last_ones():
     steady = [100.0] * 60
-    assert not steps_drifted(steady, 100 * (1 - 0.5 * STEP_DRIFT))
-    assert steps_drifted(steady, 100 * (1 - 2 * STEP_DRIFT))
-    assert steps_drifted(steady, 100 * (1 + 2 * STEP_DRIFT))
-    assert not steps_drifted(steady[:50] + [900.0] * 10, 100)  # a few steps are an accident
-    assert steps_drifted(steady + [130.0] * 40, 100)           # the last ones count
+    assert steps_drift_ms(steady, 100 * (1 - 0.5 * STEP_DRIFT)) == 0
+    for predicted in 100 * (1 - 2 * STEP_DRIFT), 100 * (1 + 2 * STEP_DRIFT):
+        assert steps_drift_ms(steady, predicted) == pytest.approx(100 - predicted)
+    assert steps_drift_ms(steady[:50] + [900.0] * 10, 100) == 0  # a few steps are an accident
+    assert steps_drift_ms(steady + [130.0] * 40, 100) == 30      # the last ones count

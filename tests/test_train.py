@@ -192,13 +192,18 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
 
 
 @pytest.mark.timing
-def test_steps_that_drift_between_selections_lead_to_a_new_choice(tmp_path, dataset, timings):
+@pytest.mark.parametrize('times, anew', [(1, False), (1000, True)], ids=['few', 'many'])
+def test_steps_that_drift_between_selections_lead_to_a_new_choice_where_many_are_left(
+        tmp_path, dataset, timings, times, anew):
+    """Few take less time by the drift than it takes to choose: epochs of so many times the steps.
+    """
     choices = []
 
     def watching(select):
         def watched(epoch, last):
-            choices.append(select(epoch, taking(last, doubled) if epoch == 3 else taking(
-                last, lambda ms: [choices[-1].predicted_ms])))
+            choices.append(select(epoch, taking(
+                last, lambda ms: doubled(ms) * times) if epoch == 3 else taking(
+                    last, lambda ms: [choices[-1].predicted_ms])))
             return choices[-1]
         watched.importance_seconds = 0.0
         return watched
@@ -206,9 +211,9 @@ def test_steps_that_drift_between_selections_lead_to_a_new_choice(tmp_path, data
     run(tmp_path / 'r', dataset, 'elastic_training',
         train.Settings(num_epochs=3, interval=9, rho=0.6), timings,
         spy=lambda select: watching(lambda epoch, last: select(epoch, last) or choices[-1]))
-    assert choices[1] is choices[0] and choices[2] is not choices[0]
+    assert choices[1] is choices[0] and (choices[2] is not choices[0]) == anew
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
-    assert not choices[2].trials
+    assert not (anew and choices[2].trials)
 
 
 def test_old_step_functions_are_released(tmp_path, dataset, timings):
