@@ -119,9 +119,9 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
     cache: cached_epochs.PrefixCache, whose prices then count, or None.
-    Where steps drift from their prediction between two selections, and by the next would take more
-    or less time by that than choosing does, the tensors are chosen again by the importance last
-    evaluated; with interval 0 never.
+    Where steps take more or less than predicted between two selections, so much that by the next it
+    adds up to more than choosing takes, the tensors are chosen again by the importance that was
+    evaluated last; with interval 0 never.
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
