@@ -24,6 +24,7 @@ import numpy as np
 
 import command_line
 from forward_graph import ROUNDING
+from stopwatch import interleaved_ms, undisturbed
 from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_steps
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
@@ -170,43 +171,17 @@ def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
     shares = skipped / max(sum(times.forward.values()), 1e-9)
     suffixes = suffixes_of(maker, cuts, shares, images, labels)
-    columns = interleaved_ms(calls + [call for _, call in suffixes], seconds).T  # (rounds,) each
+    rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
+    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))
+    columns = undisturbed(rounds).T  # (rounds,) each
     (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
     # Differences within a round, so that a slow spell of the machine cancels.
     beyond = [float(np.median(ms - forward)) for ms in steps_ms]
-    low, middle, high = np.percentile(steps_ms[0], (25, 50, 75))
     return totals_of_steps(times, deepest, nearest, float(np.median(forward)),
                            float(np.median(update)), float(np.median(both)), beyond,
                            float((high - low) / 2 / middle),
                            [(float(1 - shares[k]), float(np.median(ms / forward)))
                             for (k, _), ms in zip(suffixes, columns[len(calls):])])
-
-
-def interleaved_ms(functions, seconds, rounds=(5, 40)):
-    """(rounds, functions) float64: ms of each call, the functions in turn.
-
-    functions: () -> anything, once the device is done. seconds: stops after about that long, but
-    within the given least and most rounds.
-    """
-    for function in functions:
-        function()  # the first call compiles
-        function()
-    samples, start = [], time.perf_counter()
-    while len(samples) < rounds[0] or (len(samples) < rounds[1]
-                                       and time.perf_counter() - start < seconds):
-        samples.append([settled_ms(function) for function in functions])
-    return np.array(samples)
-
-
-def settled_ms(function):
-    """ms of the second of two calls in a row: in training a step follows itself. One behind another
-    that is larger finds the processor's caches cold, which a short step shows (two inputs, 17 ms a
-    full step: the head's step took 1.5 ms more).
-    """
-    function()
-    begin = time.perf_counter()
-    function()
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def table_key(args, model, num_classes, augmentation):

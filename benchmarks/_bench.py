@@ -11,7 +11,7 @@ import _path
 import numpy as np
 
 import command_line
-from profiler import settled_ms
+from stopwatch import settled_ms, undisturbed
 
 BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
 NUM_CLASSES = 10
@@ -98,7 +98,8 @@ class OtherLoad:
 
 
 def interleaved(functions, rounds, warm=2, sample=settled_ms):
-    """((kept, functions) ms, dropped): calls in turn; quiet rounds only, all where none is quiet.
+    """((kept, functions) ms, dropped): calls in turn; quiet rounds only, beside no other process
+    and undisturbed; of all where none is quiet.
 
     functions: of no argument, each of which waits for the device. sample: function -> ms of a call.
     """
@@ -109,9 +110,10 @@ def interleaved(functions, rounds, warm=2, sample=settled_ms):
     for _ in range(3 * rounds):
         row = [sample(function) for function in functions]
         (kept if load() <= OTHERS_LIMIT else noisy).append(row)
-        if len(kept) == rounds:
+        if kept and len(undisturbed(np.array(kept), least=1)) == rounds:
             break
-    return np.array(kept or noisy), len(noisy)
+    quiet = undisturbed(np.array(kept or noisy))
+    return quiet, len(kept) + len(noisy) - len(quiet)
 
 
 def milliseconds(function):

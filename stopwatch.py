@@ -1,0 +1,52 @@
+"""How long calls take beside each other, on a machine that others may share.
+
+Takes functions that wait for the device; gives the ms of each call, round by round, so that a slow
+spell hits all of them alike, and tells the rounds that something disturbed.
+"""
+
+import time
+
+import numpy as np
+
+DISTURBED = 1.15  # times the quickest round: of what took longer, something slowed the machine
+
+
+def interleaved_ms(functions, seconds, rounds=(5, 40)):
+    """(rounds, functions) float64: ms of each call, the functions in turn.
+
+    functions: () -> anything, once the device is done. seconds: stops after about that long, but
+    within the given least and most rounds; after three times as long where fewer were undisturbed.
+    """
+    for function in functions:
+        function()  # the first call compiles
+        function()
+    samples, start, limit = [], time.perf_counter(), seconds
+    while len(samples) < rounds[0] or (len(samples) < rounds[1]
+                                       and time.perf_counter() - start < limit):
+        samples.append([settled_ms(function) for function in functions])
+        enough = len(undisturbed(np.array(samples), least=1)) >= rounds[0]
+        limit = seconds if enough else 3 * seconds
+    return np.array(samples)
+
+
+def undisturbed(rounds_ms, least=3):
+    """The rounds, (rounds, functions) ms, without those which took more than DISTURBED of the
+    quickest, all functions together; but the quickest `least` stay.
+
+    Neighbours on a shared host cannot be seen from here. They halve its speed for seconds, and
+    change what overlaps.
+    """
+    whole = rounds_ms.sum(axis=1)
+    limit = max(DISTURBED * whole.min(), np.sort(whole)[:max(least, 1)][-1])
+    return rounds_ms[whole <= limit]
+
+
+def settled_ms(function):
+    """ms of the second of two calls in a row: in training a step follows itself. One behind another
+    that is larger finds the processor's caches cold, which a short step shows (two inputs, 17 ms a
+    full step: the head's step took 1.5 ms more).
+    """
+    function()
+    begin = time.perf_counter()
+    function()
+    return 1e3 * (time.perf_counter() - begin)
