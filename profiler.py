@@ -172,7 +172,7 @@ def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
     shares = skipped / max(sum(times.forward.values()), 1e-9)
     suffixes = suffixes_of(maker, cuts, shares, images, labels)
     rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
-    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))
+    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step's, all of them
     columns = undisturbed(rounds).T  # (rounds,) each
     (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
     # Differences within a round, so that a slow spell of the machine cancels.
