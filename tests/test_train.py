@@ -192,18 +192,17 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize('times, anew', [(1, False), (1000, True)], ids=['few', 'many'])
+@pytest.mark.parametrize('count, anew', [(1, False), (10000, True)], ids=['few', 'many'])
 def test_steps_that_drift_between_selections_lead_to_a_new_choice_where_many_are_left(
-        tmp_path, dataset, timings, times, anew):
-    """Few take less time by the drift than it takes to choose: epochs of so many times the steps.
-    """
+        tmp_path, dataset, timings, count, anew):
+    """Few take less time by the drift than it takes to choose: epochs of so many steps."""
     choices = []
 
     def watching(select):
         def watched(epoch, last):
             choices.append(select(epoch, taking(
-                last, lambda ms: doubled(ms) * times) if epoch == 3 else taking(
-                    last, lambda ms: [choices[-1].predicted_ms])))
+                last, lambda ms: doubled([choices[-1].predicted_ms]) * count) if epoch == 3
+                else taking(last, lambda ms: [choices[-1].predicted_ms])))
             return choices[-1]
         watched.importance_seconds = 0.0
         return watched
