@@ -33,7 +33,7 @@ def undisturbed(rounds_ms, least=3):
     """The rounds, (rounds, functions) ms, without those which took more than DISTURBED of the
     quickest, all functions together; but the quickest `least` stay.
 
-    Neighbours on a shared host cannot be seen from here. They halve its speed for seconds, and
+    Neighbours on a shared host cannot be seen from here. They slow it by a third, for seconds, and
     change what overlaps.
     """
     whole = rounds_ms.sum(axis=1)
