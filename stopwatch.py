@@ -37,7 +37,7 @@ def undisturbed(rounds_ms, least=3):
     change what overlaps.
     """
     whole = rounds_ms.sum(axis=1)
-    limit = max(DISTURBED * whole.min(), np.sort(whole)[:max(least, 1)][-1])
+    limit = max(DISTURBED * whole.min(), np.sort(whole)[:least][-1])
     return rounds_ms[whole <= limit]
 
 
