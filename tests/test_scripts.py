@@ -345,7 +345,7 @@ for i, network in enumerate(accuracy.NETWORKS.values()):
     for networks_own in (mobilenet, repeated):
         assert networks_own['elastic 0.35']['weights'].endswith(
             'mobilenetv2_source_seed3/checkpoint/weights.npz')
-    assert {args['train_images'] for args in repeated.values()} == {80 * 32}
+    assert {args['train_images'] for args in repeated.values()} == {336 * 32}
     assert 4 * repeated['full, 1/4 of the epochs']['num_epochs'] == repeated['full']['num_epochs']
 
 
