@@ -12,6 +12,7 @@ import numpy as np
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
 LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
+DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
 
 
 class CachePrice(NamedTuple):
@@ -363,7 +364,8 @@ def own_and_shared_scale(groups, totals):
     Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
     of the deepest tensor, as nearly as scales from LEAST to MOST of one scale for both allow:
     beside the error gradient's way own gradients may cost next to nothing. One scale for both where
-    steps do not tell the two apart.
+    steps do not tell the two apart: where DOUBT in t_chain would move either by as much as it is,
+    as in a small network of which the deepest tensor's own gradient is nearly all.
     """
     total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
     total_shared = sum(groups.values()) - total_own
@@ -372,7 +374,7 @@ def own_and_shared_scale(groups, totals):
     deepest_shared = sum(of_deepest.values()) - deepest_own
     even = totals.t_bp / max(total_own + total_shared, 1e-9)
     matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
-    if abs(np.linalg.det(matrix)) < 1e-6 * (matrix ** 2).sum():
+    if abs(np.linalg.det(matrix)) <= DOUBT * (total_own + total_shared) * matrix[0].max():
         return even, even
     own = np.clip(np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])[0], LEAST * even,
                   MOST * even)

@@ -156,7 +156,9 @@ def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
 
 @pytest.mark.parametrize('groups, t_bp, t_chain', [
     ({0b01: 2.0, 0b10: 1.0}, 6.0, 3.0),  # no shared op
-    ({0b01: 2.0, 0b11: 4.0}, 6.0, 6.0)])  # the deepest needs everything: nothing to tell apart
+    ({0b01: 2.0, 0b11: 4.0}, 6.0, 6.0),  # the deepest needs everything: nothing to tell apart
+    # Its own gradient is nearly all: 1 % of noise would make the shared ops 17 times as dear.
+    ({0b01: 18.0, 0b10: 0.2, 0b11: 1.0}, 19.2, 19.19)])
 def test_one_scale_serves_both_where_the_two_totals_do_not_tell_them_apart(groups, t_bp, t_chain):
     own, shared = own_and_shared_scale(groups, Totals(1.0, t_bp, 1.0, 0.0, t_chain, 0))
     assert own == shared == pytest.approx(t_bp / sum(groups.values()))
