@@ -46,8 +46,8 @@ class Network(NamedTuple):
     """flags: of main.py and profiler.py. source: of training in the source domain.
 
     learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each, so
-    few that a run trains for less than 90 s on two slow cores (shorter ones are in README.md), but
-    where images repeat: there so many that selecting takes under 5 % of elastic training at 0.5.
+    few that a run trains for less than 90 s on two slow cores (docs/benchmarks.md has shorter ones),
+    but where images repeat: there so many that selecting takes under 5 % of training at rho 0.5.
     interval: of selections, in epochs. own_rates: label of a row -> the rate tuned for its scheme.
     repeated: whether the images of the first epoch come back in all others, else new ones do.
     """

@@ -1,0 +1,88 @@
+"""What README.md and docs/ say of files, links and flags is so."""
+
+import glob
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAGES = ['README.md'] + sorted(os.path.relpath(path, ROOT)
+                               for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
+
+
+def text_of(page):
+    with open(os.path.join(ROOT, page), encoding='utf-8') as file:
+        return file.read()
+
+
+def headings(page):
+    """As GitHub makes anchors of them."""
+    return {re.sub(r'[^\w\- ]', '', line.strip('# ').lower()).replace(' ', '-')
+            for line in text_of(page).split('\n') if re.match(r'#+ ', line)}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_lead_somewhere(page):
+    folder = os.path.dirname(page)
+    for link in re.findall(r'\]\(([^)]+)\)', text_of(page)):
+        path, _, anchor = link.partition('#')
+        there = os.path.normpath(os.path.join(folder, path)) if path else page
+        assert os.path.exists(os.path.join(ROOT, there)), link
+        assert not anchor or anchor in headings(there), link
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_files_that_are_named_exist(page):
+    named = set(re.findall(r'(?<![\w/.])((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b',
+                           text_of(page)))
+    folders = ('', 'scripts', 'benchmarks', 'docs')
+    missing = [name for name in named if not any(
+        os.path.exists(os.path.join(ROOT, folder, name)) for folder in folders)]
+    assert not missing
+
+
+def commands(page):
+    """(script, its flags) of each command: `python FILE`, `scripts/FILE.sh`, or benchmark in code.
+
+    A backslash goes on in the next line.
+    """
+    text = text_of(page).replace('\\\n', ' ')
+    code = re.findall(r'`([^`]+)`', text) + re.findall(r'^    (\S.*)$', text, re.M)
+    for line in code:
+        found = re.match(r'(?:\S+=\S+ )?(?:python3? )?((?:\./|scripts/|benchmarks/)?\w+\.(?:py|sh))\b(.*)',
+                         ' '.join(line.split('#')[0].split()))
+        if found:
+            yield found.group(1), re.findall(r'(?<!\S)--\w+', found.group(2))
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_every_flag_of_a_command_is_one_of_that_script(page):
+    helps = {}
+    for script, flags in commands(page):
+        if not flags:
+            continue
+        path = next(path for path in (os.path.join(ROOT, folder, script)
+                                      for folder in ('', 'scripts', 'benchmarks'))
+                    if os.path.exists(path))
+        if path not in helps:
+            start = [sys.executable, path] if path.endswith('.py') else [path]
+            helps[path] = subprocess.run(start + ['--help'], stdout=subprocess.PIPE, check=True,
+                                         universal_newlines=True).stdout
+        for flag in flags:
+            assert re.search(re.escape(flag) + r'\b', helps[path]), (script, flag)
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)),
+                    reason='argparse words --help otherwise')
+def test_the_page_of_flags_is_what_the_scripts_say():
+    made = subprocess.run([os.path.join(ROOT, 'scripts', 'write_flags.sh')], check=True,
+                          env=dict(os.environ, PYTHON=sys.executable), stdout=subprocess.PIPE,
+                          universal_newlines=True).stdout
+    assert made == text_of(os.path.join('docs', 'flags.md'))
+
+
+def test_the_readme_is_a_page_for_newcomers():
+    assert text_of('README.md').count('\n') <= 200
