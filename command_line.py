@@ -13,6 +13,8 @@ import tempfile
 import traceback
 import warnings
 
+VERSION = '1.0.0'  # CHANGELOG.md tells what is new
+
 
 class UserError(ValueError):
     """Something the user gave cannot be used.
@@ -74,7 +76,8 @@ def add_flag(parser, name, help_text, default=False):
 
 
 def add_model_flags(parser):
-    """The flags that decide what is timed, common to training and profiling."""
+    """The flags that decide what is timed, common to training and profiling; and --version."""
+    parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
     parser.add_argument('--model_name', default='resnet50', metavar='NAME',
                         help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
                              'the path of a saved Keras model (default: %(default)s)')

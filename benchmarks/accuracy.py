@@ -46,7 +46,7 @@ class Network(NamedTuple):
     """flags: of main.py and profiler.py. source: of training in the source domain.
 
     learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each, so
-    few that a run trains for less than 90 s on two slow cores (docs/benchmarks.md has shorter ones),
+    few that a run trains for less than 90 s on two slow cores (docs/benchmarks.md: shorter ones),
     but where images repeat: there so many that selecting takes under 5 % of training at rho 0.5.
     interval: of selections, in epochs. own_rates: label of a row -> the rate tuned for its scheme.
     repeated: whether the images of the first epoch come back in all others, else new ones do.

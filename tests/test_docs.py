@@ -9,7 +9,8 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGES = ['README.md'] + sorted(os.path.relpath(path, ROOT)
+FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
+PAGES = ['README.md', 'CHANGELOG.md'] + sorted(os.path.relpath(path, ROOT)
                                for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
 
 
@@ -36,8 +37,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_files_that_are_named_exist(page):
-    named = set(re.findall(r'(?<![\w/.])((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b',
-                           text_of(page)))
+    named = set(re.findall(r'(?<![\w/.])' + FILE, text_of(page)))
     folders = ('', 'scripts', 'benchmarks', 'docs')
     missing = [name for name in named if not any(
         os.path.exists(os.path.join(ROOT, folder, name)) for folder in folders)]
@@ -52,7 +52,7 @@ def commands(page):
     text = text_of(page).replace('\\\n', ' ')
     code = re.findall(r'`([^`]+)`', text) + re.findall(r'^    (\S.*)$', text, re.M)
     for line in code:
-        found = re.match(r'(?:\S+=\S+ )?(?:python3? )?((?:\./|scripts/|benchmarks/)?\w+\.(?:py|sh))\b(.*)',
+        found = re.match(r'(?:\S+=\S+ )?(?:python3? )?(?:\./)?' + FILE + '(.*)',
                          ' '.join(line.split('#')[0].split()))
         if found:
             yield found.group(1), re.findall(r'(?<!\S)--\w+', found.group(2))
@@ -86,3 +86,11 @@ def test_the_page_of_flags_is_what_the_scripts_say():
 
 def test_the_readme_is_a_page_for_newcomers():
     assert text_of('README.md').count('\n') <= 200
+
+
+def test_the_version_is_the_newest_of_the_changes():
+    told = [subprocess.run([sys.executable, os.path.join(ROOT, script), '--version'], check=True,
+                           stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
+            for script in ('main.py', 'profiler.py')]
+    newest, = re.findall(r'^## (\S+)', text_of('CHANGELOG.md'), re.M)[:1]
+    assert told == [['ElasticTrainer', newest]] * 2
