@@ -3,11 +3,11 @@
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
-    python plot.py FIGURE RUN [RUN ...] --output figures/NAME   those of the paper: paper_plots.py
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
 the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
-figure with a message that names it: nothing is skipped or filled in.
+figure with a message that names it: nothing is skipped or filled in. The paper's figures:
+scripts/paper_plots.py.
 """
 
 import argparse
@@ -31,8 +31,6 @@ from runs import (
     selection_per_epoch,
 )
 
-PAPER_FIGURES = ('curve_grid', 'bars', 'energy_bars', 'importance_stability', 'selection_panels')
-FIGURES = ('curves', 'selection', 'timings') + PAPER_FIGURES
 # Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
 SCHEMES = {
     'full_training': ('Full training', '#333333', 'o'),
@@ -373,32 +371,33 @@ def _draw_timings(figure, title, t_dw, t_dy):
     figure.legend(loc='upper left', bbox_to_anchor=(0.065, 0.94), ncol=2, borderaxespad=0)
 
 
-def main(argv=None):
-    """Draws the figure asked for and prints the files written."""
-    parser = argparse.ArgumentParser(description=__doc__,
+def draw_by_name(figures, description, argv=None):
+    """Reads FIGURE and its RUNs from the command line, draws it and prints the files written.
+
+    figures: name -> (function of the path or paths of its input and the output's, whether it takes
+    one input only).
+    """
+    parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('figure', help='one of ' + ', '.join(FIGURES))
+    parser.add_argument('figure', help='one of ' + ', '.join(figures))
     parser.add_argument('inputs', nargs='+', metavar='RUN',
-                        help='run names or paths; for timings a JSON file')
+                        help='name under --logs_dir, or a path')
     parser.add_argument('--output', required=True, help='figures/NAME, .png may be left out')
     parser.add_argument('--logs_dir', default='logs', help='where the runs are (default: logs)')
     args = parser.parse_args(argv)
-    command_line.one_of(args.figure, FIGURES, 'figure')
-    if args.figure in ('selection', 'timings') and len(args.inputs) > 1:
+    draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
+    if single and len(args.inputs) > 1:
         raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
     named = [os.path.join(args.logs_dir, run) for run in args.inputs]
-    folders = [run if os.path.isdir(run) and not os.path.isdir(name) else name
-               for run, name in zip(args.inputs, named)]
-    if args.figure == 'curves':
-        paths = accuracy_over_time(folders, args.output)
-    elif args.figure == 'selection':
-        paths = selection_map(folders[0], args.output)
-    elif args.figure in PAPER_FIGURES:
-        import paper_plots
-        paths = getattr(paper_plots, args.figure)(folders, args.output)
-    else:
-        paths = timing_bars(read_json(args.inputs[0]), args.output)
-    print('\n'.join(paths))
+    paths = [run if os.path.exists(run) and not os.path.exists(name) else name
+             for run, name in zip(args.inputs, named)]
+    print('\n'.join(draw(paths[0] if single else paths, args.output)))
+
+
+def main(argv=None):
+    draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
+                  'timings': (lambda path, output: timing_bars(read_json(path), output), True)},
+                 __doc__, argv)
 
 
 if __name__ == '__main__':

@@ -348,6 +348,13 @@ def build_table(names, shapes, times, totals, key, prefix=None):
                          cut_bytes=cut_bytes, op_rates=times.rates)
 
 
+def longest_interval(epochs, interval):
+    """Epochs that the tensors of a first selection may be kept, for cached_at_best: the last one of
+    two may be left out (train.due_epochs), where its cache could not be filled within rho.
+    """
+    return epochs if not interval or epochs <= 2 * interval else interval
+
+
 def forward_share(traced, suffixes):
     """(N,) share of the forward pass that is left behind a cut, from the share by the trace, which
     is off where few or small ops are left; what was measured of some cuts is in between, too.

@@ -255,9 +255,8 @@ def unfinished(network, rows, seeds):
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
     from profiler import TABLE_FILE, table_folder
-    from reproduce import longest_interval
     from selection_solver_DP import out_of_reach
-    from tensor_timings import TensorTimings
+    from tensor_timings import TensorTimings, longest_interval
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,
                           flags['--batch_size'])

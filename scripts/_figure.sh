@@ -14,7 +14,7 @@ figure=${figure#_}
 figure=${figure%.sh}
 if [ -n "${PYTHON:-}" ]; then
     "$PYTHON" -c '' || { echo "error: PYTHON=$PYTHON does not run" >&2; exit 2; }
-    exec "$PYTHON" "$ROOT/reproduce.py" "$figure" "$@"
+    exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"
 fi
 stack=${STACK:-}
 if [ -z "$stack" ]; then
@@ -27,9 +27,9 @@ if [ -z "$stack" ]; then
 fi
 if base=$(find_python "$stack"); then
     case " $* " in
-        *' -h '* | *' --help '*) exec "$base" "$ROOT/reproduce.py" "$figure" "$@" ;;
+        *' -h '* | *' --help '*) exec "$base" "$ROOT/scripts/reproduce.py" "$figure" "$@" ;;
     esac
-    "$base" "$ROOT/reproduce.py" "$figure" --check "$@"
+    "$base" "$ROOT/scripts/reproduce.py" "$figure" --check "$@"
 fi
 ensure_venv "$stack"
-exec "$PYTHON" "$ROOT/reproduce.py" "$figure" "$@"
+exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"

@@ -21,6 +21,7 @@ from command_line import UserError
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from runs import read_run
 from selection_solver_DP import smallest_rho
+from tensor_timings import longest_interval
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -158,6 +159,7 @@ def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny
 
 TWO_RUNS = """
 import sys
+sys.path.insert(0, 'scripts')
 import figure_grid
 import reproduce
 figure_grid.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
@@ -252,7 +254,7 @@ def test_a_rho_that_only_the_prefix_cache_reaches_is_left_out_without_it(here):
 @pytest.mark.parametrize('epochs, interval, longest', [
     (12, 4, 4), (12, 0, 12), (5, 4, 5), (8, 4, 8), (9, 4, 4), (3, 4, 3)])
 def test_the_longest_interval_is_that_of_a_first_selection(epochs, interval, longest):
-    assert reproduce.longest_interval(epochs, interval) == longest
+    assert longest_interval(epochs, interval) == longest
 
 
 def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):
@@ -325,7 +327,8 @@ def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):
     (['15', '--seeds', '0'], '0 is not a whole number'),
     (['15', '--jobs', 'no/such/folder'], '--jobs')])
 def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
-    code = ("import sys, command_line, reproduce\n"
+    code = ("import sys; sys.path.insert(0, 'scripts')\n"
+            "import command_line, reproduce\n"
             "try: command_line.run(reproduce.main, {})\n"
             "finally: print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
     result = subprocess.run([sys.executable, '-c', code.format(arguments)], cwd=ROOT,

@@ -1,6 +1,6 @@
 """figures/report.html: every figure of the paper on one page, with what ran and what is missing.
 
-    python report.py [--rehearsal]
+    python scripts/report.py [--rehearsal]
 
 Pictures are inside the page, which needs no network and can be read on a phone.
 """
@@ -11,11 +11,13 @@ import csv
 import html
 import os
 
+import _root
 import command_line
 from command_line import UserError
 from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
-from reproduce import ROOT
 from runs import read_json, read_run
+
+ROOT = _root.ROOT
 
 CSV_ROWS = 60  # shown of the numbers behind a figure; the file has all
 STYLE = """

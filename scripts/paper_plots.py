@@ -1,5 +1,7 @@
 """The figures of the paper, each from the run folders that reproduce.py made.
 
+    python scripts/paper_plots.py FIGURE RUN [RUN ...] --output figures/NAME
+
 Every function takes run folders and the path of the picture without its ending, writes PNG, PDF
 and CSV, and returns their paths. UserError as runs.read_run, and for runs of several devices or
 software stacks: their times do not belong in one picture.
@@ -9,6 +11,8 @@ import textwrap
 
 import numpy as np
 
+import _root  # noqa: F401
+import command_line
 from command_line import UserError
 from plot import (
     IDLE,
@@ -20,6 +24,7 @@ from plot import (
     configuration,
     curve_rows,
     curves_of,
+    draw_by_name,
     draw_curve,
     draw_title,
     label_of,
@@ -368,3 +373,12 @@ def _draw_panels(figure, runs, shares, seeds):
     middle = [Patch(color=colors(0.5), label='in half of {} seeds'.format(seeds))] * (seeds > 1)
     figure.legend(handles=[Patch(color=TRAINED, label='trained')] + middle + [
         Patch(color=IDLE, label='not trained')], loc='lower center', ncol=3, borderaxespad=0.3)
+
+
+def main(argv=None):
+    draw_by_name({draw.__name__: (draw, False) for draw in (
+        curve_grid, bars, energy_bars, importance_stability, selection_panels)}, __doc__, argv)
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,6 +1,7 @@
 """Every figure of the paper: the runs behind it, run where they are missing, and the picture.
 
-    python reproduce.py FIGURE [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN] [--seeds N]
+    python scripts/reproduce.py FIGURE [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN]
+        [--seeds N]
 
 scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated; an
 interrupted one starts over; figures share the runs that they have in common. A failed run is told
@@ -17,11 +18,12 @@ import subprocess
 import sys
 import time
 
+import _root
 import command_line
 from command_line import UserError, number
 from figure_grid import BASELINES, DATA, ELASTIC, FIGURES, logs_dir, output_of, runs_of
 
-ROOT = os.path.dirname(os.path.abspath(__file__))
+ROOT = _root.ROOT
 
 
 def arguments_of(run):
@@ -92,16 +94,11 @@ def why_not(run, table):
     With a prefix cache: where it is so at best. A run whose data are at hand knows more.
     """
     from selection_solver_DP import out_of_reach
+    from tensor_timings import longest_interval
     args = arguments_of(run)
     if args.prefix_cache == 'on':
         table = table.cached_at_best(longest_interval(args.num_epochs, args.interval))
     return out_of_reach(table, args.rho)
-
-
-def longest_interval(epochs, interval):
-    """Epochs that the tensors of a first selection may be kept: the last one of two may be left out
-    (train.due_epochs), where otherwise its cache could not be filled within rho."""
-    return epochs if not interval or epochs <= 2 * interval else interval
 
 
 def _hours(hours):
