@@ -108,9 +108,10 @@ def test_every_figure_has_its_script():
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A repository's root of its own, with the scripts in it."""
-    for name in os.listdir(ROOT):
-        if name.endswith('.py'):
-            (tmp_path / name).symlink_to(os.path.join(ROOT, name))
+    (tmp_path / 'scripts').mkdir()
+    for path in glob.glob(os.path.join(ROOT, '*.py')) + glob.glob(
+            os.path.join(ROOT, 'scripts', '*.py')):
+        (tmp_path / os.path.relpath(path, ROOT)).symlink_to(path)
     monkeypatch.setattr(reproduce, 'ROOT', str(tmp_path))
     monkeypatch.setattr(report, 'ROOT', str(tmp_path))
     monkeypatch.chdir(tmp_path)
