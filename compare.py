@@ -6,12 +6,11 @@ Runs that differ only in their seed share a row: medians, with the range in brac
 """
 
 import argparse
-import os
 
 import numpy as np
 
 import command_line
-from runs import VARIED, distinctions, read_run
+from runs import VARIED, distinctions, read_runs, run_folder
 
 # Points that elastic training may lose to full training: from rho FEW_POINTS_FROM on, and below.
 FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
@@ -109,10 +108,7 @@ def main(argv=None):
     parser.add_argument('runs', nargs='+', metavar='RUN', help='name under --logs_dir, or a path')
     parser.add_argument('--logs_dir', default='logs', metavar='DIR')
     args = parser.parse_args(argv)
-    folders = [name if os.path.isdir(name) else os.path.join(args.logs_dir, name)
-               for name in args.runs]
-    runs = [read_run(folder) for folder in folders]
-    text, _ = compare(runs)
+    text, _ = compare(read_runs([run_folder(run, args.logs_dir) for run in args.runs]))
     print(text)
     print('\ntarget in brackets; speed-up: training time of full over this, medians of runs '
           '[least, most]')

@@ -25,7 +25,7 @@ import numpy as np
 
 import command_line
 from command_line import UserError
-from runs import finite, read_json, read_run, write_json
+from runs import finite, read_json, read_run, run_folder, write_json
 
 PERIOD = 0.5   # s between two readings
 MAX_GAP = 5.0  # s between two readings of an external meter, beyond which they tell nothing
@@ -398,8 +398,7 @@ def main(argv=None):
         raise UserError('runs and --meter_csv belong together; given: {}'.format(
             'runs alone' if args.runs else '--meter_csv alone'))
     for name in args.runs:
-        folder = os.path.join(args.logs_dir, name)
-        add_to_run(folder if os.path.isdir(folder) else name, args.meter_csv)
+        add_to_run(run_folder(name, args.logs_dir), args.meter_csv)
     return 0 if args.runs else _show_sensors()
 
 

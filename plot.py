@@ -28,6 +28,8 @@ from runs import (
     finite,
     read_json,
     read_run,
+    read_runs,
+    run_folder,
     selection_per_epoch,
 )
 
@@ -109,11 +111,7 @@ def accuracy_over_time(run_folders, output):
     excludes validation. Returns the paths written; UserError as read_run, and for runs of several
     hosts, software stacks or data sets, whose curves cannot be compared.
     """
-    folders = [os.path.realpath(folder) for folder in run_folders]
-    for index, folder in enumerate(folders):
-        if folder in folders[:index]:
-            raise fault(folder, 'given twice')
-    curves = curves_of([read_run(folder) for folder in run_folders])
+    curves = curves_of(read_runs(run_folders))
     header, rows = curve_rows(curves)
     longest = max(curve.mean['train_seconds'][-1] for curve in curves)
     unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
@@ -331,6 +329,12 @@ def _draw_share_per_epoch(axis, mask, share):
     return handles
 
 
+def stored_timings(path, output):
+    """timing_bars of a table that the profiler wrote."""
+    table = read_json(path)
+    return timing_bars(dict(table, model=table.get('key', {}).get('model', path)), output)
+
+
 def timing_bars(table, output):
     """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
 
@@ -388,15 +392,13 @@ def draw_by_name(figures, description, argv=None):
     draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
     if single and len(args.inputs) > 1:
         raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
-    named = [os.path.join(args.logs_dir, run) for run in args.inputs]
-    paths = [run if os.path.exists(run) and not os.path.exists(name) else name
-             for run, name in zip(args.inputs, named)]
+    paths = [run_folder(run, args.logs_dir) for run in args.inputs]
     print('\n'.join(draw(paths[0] if single else paths, args.output)))
 
 
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
-                  'timings': (lambda path, output: timing_bars(read_json(path), output), True)},
+                  'timings': (stored_timings, True)},
                  __doc__, argv)
 
 

@@ -63,6 +63,24 @@ def fault(folder, text):
     return UserError(f"run '{os.path.basename(os.path.abspath(folder))}': {text}")
 
 
+def run_folder(run, logs_dir):
+    """Path of the run that a command line gives by its name under --logs_dir, or by its path."""
+    named = os.path.join(logs_dir, run)
+    path = os.path.exists(run) or os.path.dirname(run)
+    return run if path and not os.path.exists(named) else named
+
+
+def read_runs(folders):
+    """The Runs of these folders, as read_run; UserError for one that is given twice: it would count
+    as two.
+    """
+    paths = [os.path.realpath(folder) for folder in folders]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise fault(path, 'given twice')
+    return [read_run(folder) for folder in folders]
+
+
 def read_run(folder):
     """The Run in `folder`, checked: UserError if it is missing, unfinished or has a hole."""
     folder = os.path.abspath(folder)

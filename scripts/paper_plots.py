@@ -31,7 +31,7 @@ from plot import (
     scale_loss,
     write_figure,
 )
-from runs import read_run, selection_per_epoch
+from runs import read_runs, selection_per_epoch
 
 WIDTH = 7.2  # inches
 RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
@@ -54,7 +54,7 @@ class Bar:
 
 def _read(folders, *keys):
     """The Runs, whose summaries have these keys too."""
-    runs = [read_run(folder) for folder in folders]
+    runs = read_runs(folders)
     for run in runs:
         check_alike(run, runs[0], ('host', 'stack'))
         lacking = [key for key in keys if run.summary.get(key) is None]

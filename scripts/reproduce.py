@@ -12,6 +12,7 @@ import argparse
 import csv
 import fnmatch
 import functools
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -340,6 +341,9 @@ def main(argv=None):
         import energy
         if not energy.find_sensors()[0]:
             print('energy will not be measured: ' + energy.NO_SENSOR)
+    if importlib.util.find_spec('matplotlib') is None:  # it is asked for after hours else
+        raise UserError('the figure is drawn by matplotlib, which {} lacks: install it '
+                        'first'.format(sys.executable))
     if any(run.name not in finished for run in runs):
         check_device([run for run in everything if run.name in finished])
     failed = run_all(runs) + conclude(args, everything)

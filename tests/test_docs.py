@@ -10,8 +10,8 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
-PAGES = ['README.md', 'CHANGELOG.md'] + sorted(os.path.relpath(path, ROOT)
-                               for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
+PAGES = ['README.md', 'CHANGELOG.md', os.path.join('figures', 'README.md')] + sorted(
+    os.path.relpath(path, ROOT) for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
 
 
 def text_of(page):
@@ -28,7 +28,7 @@ def headings(page):
 @pytest.mark.parametrize('page', PAGES)
 def test_links_lead_somewhere(page):
     folder = os.path.dirname(page)
-    for link in re.findall(r'\]\(([^)]+)\)', text_of(page)):
+    for link in re.findall(r'\]\((?!http)([^)]+)\)', text_of(page)):
         path, _, anchor = link.partition('#')
         there = os.path.normpath(os.path.join(folder, path)) if path else page
         assert os.path.exists(os.path.join(ROOT, there)), link
@@ -49,7 +49,7 @@ def commands(page):
 
     A backslash goes on in the next line.
     """
-    text = text_of(page).replace('\\\n', ' ')
+    text = re.sub('```.*?```', '', text_of(page), flags=re.S).replace('\\\n', ' ')
     code = re.findall(r'`([^`]+)`', text) + re.findall(r'^    (\S.*)$', text, re.M)
     for line in code:
         found = re.match(r'(?:\S+=\S+ )?(?:python3? )?(?:\./)?' + FILE + '(.*)',
@@ -62,15 +62,16 @@ def commands(page):
 def test_every_flag_of_a_command_is_one_of_that_script(page):
     helps = {}
     for script, flags in commands(page):
-        if not flags:
-            continue
         path = next(path for path in (os.path.join(ROOT, folder, script)
                                       for folder in ('', 'scripts', 'benchmarks'))
                     if os.path.exists(path))
+        if not flags:
+            continue
         if path not in helps:
             start = [sys.executable, path] if path.endswith('.py') else [path]
-            helps[path] = subprocess.run(start + ['--help'], stdout=subprocess.PIPE, check=True,
-                                         universal_newlines=True).stdout
+            helps[path] = subprocess.run(
+                start + ['--help'], stdout=subprocess.PIPE, check=True, universal_newlines=True,
+                env=dict(os.environ, PYTHON=sys.executable)).stdout
         for flag in flags:
             assert re.search(re.escape(flag) + r'\b', helps[path]), (script, flag)
 

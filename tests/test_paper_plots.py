@@ -154,4 +154,6 @@ def test_runs_of_two_devices_do_not_share_a_figure(tmp_path, draw):
     (tmp_path / 'old.png').write_text('kept')
     with pytest.raises(UserError, match="run 'tx2' has host tx2, run 'pi' has pi4b"):
         draw(runs, tmp_path / 'old')
+    with pytest.raises(UserError, match="run 'pi': given twice"):
+        draw([runs[0], str(runs[0]) + '/'], tmp_path / 'old')
     assert (tmp_path / 'old.png').read_text() == 'kept'

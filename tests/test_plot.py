@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from test_selection_solver_DP import branching_table
 
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
@@ -195,6 +196,15 @@ def test_timing_bars_write_the_table(tmp_path):
     assert [float(row['t_dy_ms']) for row in rows] == TABLE['t_dy']
     assert (rows[0]['t_fp_ms'], rows[0]['t_bp_ms'], rows[0]['t_update_ms']) == (
         '4.0', '7.5', '0.75')
+
+
+def test_timing_bars_are_drawn_from_the_table_that_the_profiler_stores(tmp_path):
+    path, table = str(tmp_path / 'timings.json'), branching_table(np.random.RandomState(0))
+    table._replace(key={'model': 'branching'}).save(path)
+    plot.main(['timings', path, '--output', str(tmp_path / 'figure')])
+    rows = read_csv(str(tmp_path / 'figure.csv'))
+    assert [row['name'] for row in rows] == list(table.names)
+    assert {row['model'] for row in rows} == {'branching'}
 
 
 @pytest.mark.parametrize('change, says', [
