@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints docs/flags.md, the --help of every command of the repository:
+# Prints docs/flags.md, the --help of every command at the root:
 #
 #   scripts/write_flags.sh > docs/flags.md
 set -euo pipefail
