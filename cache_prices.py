@@ -15,6 +15,28 @@ from tensor_timings import CachePrice
 NEVER = 1e12  # ms
 
 
+class Budget:
+    """What steps may still take: rho of full training, over all epochs of the run.
+
+    An epoch that fills a prefix cache takes more than rho. All that read its rows pay that off, and
+    these stay valid beyond the next selection; so what the first epochs take more, the later ones
+    have less, and what one selection leaves the next may spend.
+    """
+
+    def __init__(self, settings):
+        self._num_epochs = settings.num_epochs
+        self._left = settings.rho * settings.num_epochs  # in epochs of full training
+
+    def spend(self, choice, result):
+        """What the epoch of this EpochResult took, by what was predicted of its steps."""
+        ms = [choice.predicted_of(kind)[0] for kind, steps in result.ms.items() for _ in steps]
+        self._left -= (np.mean(ms) if ms else choice.predicted_ms) / choice.timings.t_step
+
+    def rho(self, epoch):
+        """Share of a full step that steps may take on the average, from `epoch` on."""
+        return self._left / (self._num_epochs + 1 - epoch)
+
+
 class CachePrices:
     """Of the epochs from `epoch` to `until` - 1.
 
@@ -229,8 +251,10 @@ def fill_shares(dataset, epoch, until, stored=None, view=None, old=None):
     """
     stored, old = [np.zeros(dataset.num_images, bool) if images is None else images.copy()
                    for images in (stored, old)]
-    computed, converted, steps = 0, 0, 0
+    computed, converted, steps = 0, 0, (until - epoch) * len(dataset.order(epoch))
     for number in range(epoch, until):
+        if dataset.view(number) == view and stored.all():
+            continue  # which is most of a long run
         order = dataset.order(number)
         if dataset.view(number) != view:
             stored[:], old[:], view = False, False, dataset.view(number)
@@ -238,5 +262,5 @@ def fill_shares(dataset, epoch, until, stored=None, view=None, old=None):
         converted += np.count_nonzero(missing & old[order].all(axis=1))
         stored[order[missing]] = True
         stored[left_over(stored, len(order), order.shape[1])] = True
-        computed, steps = computed + missing.sum(), steps + len(missing)
+        computed += missing.sum()
     return float(computed / steps), float(converted / max(1, computed))

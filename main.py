@@ -42,8 +42,8 @@ def parse_arguments(argv=None):
     parser.add_argument('--num_epochs', type=number(int, low=1), default=12, metavar='N',
                         help='(default: %(default)s)')
     parser.add_argument('--rho', type=number(float, above=0, high=1), default=0.533, metavar='X',
-                        help='elastic: step time as a share of full training, 0.5 = twice as fast '
-                             '(default: %(default)s)')
+                        help='elastic: step time as a share of full training, 0.5 = twice as fast; '
+                             'with a prefix cache the mean of the run (default: %(default)s)')
     parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
                         help='elastic: select anew every so many epochs; 0: once; see also '
                              '--views (default: %(default)s)')
@@ -233,19 +233,16 @@ def profile(args, model, dataset):
 def timing_table(args, model, dataset, cache):
     """(TensorTimings of this run, its PrefixCache or None); UserError where rho is out of reach."""
     from selection_solver_DP import layers_of, out_of_reach
-    from train import due_epochs, until
     table = profile(args, model, dataset)
     layers = layers_of(model) if args.granularity == 'layer' else None
     if cache is not None and not np.isfinite(table.cut_bytes).any():
         cache = None
         no_cache(args, 'no part of the network can be cut off whose outputs have a row for each '
                        'image, independent of the other images (batch statistics?)')
-    for epoch in due_epochs(loop_settings(args), table, cache, layers):
-        priced = table if cache is None else cache.priced(table, epoch, until(
-            due_epochs(loop_settings(args), table, cache, layers), epoch, args.num_epochs))
-        reason = out_of_reach(priced, args.rho, layers)
-        if reason:
-            raise UserError('--' + reason)
+    priced = table if cache is None else cache.priced(table, 1, args.num_epochs + 1)
+    reason = out_of_reach(priced, args.rho, layers)
+    if reason:
+        raise UserError('--' + reason)
     return table, cache
 
 
@@ -255,11 +252,11 @@ def prefix_cache_of(args, dataset):
         if args.prefix_cache == 'on':  # no error: with it, views are held as those of other schemes
             print('no prefix cache: {} leaves nothing frozen in front'.format(args.train_type))
         return None
-    if is_elastic(args) and args.interval == 1 or args.num_epochs == 1:
-        return no_cache(args, 'tensors are selected for one epoch; give a longer --interval')
+    if args.num_epochs == 1:
+        return no_cache(args, 'no image comes back in one epoch')
     if dataset.view(1) != dataset.view(2):
         return no_cache(args, 'images are augmented anew in each epoch; --views held holds them '
-                              'between selections')
+                              'for --interval epochs')
     from cached_epochs import PrefixCache
     os.makedirs(args.logs_dir, exist_ok=True)
     return PrefixCache(dataset, args.cache_dir or args.logs_dir, args.cache_gb,

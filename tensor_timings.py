@@ -19,10 +19,10 @@ class CachePrice(NamedTuple):
     """What a prefix cache takes (DESIGN: through the forward floor), and how often, where tensor k
     is the deepest in training.
 
-    fill_share: (N,) of the steps until the next selection, those that compute the prefix and write
-    its rows; all others read them back. skipped: (N,) share of the forward pass that a reading step
-    need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a step; inf
-    where there is no cut or the cache does not fit.
+    fill_share: (N,) of the steps from here to the end of the run, those that compute the prefix and
+    write its rows; all others read them back. skipped: (N,) share of the forward pass that a
+    reading step need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a
+    step; inf where there is no cut or the cache does not fit.
     converted: share of the filling steps that do not begin with the images but with what another
     cache has stored; old_skipped, old_read_ms: of these, as skipped and read_ms.
     cut: None where each k has a cut of its own. Else the forward_graph.Cut of all: it serves those
@@ -200,8 +200,8 @@ class TensorTimings(NamedTuple):
             np.choose(best, arrays) for arrays in list(zip(*prices))[:-1])))
 
     def cached_at_best(self, epochs):
-        """The table with the least that a prefix cache of so many epochs can take: one of them
-        fills it, and reading and writing cost nothing. What is out of reach even so is so for sure.
+        """The table with the least that a prefix cache can take of which one in so many epochs
+        fills it: reading and writing cost nothing. What is out of reach even so is so for sure.
         """
         ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
         return self._replace(cache=CachePrice(
@@ -346,13 +346,6 @@ def build_table(names, shapes, times, totals, key, prefix=None):
                          times.left_out[:20], key, spread=totals.spread, scales=(own, shared),
                          t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
                          cut_bytes=cut_bytes, op_rates=times.rates)
-
-
-def longest_interval(epochs, interval):
-    """Epochs that the tensors of a first selection may be kept, for cached_at_best: the last one of
-    two may be left out (train.due_epochs), where its cache could not be filled within rho.
-    """
-    return epochs if not interval or epochs <= 2 * interval else interval
 
 
 def forward_share(traced, suffixes):

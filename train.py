@@ -15,12 +15,12 @@ import numpy as np
 
 import keras_stack
 from backbone import output_layer
-from cache_prices import CachePrices
+from cache_prices import Budget, CachePrices
 from closed_loop import ClosedLoop, steps_drift_ms
 from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
-from selection_solver_DP import choose_tensors, layers_of, reachable, smallest_rho
+from selection_solver_DP import choose_tensors, layers_of, reachable
 from training_step import evaluation_function, make_optimizer
 
 
@@ -46,6 +46,7 @@ class Choice(NamedTuple):
     it was chosen by; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial
     of each probe batch. drift: of the time shares since the profile (closed_loop.py).
     maker: a new StepMaker, where the model and its optimizer are others from now on.
+    rho: within which it was chosen; None for fixed schemes.
     """
     mask: np.ndarray
     importance: Optional[np.ndarray] = None
@@ -54,6 +55,7 @@ class Choice(NamedTuple):
     trials: Sequence = ()
     drift: float = 0.0
     maker: Optional[object] = None
+    rho: Optional[float] = None
 
     @property
     def predicted_ms(self):
@@ -118,7 +120,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
-    cache: cached_epochs.PrefixCache, whose prices then count, or None.
+    cache: cached_epochs.PrefixCache, whose prices then count, or None. With one, rho holds for the
+    run, see cache_prices.Budget.
     Where steps take more or less than predicted between two selections, so much that by the next it
     adds up to more than choosing takes, the tensors are chosen again by the importance that was
     evaluated last; with interval 0 never.
@@ -129,7 +132,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     layers = layers_of(maker.model) if settings.granularity == 'layer' else None
     batches = iter(probe)
     loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-    current, dates = None, due_epochs(settings, timings, cache, layers)
+    current, dates, budget = None, due_epochs(settings), Budget(settings)
     choosing_seconds = 0.0
 
     def at_stake(epoch, last):
@@ -143,6 +146,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     def select(epoch, last):
         nonlocal current, choosing_seconds
         due = epoch in dates
+        if cache is not None and current is not None:
+            budget.spend(current, last)
         if loop is not None and last is not None and last.kind not in (READ, CONVERT):
             loop.waited(last.wait_ms)
         if loop is not None and cache is not None and last is not None and last.kind == READ:
@@ -150,7 +155,7 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
         if not due and not (loop is not None and settings.interval
                             and at_stake(epoch, last) > choosing_seconds):
             return None
-        batch, table, drift = next(batches), timings, 0.0
+        batch, table, drift, rho = next(batches), timings, 0.0, settings.rho
         importance, trials = current.importance if current else None, []
         del evaluator.pass_ms[:]
         if due:
@@ -173,27 +178,21 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             mask, fallback = choose_tensors(
                 table, importance, reachable(table, settings.rho, layers), layers)
         else:
-            prices = CachePrices(cache, table, epoch, until(dates, epoch, settings.num_epochs))
-            if not due and settings.rho < prices.smallest_rho(layers):
+            prices = CachePrices(cache, table, epoch, settings.num_epochs + 1)
+            rho = budget.rho(epoch)
+            if not due and rho < prices.smallest_rho(layers):
                 return None  # too few epochs are left to fill another cache for
-            mask, fallback, table = prices.chosen(importance, settings.rho, layers)
+            mask, fallback, table = prices.chosen(importance, rho, layers)
         choosing_seconds = time.perf_counter() - begin
-        current = Choice(mask, importance, table, fallback, trials, drift)
+        current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
         return current
     select.importance_seconds = 0.0
     return Scheme(name, select)
 
 
-def due_epochs(settings, timings, cache=None, layers=None):
-    """Epochs, from 1, before which tensors are selected: every `interval`, or once where it is 0.
-
-    A last interval so short that its cache could not be filled within rho joins the one before it.
-    """
-    dates = list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
-    if cache is not None and len(dates) > 1 and settings.rho < smallest_rho(
-            cache.priced(timings, dates[-1], settings.num_epochs + 1), layers):
-        dates.pop()
-    return dates
+def due_epochs(settings):
+    """Epochs, from 1, before which tensors are selected: every `interval`; 0: once."""
+    return list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
 
 
 def until(dates, epoch, num_epochs):
@@ -367,13 +366,14 @@ def _announce(choice, settings, seconds, cache):
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
     else:
+        left = abs(choice.rho - settings.rho) >= 0.005
         print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
-              '{:.2f} of full (rho {:g}), in {:.2f} s'.format(
+              '{:.2f} of full (rho {:g}{}), in {:.2f} s'.format(
                   choice.mask.sum(), len(choice.mask),
                   100 * choice.importance[choice.mask].sum()
                   / max(choice.importance[choice.importance > 0].sum(), 1e-12),
                   choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
-                  seconds))
+                  '; {:.2f} are left'.format(choice.rho) if left else '', seconds))
     if cache is not None and cache.cut is not None:
         print('  ' + cache.describe(choice.timings))
     if any(trial.scale < 1 for trial in choice.trials):

@@ -256,7 +256,7 @@ def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
     from profiler import TABLE_FILE, table_folder
     from selection_solver_DP import out_of_reach
-    from tensor_timings import TensorTimings, longest_interval
+    from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,
                           flags['--batch_size'])
@@ -264,7 +264,7 @@ def beyond(network, rows):
     if not os.path.exists(path):
         return []
     plain = TensorTimings.load(path)
-    best = plain.cached_at_best(longest_interval(network.epochs, network.interval))
+    best = plain.cached_at_best(network.epochs)
     reasons = [(row.label, out_of_reach(best if row.cached else plain, row.rho))
                for row in rows if row.rho]
     return ['{}: {}'.format(label, reason) for label, reason in reasons if reason]

@@ -95,11 +95,18 @@ def why_not(run, table):
     With a prefix cache: where it is so at best. A run whose data are at hand knows more.
     """
     from selection_solver_DP import out_of_reach
-    from tensor_timings import longest_interval
     args = arguments_of(run)
     if args.prefix_cache == 'on':
-        table = table.cached_at_best(longest_interval(args.num_epochs, args.interval))
+        table = table.cached_at_best(epochs_of_a_cache(args))
     return out_of_reach(table, args.rho)
+
+
+def epochs_of_a_cache(args):
+    """How many there are for each that fills a prefix cache: it is read until views change.
+    """
+    from datasets import augmentation_of
+    changing = augmentation_of(args.dataset_name, args.augmentation) != 'none' and args.interval
+    return args.num_epochs / (-(-args.num_epochs // args.interval) if changing else 1)
 
 
 def _hours(hours):

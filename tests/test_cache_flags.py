@@ -59,12 +59,13 @@ def cache_of(tmp_path, *more):
 
 AUGMENTED = ['--augmentation', 'flip+rotate']
 FRESH = 'no prefix cache: images are augmented anew in each epoch; --views held holds them'
-ONE_EPOCH = 'no prefix cache: tensors are selected for one epoch; give a longer --interval'
+ONE_EPOCH = 'no prefix cache: no image comes back in one epoch'
 
 
 @pytest.mark.parametrize('more, line', [
     (AUGMENTED, FRESH), (AUGMENTED + ['--train_type', 'traditional_tl_training'], FRESH),
-    (['--interval', '1'], ONE_EPOCH), (['--num_epochs', '1'], ONE_EPOCH)])
+    (AUGMENTED + ['--views', 'held', '--interval', '1'], FRESH),
+    (['--num_epochs', '1'], ONE_EPOCH)])
 def test_auto_says_in_one_line_why_there_is_none(tmp_path, capsys, more, line):
     assert cache_of(tmp_path, *more) is None
     out = capsys.readouterr().out
@@ -79,7 +80,8 @@ def test_what_cannot_use_it_or_shall_not_is_silent(tmp_path, capsys, more):
 
 
 @pytest.mark.parametrize('more', [
-    [], ['--interval', '0'], AUGMENTED + ['--views', 'held'], AUGMENTED + ['--prefix_cache', 'on'],
+    [], ['--interval', '0'], ['--interval', '1'], AUGMENTED + ['--views', 'held'],
+    AUGMENTED + ['--prefix_cache', 'on'],
     ['--train_type', 'traditional_tl_training', '--interval', '1']])
 def test_images_that_come_back_unchanged_are_cached(tmp_path, capsys, more):
     assert cache_of(tmp_path, *more) is not None and not capsys.readouterr().out
@@ -95,8 +97,10 @@ def test_on_holds_views(tmp_path):
 
 
 def test_asked_for_where_nothing_comes_back_is_refused(tmp_path):
-    with pytest.raises(UserError, match='--prefix_cache on: tensors are selected for one epoch'):
-        cache_of(tmp_path, '--prefix_cache', 'on', '--interval', '1')
+    with pytest.raises(UserError, match='--prefix_cache on: no image comes back in one epoch'):
+        cache_of(tmp_path, '--prefix_cache', 'on', '--num_epochs', '1')
+    with pytest.raises(UserError, match='--prefix_cache on: images are augmented anew'):
+        cache_of(tmp_path, '--prefix_cache', 'on', '--interval', '1', *AUGMENTED)
 
 
 # ---------------------------------------------------------------- runs

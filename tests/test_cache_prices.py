@@ -22,16 +22,18 @@ from test_cached_epochs import (
     mask_from,
     network,
     ran,
+    watched,
 )
 from test_cached_selection import random_masks
 
 import keras_stack
 import prefix_cache
 import train
-from cache_prices import CachePrices, as_bits, fill_share
-from epoch import CONVERT, FILL, PLAIN, READ
+from cache_prices import Budget, CachePrices, as_bits, fill_share
+from epoch import CONVERT, FILL, PLAIN, READ, EpochResult
 from masked_step import StepMaker
 from profiler import profile_model
+from runs import Recorder
 from training_step import make_optimizer
 
 LATE = mask_from(6)  # the last convolution and the head
@@ -81,11 +83,11 @@ def dataset():
 
 
 def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None, at=None,
-             watched=Watched):
+             make_cache=Watched):
     """(Watched, epoch -> Choice) of a run whose masks are priced at their own cuts, with the same
     bits as without a cache. before: (epoch, cache) -> None, before it is priced. at: see Watched.
     """
-    cache, choices, dates = watched(dataset, str(folder), at), {}, sorted(masks)
+    cache, choices, dates = make_cache(dataset, str(folder), at), {}, sorted(masks)
 
     def choice_of(epoch):
         if before is not None:
@@ -98,7 +100,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
                         make(), choice_of)
     plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
     assert with_cache == plain
-    if watched is not Watched or at:  # which does something after it was priced
+    if make_cache is not Watched or at:  # which does something after it was priced
         return cache, choices
     for epoch, choice in choices.items():
         taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
@@ -109,6 +111,48 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
             assert choice.timings.fill_share(choice.mask) == pytest.approx(fill / len(taken))
             assert choice.timings.cache.converted == pytest.approx(converted / max(1, fill))
     return cache, choices
+
+
+# ---------------------------------------------------------------- what the run can pay
+
+def prices_of(cache, table, epoch, until):
+    cache.attach(StepMaker(network(), None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
+                           np.zeros(BATCH, np.int32)))
+    return CachePrices(cache, table, epoch, until)
+
+
+def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, dataset, table):
+    rho, num_epochs = 0.6, 8
+    prices = prices_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
+    mask, _, priced = prices.chosen(np.ones(HEAD + 2), rho)
+    choice, budget = train.Choice(mask, timings=priced), Budget(train.Settings(num_epochs, rho=rho))
+    assert budget.rho(1) == rho and priced.is_cached(mask)
+    filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
+    assert filling + (num_epochs - 1) * reading <= num_epochs * rho
+    for epoch in range(1, num_epochs):
+        taken = {FILL: [9.0], READ: [1.0, 1.0, 1.0]} if epoch == 1 else {READ: [1.0] * 4}
+        budget.spend(choice, EpochResult(0.0, 0.0, 0.0, taken, {}, 0.0))
+        assert budget.rho(epoch + 1) >= reading
+    spent = (filling + 3 * reading) / 4 + (num_epochs - 2) * reading
+    assert budget.rho(num_epochs) == pytest.approx(num_epochs * rho - spent)
+
+
+def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table):
+    """At a rho that two epochs of one selection could not pay, with a selection every two."""
+    least = [prices_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
+             for until in (3, 9)]
+    assert least[1] < 0.9 * least[0]
+    settings = train.Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
+                              learning_rate=0.01, closed_loop=False)
+    cache, chosen = Watched(dataset, str(tmp_path)), {}
+    train.train(network(), dataset, lambda maker: watched(train.elastic_scheme(
+        'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen),
+        settings, Recorder(str(tmp_path / 'r')), cache=cache)
+    assert list(chosen) == [1, 3, 5, 7] and cache.kinds[0] == [FILL] * 7
+    spent = [chosen[max(e for e in chosen if e <= epoch)].predicted_of(kind)[0]
+             for epoch, of in enumerate(cache.kinds, 1) for kind in of]
+    assert max(spent) > settings.rho * table.t_step
+    assert np.mean(spent) <= settings.rho * table.t_step * (1 + 1e-9)
 
 
 # ---------------------------------------------------------------- rows that are there

@@ -159,7 +159,7 @@ def test_room_that_has_gone_since_the_choice_is_made_by_the_old_rows(tmp_path, d
             if self.store is not None:
                 self._cache_gb, self._memory_bytes = 1e-9, self.store.nbytes + 10
             super().begin(step, timings)
-    cache, choices = compared(tmp_path, dataset, table, GOES_UP, 5, watched=Later)
+    cache, choices = compared(tmp_path, dataset, table, GOES_UP, 5, make_cache=Later)
     assert choices[3].timings.cache.converted == 1
     assert cache.kinds == kinds(FILL, READ, FILL, READ, READ)
 

@@ -21,7 +21,6 @@ from command_line import UserError
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from runs import read_run
 from selection_solver_DP import smallest_rho
-from tensor_timings import longest_interval
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -252,10 +251,12 @@ def test_a_rho_that_only_the_prefix_cache_reaches_is_left_out_without_it(here):
     assert 'the prefix cache has to be filled' in reproduce.why_not(below, table)
 
 
-@pytest.mark.parametrize('epochs, interval, longest', [
-    (12, 4, 4), (12, 0, 12), (5, 4, 5), (8, 4, 8), (9, 4, 4), (3, 4, 3)])
-def test_the_longest_interval_is_that_of_a_first_selection(epochs, interval, longest):
-    assert longest_interval(epochs, interval) == longest
+@pytest.mark.parametrize('data, epochs, interval, each', [
+    (CUB, 12, 4, 4), (CUB, 12, 0, 12), (CUB, 5, 4, 2.5), (CUB, 3, 4, 3), ('digits', 12, 4, 12)])
+def test_a_prefix_cache_is_filled_as_often_as_views_change(data, epochs, interval, each):
+    args = main.parse_arguments(['--dataset_name', data, '--num_epochs', str(epochs),
+                                 '--interval', str(interval)])
+    assert reproduce.epochs_of_a_cache(args) == each
 
 
 def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):
