@@ -137,7 +137,7 @@ def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, d
     assert budget.rho(num_epochs) == pytest.approx(num_epochs * rho - spent)
 
 
-def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table):
+def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     """At a rho that two epochs of one selection could not pay, with a selection every two."""
     least = [prices_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
              for until in (3, 9)]
@@ -148,6 +148,7 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table):
     train.train(network(), dataset, lambda maker: watched(train.elastic_scheme(
         'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen),
         settings, Recorder(str(tmp_path / 'r')), cache=cache)
+    assert 'out of reach' not in capsys.readouterr().out
     assert list(chosen) == [1, 3, 5, 7] and cache.kinds[0] == [FILL] * 7
     spent = [chosen[max(e for e in chosen if e <= epoch)].predicted_of(kind)[0]
              for epoch, of in enumerate(cache.kinds, 1) for kind in of]
