@@ -164,7 +164,8 @@ def command(script, *flags):
 
 
 def run_name(network, row, seed):
-    return '{}_{}_seed{}'.format(network.name, row.label.replace(' ', '_').replace(',', ''), seed)
+    label = row.label.replace(',', '').replace(' ', '_').replace('/', '_')
+    return '{}_{}_seed{}'.format(network.name, label, seed)
 
 
 def folder_of(network, row, seed):

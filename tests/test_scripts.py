@@ -322,6 +322,7 @@ for i, network in enumerate(accuracy.NETWORKS.values()):
     rows = accuracy.rows_of(network, i == 0) + [accuracy.stronger(network)]
     parsed = [main.parse_arguments(accuracy.flags_of(network, row, 3)) for row in rows]
     assert len({args.run_name for args in parsed}) == len(rows)
+    assert not any('/' in args.run_name for args in parsed)  # a folder each, side by side
     assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
     assert {args.seed for args in parsed} == {3}
     assert [args.prefix_cache == 'auto' for args in parsed] == [row.cached for row in rows]
