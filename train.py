@@ -155,7 +155,8 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
         if not due and not (loop is not None and settings.interval
                             and at_stake(epoch, last) > choosing_seconds):
             return None
-        batch, table, drift, rho = next(batches), timings, 0.0, settings.rho
+        batch, table, drift = next(batches), timings, 0.0
+        rho = settings.rho if cache is None else budget.rho(epoch)
         importance, trials = current.importance if current else None, []
         del evaluator.pass_ms[:]
         if due:
@@ -175,11 +176,10 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
             drift = loop.update(*batch, evaluator.pass_ms, *ran)
             table = loop.timings
         if cache is None:
-            mask, fallback = choose_tensors(
-                table, importance, reachable(table, settings.rho, layers), layers)
+            mask, fallback = choose_tensors(table, importance, reachable(table, rho, layers),
+                                            layers)
         else:
             prices = CachePrices(cache, table, epoch, settings.num_epochs + 1)
-            rho = budget.rho(epoch)
             if not due and rho < prices.smallest_rho(layers):
                 return None  # too few epochs are left to fill another cache for
             mask, fallback, table = prices.chosen(importance, rho, layers)

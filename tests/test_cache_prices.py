@@ -53,13 +53,17 @@ def branches():
     return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
 
 
+def maker_of(model):
+    return StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
+                     np.zeros(BATCH, np.int32))
+
+
 def table_of(model):
     """Its forward ops take what they are estimated to take."""
     table = profile_model(model, (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
     table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
         op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
-    maker = StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
-                      np.zeros(BATCH, np.int32))
+    maker = maker_of(model)
     skipped = np.zeros(len(table.names))
     for i, k in enumerate(table.order):
         skipped[k] = maker.cut_off(as_bits(np.isin(np.arange(len(skipped)), table.order[i:])),
@@ -116,8 +120,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
 # ---------------------------------------------------------------- what the run can pay
 
 def prices_of(cache, table, epoch, until):
-    cache.attach(StepMaker(network(), None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
-                           np.zeros(BATCH, np.int32)))
+    cache.attach(maker_of(network()))
     return CachePrices(cache, table, epoch, until)
 
 
