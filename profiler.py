@@ -24,14 +24,13 @@ import numpy as np
 
 import command_line
 from forward_graph import ROUNDING
-from stopwatch import interleaved_ms, undisturbed
-from tensor_timings import TensorTimings, build_table, chain_timings, totals_of_steps
+from measured_totals import build_table, measure_totals
+from tensor_timings import TensorTimings, chain_timings
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
 ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 MIN_COVERAGE = 0.95
-SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
 TABLE_FILE = 'timings.json'
 
 
@@ -117,24 +116,6 @@ def prefix_costs(cuts, times):
     return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
-def suffixes_of(maker, cuts, skipped, images, labels):
-    """[(k, () -> once the device is done)], forward passes from the cuts of some tensors k on: of
-    the least that a cut leaves, and of about SUFFIXES of all.
-
-    skipped: (N,) traced ms over those of the whole forward pass.
-    """
-    there = np.flatnonzero([cut is not None for cut in cuts])
-    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
-              for share in (SUFFIXES if len(there) else ())}
-    tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
-    stored = dict(zip(tensors, maker.outputs(tensors)(images, labels) if tensors else ()))
-    calls = []
-    for k in sorted(chosen):
-        suffix, taken = maker.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
-        calls.append((k, lambda suffix=suffix, taken=taken: suffix(taken, labels)[0].numpy()))
-    return calls
-
-
 def _drawn(leaf):
     """The array itself, or one drawn for a TensorSpec: floats as pixels have them, integers 0 or 1,
     which any vocabulary and any list of classes or nodes has.
@@ -145,43 +126,6 @@ def _drawn(leaf):
     shape, high = leaf.shape.as_list(), 255 if leaf.dtype.is_floating else 2
     drawn = np.random.RandomState(0).uniform(0, high, shape)
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
-
-
-def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
-    """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
-
-    They come from steps as training takes them: of all tensors, of the deepest and of the one
-    nearest the output alone. So they add up to the full step, and hold what no pass does: moving
-    statistics, the iteration count. The optimizer's update of all tensors runs alone: as the
-    difference of two steps it would be lost in their noise.
-    maker: masked_step.StepMaker of the training step. times: its backward_graph.OpTimes.
-    cuts: of prefix_cuts; skipped: of prefix_costs.
-    """
-    import tensorflow as tf
-    tensors = np.arange(len(maker.variables))
-    order = chain_timings(times.groups, len(tensors))[2]
-    deepest, nearest = int(order[0]), int(order[-1])
-    steps = [maker.forward(), maker.gradients(), maker.step(tensors >= 0),
-             maker.step(tensors == deepest), maker.step(tensors == nearest)]
-    apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
-
-    def run_update():
-        apply(*gradients)
-        maker.variables[-1].numpy()  # waits for the device
-    calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
-    shares = skipped / max(sum(times.forward.values()), 1e-9)
-    suffixes = suffixes_of(maker, cuts, shares, images, labels)
-    rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
-    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step's, all of them
-    columns = undisturbed(rounds).T  # (rounds,) each
-    (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
-    # Differences within a round, so that a slow spell of the machine cancels.
-    beyond = [float(np.median(ms - forward)) for ms in steps_ms]
-    return totals_of_steps(times, deepest, nearest, float(np.median(forward)),
-                           float(np.median(update)), float(np.median(both)), beyond,
-                           float((high - low) / 2 / middle),
-                           [(float(1 - shares[k]), float(np.median(ms / forward)))
-                            for (k, _), ms in zip(suffixes, columns[len(calls):])])
 
 
 def table_key(args, model, num_classes, augmentation):

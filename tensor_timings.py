@@ -11,8 +11,6 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 import numpy as np
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
-LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
-DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
 
 
 class CachePrice(NamedTuple):
@@ -68,7 +66,7 @@ class TensorTimings(NamedTuple):
     t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
     as an importance takes it: what closed_loop.py compares later ones with.
     spread: half the distance between the quartiles of the full step while it was measured, over its
-    median. scales: traced ms times these gave group_ms, of groups of one tensor and of shared ones.
+    median. traced_ms: (G,) of the ops of each group in the trace, whose shares gave group_ms.
     t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
     training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
     read; inf where the prefix cannot be cut off.
@@ -92,7 +90,7 @@ class TensorTimings(NamedTuple):
     key: Dict
     t_loop: float = 0.0
     spread: float = 0.0
-    scales: Tuple = (1.0, 1.0)
+    traced_ms: Any = None
     t_both: float = 0.0
     t_prefix: Any = None
     cut_bytes: Any = None
@@ -227,7 +225,7 @@ class TensorTimings(NamedTuple):
             content = json.load(source)
         if not isinstance(content, dict) or set(content) != set(cls._fields) - {'cache'}:
             raise ValueError("'{}' is not a timing table of this version".format(path))
-        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
+        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 'traced_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
         content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
         content['order'] = np.array(content['order'], dtype=np.int64)
@@ -264,7 +262,7 @@ def chain_timings(groups, num_tensors):
     """
     t_dw = np.array([groups.get(1 << k, 0.0) for k in range(num_tensors)])
     shared = [(mask, ms) for mask, ms in groups.items() if mask & (mask - 1)]
-    depth = np.array([sum(ms for mask, ms in shared if mask >> k & 1) for k in range(num_tensors)])
+    depth = shared_depth(groups, num_tensors)
     # Stable, on the reversed list: of equally deep tensors the later variable is nearer the output.
     order = np.argsort(-depth, kind='stable')
     t_dy = np.zeros(num_tensors)
@@ -274,113 +272,7 @@ def chain_timings(groups, num_tensors):
     return t_dw, t_dy, order
 
 
-class Totals(NamedTuple):
-    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
-
-    t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
-    it and both passes: moving statistics, learning rate, iteration count.
-    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
-    t_both: see TensorTimings.
-    spread: see TensorTimings.
-    suffixes: (share of the traced forward pass, of the measured one) behind some cuts.
-    """
-    t_fp: float
-    t_bp: float
-    t_update: float
-    t_always: float
-    t_chain: float
-    deepest: int
-    t_both: float = 0.0
-    spread: float = 0.0
-    suffixes: Any = ()
-
-
-def totals_of_steps(times, deepest, nearest, t_fp, t_update, t_both, beyond, spread,
-                    suffixes=()):
-    """Totals from what steps take: t_fp + t_always + their backward pass + their update.
-
-    times: OpTimes, whose shares tell what little the step of the tensor `nearest` the output does
-    for it. t_fp, t_update, t_both: ms, each measured alone. beyond: ms beyond the forward pass that
-    the steps take of all tensors, of the deepest alone, of the nearest alone. suffixes: see Totals.
-    """
-    full, of_deepest, of_nearest = [max(ms, 1e-3) for ms in beyond]
-    t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
-    share = sum(ms for mask, ms in times.groups.items() if mask >> nearest & 1) / max(
-        sum(times.groups.values()), 1e-9)
-    t_up = times.update * t_update / max(times.update.sum(), 1e-9)
-    # of_nearest = t_always + share * t_bp + t_up, with t_bp = full - t_always - t_update
-    t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
-    t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
-    t_bp = full - t_always - t_update
-    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
-    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
-                  spread, suffixes)
-
-
-def build_table(names, shapes, times, totals, key, prefix=None):
-    """TensorTimings from traced shares (OpTimes) and untraced Totals.
-
-    Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
-    all tensors and that of the deepest one alone come out as measured: with several inter-op
-    threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time.
-    prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
-    """
-    n = len(names)
-    own, shared = own_and_shared_scale(times.groups, totals)
-    scaled = {mask: ms * (shared if mask & (mask - 1) else own)
-              for mask, ms in times.groups.items() if ms > 0}
-    t_dw, t_dy, order = chain_timings(scaled, n)
-    t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
-    estimated = np.zeros(n, dtype=bool)
-    for mask in times.estimated:
-        for k in _tensors(mask):
-            estimated[k] = True
-    groups = sorted(scaled.items())
-    group_tensors = group_matrix([_tensors(mask) for mask, _ in groups], n)
-    skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
-    left = forward_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
-    return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update + totals.t_always, order, group_tensors,
-                         np.array([ms for _, ms in groups]), estimated, times.coverage,
-                         times.left_out[:20], key, spread=totals.spread, scales=(own, shared),
-                         t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
-                         cut_bytes=cut_bytes, op_rates=times.rates)
-
-
-def forward_share(traced, suffixes):
-    """(N,) share of the forward pass that is left behind a cut, from the share by the trace, which
-    is off where few or small ops are left; what was measured of some cuts is in between, too.
-
-    suffixes: see Totals.
-    """
-    places = np.array(sorted(suffixes) + [(1.0, 1.0)])
-    return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
-
-
-def own_and_shared_scale(groups, totals):
-    """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
-
-    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
-    of the deepest tensor, as nearly as scales from LEAST to MOST of one scale for both allow:
-    beside the error gradient's way own gradients may cost next to nothing. One scale for both where
-    steps do not tell the two apart: where DOUBT in t_chain would move either by as much as it is,
-    as in a small network of which the deepest tensor's own gradient is nearly all.
-    """
-    total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
-    total_shared = sum(groups.values()) - total_own
-    of_deepest = {mask: ms for mask, ms in groups.items() if mask >> totals.deepest & 1}
-    deepest_own = sum(ms for mask, ms in of_deepest.items() if not mask & (mask - 1))
-    deepest_shared = sum(of_deepest.values()) - deepest_own
-    even = totals.t_bp / max(total_own + total_shared, 1e-9)
-    matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
-    if abs(np.linalg.det(matrix)) <= DOUBT * (total_own + total_shared) * matrix[0].max():
-        return even, even
-    own = np.clip(np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])[0], LEAST * even,
-                  MOST * even)
-    shared = (totals.t_bp - own * total_own) / total_shared
-    return (float(own), float(shared)) if shared > LEAST * even else (even, even)
-
-
-def _tensors(mask):
-    return [k for k in range(mask.bit_length()) if mask >> k & 1]
+def shared_depth(groups, num_tensors):
+    """(N,) ms of the shared groups that each tensor needs; groups: bit mask of tensors -> ms."""
+    shared = [(mask, ms) for mask, ms in groups.items() if mask & (mask - 1)]
+    return np.array([sum(ms for mask, ms in shared if mask >> k & 1) for k in range(num_tensors)])

@@ -37,9 +37,7 @@ def random_masks(count, num_tensors, seed):
 
 def with_one_scale(table):
     """The table as traced shares of the backward pass alone would make it."""
-    own = table.group_tensors.sum(axis=1) == 1
-    traced = table.group_ms / np.where(own, *table.scales)
-    return table._replace(group_ms=traced * table.t_bp / traced.sum())
+    return table._replace(group_ms=table.traced_ms * table.t_bp / table.traced_ms.sum())
 
 
 def run_model(name, input_size, num_masks, rounds, seed):

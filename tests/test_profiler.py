@@ -15,15 +15,16 @@ import keras_stack
 import models
 import profiler
 from backward_graph import OpTimes, attribute
-from tensor_timings import (
-    TensorTimings,
+from measured_totals import (
     Totals,
     build_table,
-    chain_timings,
-    forward_share,
+    measured_share,
     own_and_shared_scale,
+    tensors_to_time,
     totals_of_steps,
+    way_of_the_error_gradient,
 )
+from tensor_timings import TensorTimings, chain_timings
 
 # --- the table
 
@@ -137,9 +138,9 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
     t_fp, t_bp, t_update, t_always, t_chain = 3.0, 16.0, 1.0, 0.5, 15.0
     # Tensor 1, nearest the output, needs 6 of 8 traced ms and three quarters of the update.
     beyond = [t_bp + t_always + t_update, t_chain + t_always + 0.25, 12 + t_always + 0.75]
-    totals = totals_of_steps(times, 0, 1, t_fp, t_update, 20.0, beyond, 0.01)
+    totals = totals_of_steps(times, [0, 1], t_fp, t_update, 20.0, beyond, 0.01)
     assert totals == Totals(t_fp, pytest.approx(t_bp), t_update, pytest.approx(t_always),
-                            pytest.approx(t_chain), 0, 20.0, 0.01)
+                            pytest.approx(t_chain), 0, 20.0, 0.01, chains=[])
     table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {})
     assert table.step_time([True, True]) == table.t_step == pytest.approx(t_fp + beyond[0])
     assert table.step_time([True, False]) == pytest.approx(t_fp + beyond[1])
@@ -148,7 +149,7 @@ def test_totals_add_up_to_the_full_step_and_hold_what_no_pass_does():
 @pytest.mark.parametrize('beyond', [[20.0, 30.0, 40.0], [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0]])
 def test_totals_of_a_disturbed_measurement_are_positive_and_add_up(beyond):
     times = op_times({0b01: 2.0, 0b10: 1.0, 0b11: 5.0}, 2)
-    totals = totals_of_steps(times, 0, 1, 3.0, 1.0, 20.0, beyond, 0.5)
+    totals = totals_of_steps(times, [0, 1], 3.0, 1.0, 20.0, beyond, 0.5)
     assert min(totals.t_bp, totals.t_update, totals.t_chain) > 0 <= totals.t_always
     assert totals.t_bp + totals.t_update + totals.t_always == pytest.approx(max(beyond[0], 1e-3))
     assert totals.t_chain <= totals.t_bp
@@ -173,13 +174,38 @@ def test_scales_stay_positive_and_add_up_to_the_backward_pass(t_chain):
     assert own < 0.2 or t_chain < 7  # what is left for them beside the error gradient's way
 
 
+def test_steps_that_follow_the_error_gradient_in_part_come_out_as_measured():
+    # A chain: tensor 3 nearest the output; half of the way is behind it and 2, by the trace.
+    groups = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0,
+              0b1111: 2.0, 0b0111: 4.0, 0b0011: 6.0}
+    times = op_times(groups, 4)
+    assert tensors_to_time(groups, 4) == [0, 3, 2]
+    beyond = [18.0, 14.5, 4.0, 10.0]  # of all, 0, 3 and 2; each own gradient takes a ms
+    totals = totals_of_steps(times, [0, 3, 2], 3.0, 1.0, 20.0, beyond, 0.01)
+    table = build_table(list('abcd'), [(1,)] * 4, times, totals, {})
+    for tensors, ms in zip(([0, 1, 2, 3], [0], [2]), (18.0, 14.5, 10.0)):
+        assert table.step_time(np.isin(np.arange(4), tensors)) - 3.0 == pytest.approx(ms)
+    without = build_table(list('abcd'), [(1,)] * 4, times, totals._replace(chains=()), {})
+    assert without.backward_time([0, 0, 1, 0]) < 0.8 * table.backward_time([0, 0, 1, 0])
+    assert table.traced_ms.sum() == 16
+
+
+@pytest.mark.parametrize('ms', [-5.0, 0.0, 100.0])  # of a disturbed measurement
+def test_the_way_of_the_error_gradient_keeps_its_sum_and_no_part_of_it_is_free(ms):
+    groups = {0b001: 1.0, 0b010: 1.0, 0b111: 4.0, 0b011: 6.0}
+    totals = Totals(1.0, 12.0, 1.0, 0.0, 11.0, 0, chains=[(2, ms)])
+    way = way_of_the_error_gradient(groups, totals, 1.0, 2.0)
+    assert sorted(way) == [0b011, 0b111] and min(way.values()) > 0.1
+    assert sum(way.values()) == pytest.approx(20.0)
+
+
 def test_the_forward_pass_behind_a_cut_is_what_was_measured_there_and_in_between_by_the_trace():
     suffixes = [(0.5, 0.6), (0.1, 0.2)]
-    assert forward_share(np.array([0.1, 0.3, 0.5, 0.75, 1.0]), suffixes) == pytest.approx(
+    assert measured_share(np.array([0.1, 0.3, 0.5, 0.75, 1.0]), suffixes) == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1.0])
-    assert forward_share(np.array([0.0]), suffixes) == [0.2]  # to call it takes time, too
+    assert measured_share(np.array([0.0]), suffixes) == [0.2]  # to call it takes time, too
     noisy = [(0.1, 0.3), (0.5, 0.2), (0.6, 1.7)]  # less for more, more than all
-    left = forward_share(np.linspace(0, 1, 11), noisy)
+    left = measured_share(np.linspace(0, 1, 11), noisy)
     assert (np.diff(left) >= 0).all() and left[0] == 0.3 and left.max() == 1
     times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(forward={'near': 3.0, 'far': 1.0})
     totals = Totals(10.0, 3.0, 1.0, 0.0, 3.0, 0, suffixes=[(0.25, 0.4)])

@@ -1,0 +1,226 @@
+"""Traced shares and untraced totals become a timing table.
+
+A trace tells which op takes which share, but not what a step takes: tracing inflates small ops, and
+runs ops one at a time. So steps as training takes them are timed, in turn: of all tensors, of the
+one nearest the output, of the deepest, of some on the way; the forward pass, and its rest behind
+some cuts. What the trace told is scaled so that these come out as measured.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stopwatch import interleaved_ms, undisturbed
+from tensor_timings import TensorTimings, chain_timings, group_matrix, shared_depth
+
+LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
+DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
+SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
+DEPTHS = (1 / 3, 2 / 3)  # of the error gradient's way, to which a step is timed
+
+
+class Totals(NamedTuple):
+    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
+
+    t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
+    it and both passes: moving statistics, learning rate, iteration count.
+    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
+    t_both: see TensorTimings.
+    spread: see TensorTimings.
+    suffixes: (share of the traced forward pass, of the measured one) behind some cuts.
+    chains: (tensor k, ms of the backward pass of k alone) of some on the way to the deepest.
+    """
+    t_fp: float
+    t_bp: float
+    t_update: float
+    t_always: float
+    t_chain: float
+    deepest: int
+    t_both: float = 0.0
+    spread: float = 0.0
+    suffixes: Any = ()
+    chains: Any = ()
+
+
+def totals_of_steps(times, tensors, t_fp, t_update, t_both, beyond, spread, suffixes=()):
+    """Totals from what steps take: t_fp + t_always + their backward pass + their update.
+
+    times: OpTimes, whose shares tell what little the step of the tensor nearest the output does
+    for it. tensors: the deepest, the nearest, others. t_fp, t_update, t_both: ms, each measured
+    alone. beyond: ms beyond the forward pass that the steps take of all tensors, then of each of
+    `tensors` alone. suffixes: see Totals.
+    """
+    deepest, nearest = tensors[:2]
+    full, of_deepest, of_nearest, *of_others = [max(ms, 1e-3) for ms in beyond]
+    t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
+    share = sum(ms for mask, ms in times.groups.items() if mask >> nearest & 1) / max(
+        sum(times.groups.values()), 1e-9)
+    t_up = times.update * t_update / max(times.update.sum(), 1e-9)
+    # of_nearest = t_always + share * t_bp + t_up, with t_bp = full - t_always - t_update
+    t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
+    t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
+    t_bp = full - t_always - t_update
+    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
+    chains = [(k, ms - t_always - float(t_up[k])) for k, ms in zip(tensors[2:], of_others)]
+    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
+                  spread, suffixes, chains)
+
+
+def build_table(names, shapes, times, totals, key, prefix=None):
+    """TensorTimings from traced shares (OpTimes) and untraced Totals.
+
+    Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
+    all tensors and that of the deepest one alone come out as measured: with several inter-op
+    threads, own gradients partly overlap with the error gradient and cost less than in the trace,
+    where ops run one at a time. The way itself is scaled so that steps come out which follow it in
+    part: ResNet50's last three 3x3 convolutions take 56 % of it in a trace and 67 % untraced, on
+    the paper's stack.
+    prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
+    """
+    n = len(names)
+    traced = {mask: ms for mask, ms in times.groups.items() if ms > 0}
+    own, shared = own_and_shared_scale(traced, totals)
+    scaled = {mask: ms * own for mask, ms in traced.items() if not mask & (mask - 1)}
+    scaled.update(way_of_the_error_gradient(traced, totals, own, shared))
+    t_dw, t_dy, order = chain_timings(scaled, n)
+    t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
+    estimated = np.zeros(n, dtype=bool)
+    for mask in times.estimated:
+        for k in _tensors(mask):
+            estimated[k] = True
+    masks = sorted(scaled)
+    skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
+    left = measured_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
+    return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
+                         totals.t_update + totals.t_always, order,
+                         group_matrix([_tensors(mask) for mask in masks], n),
+                         np.array([scaled[mask] for mask in masks]), estimated, times.coverage,
+                         times.left_out[:20], key, spread=totals.spread,
+                         traced_ms=np.array([traced[mask] for mask in masks]),
+                         t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
+                         cut_bytes=cut_bytes, op_rates=times.rates)
+
+
+def measured_share(traced, places):
+    """Share of the measured time, from that of the traced time, which is off where few or small ops
+    are in it: as at `places`, (traced share, measured share), and in between; all of all.
+    """
+    places = np.array(sorted(places) + [(1.0, 1.0)])
+    return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
+
+
+def own_and_shared_scale(groups, totals):
+    """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
+
+    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
+    of the deepest tensor, as nearly as scales from LEAST to MOST of one scale for both allow:
+    beside the error gradient's way own gradients may cost next to nothing. One scale for both where
+    steps do not tell the two apart: where DOUBT in t_chain would move either by as much as it is,
+    as in a small network of which the deepest tensor's own gradient is nearly all.
+    """
+    total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
+    total_shared = sum(groups.values()) - total_own
+    of_deepest = {mask: ms for mask, ms in groups.items() if mask >> totals.deepest & 1}
+    deepest_own = sum(ms for mask, ms in of_deepest.items() if not mask & (mask - 1))
+    deepest_shared = sum(of_deepest.values()) - deepest_own
+    even = totals.t_bp / max(total_own + total_shared, 1e-9)
+    matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
+    if abs(np.linalg.det(matrix)) <= DOUBT * (total_own + total_shared) * matrix[0].max():
+        return even, even
+    own = np.clip(np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])[0], LEAST * even,
+                  MOST * even)
+    shared = (totals.t_bp - own * total_own) / total_shared
+    return (float(own), float(shared)) if shared > LEAST * even else (even, even)
+
+
+def way_of_the_error_gradient(groups, totals, own, shared):
+    """Shared groups of ops -> ms, which add up to `shared` times their traced ms.
+
+    groups: bit mask of tensors -> traced ms. own, shared: of own_and_shared_scale. What lies
+    between two tensors whose steps were measured, totals.chains and the deepest, gets what lies
+    between their times; LEAST of its traced share at least.
+    """
+    ways = {mask: ms for mask, ms in groups.items() if mask & (mask - 1)}
+    depth = shared_depth(groups, max(groups).bit_length())
+    whole = depth[totals.deepest]
+    if not whole:
+        return {mask: ms * shared for mask, ms in ways.items()}
+    places = [(0.0, 0.0)] + [
+        (depth[k] / whole, (ms - own * groups.get(1 << k, 0.0)) / shared / whole)
+        for k, ms in totals.chains]
+    scaled = {}
+    for mask, ms in ways.items():
+        end = min(depth[k] for k in _tensors(mask))  # of its tensors, that nearest the output
+        before, after = measured_share(np.array([end - ms, end]) / whole, places)
+        scaled[mask] = max((after - before) * whole, LEAST * ms)
+    return {mask: ms * shared * sum(ways.values()) / sum(scaled.values())
+            for mask, ms in scaled.items()}
+
+
+def _tensors(mask):
+    return [k for k in range(mask.bit_length()) if mask >> k & 1]
+
+
+def suffixes_of(maker, cuts, skipped, images, labels):
+    """[(k, () -> once the device is done)], forward passes from the cuts of some tensors k on: of
+    the least that a cut leaves, and of about SUFFIXES of all.
+
+    skipped: (N,) traced ms over those of the whole forward pass.
+    """
+    there = np.flatnonzero([cut is not None for cut in cuts])
+    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
+              for share in (SUFFIXES if len(there) else ())}
+    tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
+    stored = dict(zip(tensors, maker.outputs(tensors)(images, labels) if tensors else ()))
+    calls = []
+    for k in sorted(chosen):
+        suffix, taken = maker.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
+        calls.append((k, lambda suffix=suffix, taken=taken: suffix(taken, labels)[0].numpy()))
+    return calls
+
+
+def tensors_to_time(groups, num_tensors):
+    """[the deepest, the nearest the output, others between them], tensors whose steps are timed.
+
+    The others need about DEPTHS of the shared ops, and little for themselves.
+    """
+    t_dw, _, order = chain_timings(groups, num_tensors)
+    ends, depth = [int(order[0]), int(order[-1])], shared_depth(groups, num_tensors)
+    between = {int(np.argmin(abs(depth - share * depth[ends[0]]) + t_dw)) for share in DEPTHS}
+    return ends + sorted(between.difference(ends))
+
+
+def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
+    """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
+
+    They come from steps as training takes them: of all tensors, of the deepest, of the one nearest
+    the output and of some in between alone. So they add up to the full step, and hold what no pass
+    does: moving statistics, the iteration count. The optimizer's update of all tensors runs alone:
+    as the difference of two steps it would be lost in their noise.
+    maker: masked_step.StepMaker of the training step. times: its backward_graph.OpTimes.
+    cuts: of prefix_cuts; skipped: of prefix_costs.
+    """
+    import tensorflow as tf
+    everything = np.arange(len(maker.variables))
+    tensors = tensors_to_time(times.groups, len(everything))
+    steps = [maker.forward(), maker.gradients(), maker.step(everything >= 0)]
+    steps += [maker.step(everything == k) for k in tensors]
+    apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]
+
+    def run_update():
+        apply(*gradients)
+        maker.variables[-1].numpy()  # waits for the device
+    calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
+    shares = skipped / max(sum(times.forward.values()), 1e-9)
+    suffixes = suffixes_of(maker, cuts, shares, images, labels)
+    rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
+    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step's, all of them
+    columns = undisturbed(rounds).T  # (rounds,) each
+    (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
+    # Differences within a round, so that a slow spell of the machine cancels.
+    beyond = [float(np.median(ms - forward)) for ms in steps_ms]
+    return totals_of_steps(times, tensors, float(np.median(forward)),
+                           float(np.median(update)), float(np.median(both)), beyond,
+                           float((high - low) / 2 / middle),
+                           [(float(1 - shares[k]), float(np.median(ms / forward)))
+                            for (k, _), ms in zip(suffixes, columns[len(calls):])])
