@@ -173,7 +173,7 @@ def fingerprint(model):
         try:
             config = {} if any(isinstance(part, keras.Model) for part in inside) else (
                 layer.get_config())
-        except NotImplementedError:  # of the user's own
+        except Exception:  # a layer of the user's own may have none, or a broken one
             config = {}
         return {key: plain(value) for key, value in config.items() if key != 'name'}
     content = [[type(layer).__name__, layer.compute_dtype, settings(layer)]
