@@ -9,8 +9,8 @@ below their cut is trained, and a cache that begins behind it may be filled from
 import numpy as np
 
 from forward_graph import computable
-from selection_solver_DP import choose_tensors, items_of, reachable, smallest_rho
-from tensor_timings import CachePrice
+from selection_solver_DP import choose_tensors, reachable, smallest_rho
+from tensor_timings import CachePrice, items_of
 
 NEVER = 1e12  # ms
 
@@ -131,7 +131,7 @@ class CachePrices:
         chain = np.zeros(len(order), bool)
         chain[order[np.flatnonzero(order == k)[0]:]] = True
         if k not in cuts:
-            cuts[k] = self._cache.maker.cut_off(as_bits(chain), self._timings.op_rates)
+            cuts[k] = self._cache.prefixes.cut_off(as_bits(chain), self._timings.op_rates)
         return cuts[k], chain
 
     def _converts(self, cut, mask):
@@ -140,7 +140,8 @@ class CachePrices:
         """
         cache = self._cache
         return (self._kept is not None and cut is not None and cut != cache.cut
-                and self._kept.serves[mask].all() and computable(cache.maker.graph, cache.cut, cut))
+                and self._kept.serves[mask].all()
+                and computable(cache.prefixes.maker.graph, cache.cut, cut))
 
     def _price_of_kept(self, epoch, until):
         """CachePrice of going on with the rows that are there; None where there are none."""
@@ -155,12 +156,12 @@ class CachePrices:
 
     def _prices_of_cuts(self, mask, k):
         """CachePrices of new caches at the mask's own cut and at that of its deepest tensor k."""
-        timings, maker, n = self._timings, self._cache.maker, len(self._timings.names)
+        timings, prefixes, n = self._timings, self._cache.prefixes, len(self._timings.names)
         cut, chain = self._chain(k)
         if cut is None or not np.isfinite(timings.cut_bytes[k]):
             return []
         found = [(cut, chain, timings.t_prefix[k])]
-        own = maker.cut_off(as_bits(mask), timings.op_rates,
+        own = prefixes.cut_off(as_bits(mask), timings.op_rates,
                             self._cache.read_ms_of_row(timings.cut_bytes[k]))
         if own is not None and own != cut:
             saved = timings.t_prefix[k] + self._scale * (own.skipped_ms - cut.skipped_ms)
@@ -168,7 +169,7 @@ class CachePrices:
         prices = []
         for cut, trained, saved in found:
             of_cut = np.full(n, float(cut.nbytes)), np.full(n, saved / timings.t_fp), cut
-            serves = maker.serves(cut) | trained
+            serves = prefixes.serves(cut) | trained
             prices.append(only_for(self._price(*of_cut), serves))
             if self._converts(cut, mask):
                 prices.append(only_for(self._price(*of_cut, from_kept=True),
@@ -182,7 +183,7 @@ class CachePrices:
         """
         if self._measured_over_estimated is None:
             nearest = int(self._timings.order[-1])
-            cut = self._cache.maker.cut_off(1 << nearest, self._timings.op_rates)
+            cut = self._cache.prefixes.cut_off(1 << nearest, self._timings.op_rates)
             self._measured_over_estimated = 0.0 if cut is None else float(
                 self._timings.t_prefix[nearest] / max(cut.skipped_ms, 1e-9))
         return self._measured_over_estimated

@@ -15,8 +15,8 @@ import prefix_cache
 from cache_prices import CachePrices, as_bits, left_over
 from epoch import CONVERT, FILL, READ, Call, plain_calls
 from forward_graph import READ_MS, ROUNDING
-from masked_step import rows_apart
 from prefix_cache import CacheLost, Row
+from prefix_steps import PrefixSteps
 from training_step import NUM_RESULTS, StepResult
 
 TRIED_ROWS = (1 << 12, 1 << 18)  # bytes, whose reading and writing is measured
@@ -48,7 +48,7 @@ class PrefixCache:
         self._folder, self._cache_gb, self._memory_bytes = folder, cache_gb, memory_bytes
         self._batch_size = int(dataset.train.element_spec[0].shape[0])
         self.cut = None  # of the tensors now in training: forward_graph.Cut
-        self.maker = self.view = None  # see attach; of the images whose rows are stored
+        self.prefixes = self.view = None  # see attach; of the images whose rows are stored
         self.skipped = None  # share of the forward pass that a step which reads need not run
         self._cut_step = self._store = self._old = None
         self.chain_cuts = {}  # of cache_prices: for each deepest tensor, the same in the whole run
@@ -88,7 +88,7 @@ class PrefixCache:
     @property
     def serves(self):
         """(N,) bool: tensors that can be trained with the present cut and its rows."""
-        return self.maker.serves(self.cut) | self._cut_step.read.mask
+        return self.prefixes.serves(self.cut) | self._cut_step.read.mask
 
     # ------------------------------------------------------------------------------ prices
 
@@ -176,7 +176,7 @@ class PrefixCache:
 
     def attach(self, maker):
         """maker: masked_step.StepMaker of the run's steps."""
-        self.maker = maker
+        self.prefixes = PrefixSteps(maker)
 
     def begin(self, step, timings=None):
         """Makes the cache for `step`, a MaskedStep, where it pays. Rows are kept where the cut is.
@@ -197,7 +197,7 @@ class PrefixCache:
         elif price.cut != self.cut:
             self._start(price.cut, step.mask, self._store is not None and np.any(price.converted))
         elif not same:
-            self._cut_step = self.maker.cached(step.mask, self.cut)
+            self._cut_step = self.prefixes.cached(step.mask, self.cut)
         self.skipped = float(price.skipped[k]) if self.cut is not None else None
 
     def _cut_off(self, step):
@@ -205,7 +205,7 @@ class PrefixCache:
         depend on their neighbours, as the profile finds out for steps that have a price.
         """
         self.end()
-        cut = self.maker.cut_off(as_bits(step.mask), TYPICAL_RATES)
+        cut = self.prefixes.cut_off(as_bits(step.mask), TYPICAL_RATES)
         if cut is None or cut.skipped_ms <= 2 * READ_MS * self._batch_size * cut.nbytes:
             return
         if self._rows_apart() > ROUNDING:
@@ -214,9 +214,9 @@ class PrefixCache:
             self._start(cut, step.mask)
 
     def _rows_apart(self):
-        """masked_step.rows_apart on the first batch; measured once a run."""
+        """PrefixSteps.rows_apart on the first batch; measured once a run."""
         if self._apart is None:
-            self._apart = rows_apart(self.maker, *next(iter(self.dataset.batches(
+            self._apart = self.prefixes.rows_apart(*next(iter(self.dataset.batches(
                 self.dataset.order(1)[:1], self.dataset.view(1)))))
         return self._apart
 
@@ -228,11 +228,11 @@ class PrefixCache:
             self.exact = False  # said once
         old = None
         if from_old:
-            old = OldRows(self._store, self.view, *self.maker.converting(mask, self.cut, cut))
+            old = OldRows(self._store, self.view, *self.prefixes.converting(mask, self.cut, cut))
             self._store = None
         self.end()
         self._old = old
-        self.cut, self._cut_step, self.view = cut, self.maker.cached(mask, cut), None
+        self.cut, self._cut_step, self.view = cut, self.prefixes.cached(mask, cut), None
 
     def end(self):
         """Frees the stores and the functions."""

@@ -27,11 +27,42 @@ def inlined(function_def, library):
     plain.ClearField('node_def')
     plain.ClearField('control_ret')
     plain.signature.ClearField('control_output')
-    stands_for = {}  # argument or output of a call -> the tensor outside or inside that it is
-    ends = {}        # call -> nodes or tensors inside that a control edge from it waits for
+    stands_for, ends = _expanded(function_def, library, plain)
+    arguments = {argument.name for argument in function_def.signature.input_arg}
+
+    def source(tensor):
+        while tensor in stands_for:
+            tensor = stands_for[tensor]
+        return tensor
+
+    def waited_for(name):
+        """Nodes that a control edge from `name` waits for; arguments are there from the start."""
+        name = source(name).split(':')[0]
+        if name in ends:
+            return {node for end in ends[name] for node in waited_for(end)}
+        return {name} - arguments
+
+    for node in plain.node_def:
+        control = {name for tensor in node.input if tensor[0] == '^'
+                   for name in waited_for(tensor[1:])}
+        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
+                   + ['^' + name for name in sorted(control)])
+    for output, tensor in list(plain.ret.items()):
+        plain.ret[output] = source(tensor)
+    plain.signature.control_output.extend(sorted(plain.control_ret))
+    return plain
+
+
+def _expanded(function_def, library, plain):
+    """Adds the nodes and effects of the function and of those it calls to the FunctionDef `plain`.
+
+    Returns (stands_for, ends). stands_for: argument or output of a call -> the tensor outside or
+    inside that it is. ends: call -> nodes or tensors inside that a control edge from it waits for.
+    """
+    stands_for, ends = {}, {}
 
     def add(function, prefix='', control=()):
-        """Adds the nodes and effects of one function; control: edges to its call."""
+        """control: edges to the call of the function."""
         for node in function.node_def:
             name = prefix + node.name
             inputs = ['^' + prefix + tensor[1:] if tensor[0] == '^' else prefix + tensor
@@ -56,30 +87,8 @@ def inlined(function_def, library):
         for name in function.control_ret.values():
             if prefix + name not in ends:  # those of a call are its function's
                 plain.control_ret[prefix + name] = prefix + name
-
-    def source(tensor):
-        while tensor in stands_for:
-            tensor = stands_for[tensor]
-        return tensor
-
-    def waited_for(name):
-        """Nodes that a control edge from `name` waits for; arguments are there from the start."""
-        name = source(name).split(':')[0]
-        if name in ends:
-            return {node for end in ends[name] for node in waited_for(end)}
-        return {name} - arguments
-
-    arguments = {argument.name for argument in function_def.signature.input_arg}
     add(function_def)
-    for node in plain.node_def:
-        control = {name for tensor in node.input if tensor[0] == '^'
-                   for name in waited_for(tensor[1:])}
-        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
-                   + ['^' + name for name in sorted(control)])
-    for output, tensor in list(plain.ret.items()):
-        plain.ret[output] = source(tensor)
-    plain.signature.control_output.extend(sorted(plain.control_ret))
-    return plain
+    return stands_for, ends
 
 
 def compiled(node, library):

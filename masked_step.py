@@ -7,31 +7,26 @@ is ready within a step or two (benchmarks/overhead.py).
 """
 
 import time
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-import forward_graph
 import keras_stack
 import tf_internals
-from backward_graph import analyse, check_effects, estimated_ms
+from backward_graph import analyse, check_effects
 from command_line import UserError
 from function_graph import (
     Cutter,
     add_node,
     analysable,
-    called_ops,
     inlined,
     library_of,
     numbered,
-    output_places,
     repeat_noise,
     resolved,
     set_inputs,
     take_from_outside,
 )
-from op_trace import work_of
 from training_step import NUM_RESULTS, StepResult, TrainingStep
 
 
@@ -65,17 +60,16 @@ class StepMaker:
         self.captured = list(concrete.captured_inputs)
         function = resolved(inlined(concrete.function_def, library_of(concrete)))
         self.traced_names = {} if named else numbered(function)  # number -> name
-        self._cutter = Cutter(function)
+        self.cutter = Cutter(function)
         self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
         self._noises = self._noises_of({product.op.name for product in products})
-        self._decay = {name for name in self._cutter.nodes
+        self._decay = {name for name in self.cutter.nodes
                        if self.traced_names.get(name, name) in full.decay_ops}
         self.owners = self._owners()
         self.graph = analyse(analysable(function), len(everything), self.owners, {},
                              NUM_RESULTS)
-        check_effects(self.graph, self._effects(set()).values())
-        self.num_inputs = len(tf.nest.flatten(inputs))
-        self._static = self._needs = self._work = self._rows = self._ms = self._gradients = None
+        check_effects(self.graph, self.effects(set()).values())
+        self._gradients = None
         self.config = _config()  # what steps run with
 
     @property
@@ -85,115 +79,13 @@ class StepMaker:
         return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
             self.loss_scale.variables if self.loss_scale else [])
 
-    def cut_off(self, trained, rates, read_ms=None):
-        """The forward_graph.Cut for steps that train the tensors of the bit mask `trained`; None
-        where there is none.
-
-        rates: of backward_graph.OpTimes. read_ms: bytes of one image -> ms to read them for a
-        batch (default: READ_MS a byte).
-        """
-        if self._static is None:
-            self._static = self._static_tensors()
-            self._needs = forward_graph.repeatable(
-                self.graph, self.owners, range(self.num_inputs), [self.num_inputs],
-                called_ops(self._cutter.nodes.values(), library_of(self.concrete)))
-            work = work_of(self.concrete.graph)
-            self._work = {name: work.get(self.traced_names.get(name, name))
-                          for name in self._needs}
-            self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
-        if self._ms is None or self._ms[0] is not rates:  # the same for one mask after another
-            self._ms = rates, {name: estimated_ms(self.graph.nodes[name].op, work, rates)
-                               for name, work in self._work.items()}
-        prefix = forward_graph.prefix_of(self._needs, trained)
-        mask = [trained >> k & 1 for k in range(len(self.variables))]
-        return forward_graph.cheapest_cut(
-            self.graph, prefix, self._read_from(prefix, mask), self._rows, self._ms[1],
-            read_ms or (lambda nbytes: forward_graph.READ_MS * self.shapes[-1][0] * nbytes))
-
-    def serves(self, cut):
-        """(N,) bool: tensors any of which may be trained with the Cut of cut_off, rows that were
-        stored before staying as they would be; none where no such set is known.
-        """
-        needed = 0
-        for name in cut.skipped:
-            needed |= self._needs[name]
-        mask = np.array([not needed >> k & 1 for k in range(len(self.variables))])
-        return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
-
-    def _read_from(self, prefix, mask):
-        """Tensors of the prefix that the rest of the step of the (N,) bool mask reads."""
-        results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
-        return forward_graph.read_outside(
-            self.graph, prefix, results + list(self._effects(self._left_out(mask)).values()))
-
-    def _static_tensors(self):
-        """Tensor of the graph -> (bytes of one image, tf.TensorSpec), where the batch comes first.
-        """
-        found, batch = {}, self.shapes[-1][0]
-        traced = {self.traced_names.get(name, name): name for name in self._cutter.nodes}
-        for op in self.concrete.graph.get_operations():
-            if op.name in traced:
-                places = output_places(op)
-                found.update(zip(('{}:{}'.format(traced[op.name], place) for place in places),
-                                 op.outputs))
-        found.update(zip((argument.name for argument in self._cutter.function.signature.input_arg),
-                         self.concrete.inputs[:self.num_inputs]))
-        return {name: (int(np.prod(tensor.shape[1:], dtype=np.int64)) * tensor.dtype.size,
-                       tf.TensorSpec(tensor.shape, tensor.dtype))
-                for name, tensor in found.items()
-                if tensor.shape.is_fully_defined() and tensor.shape.rank
-                and tensor.shape[0] == batch}
-
-    def cached(self, mask, cut):
-        """CachedStep of the (N,) bool mask, its prefix cut off at the Cut of cut_off."""
-        left_out = self._left_out(mask)
-        effects = self._effects(left_out)
-        fill = self._cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
-        read = self._cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
-        return CachedStep(MaskedStep(fill, mask, self), self.outputs(cut.tensors),
-                          self._behind(cut, read, mask), self._specs(cut.tensors))
-
-    def converting(self, mask, old, new):
-        """(step, bridge) from what the Cut `old` stores to that of `new`, forward_graph.computable:
-        (old tensors, labels) -> [*StepResult, new ones], after one update; -> new ones, no effect.
-        """
-        left_out, new = self._left_out(mask), self._typed(new.tensors)
-        effects, without = self._effects(left_out), left_out.union(old.skipped)
-        return (self._behind(old, self._cutter.cut(effects, NUM_RESULTS, without, new), mask),
-                self._behind(old, self._cutter.cut({}, 0, without, new), None))
-
-    def outputs(self, tensors):
-        """(inputs, labels) -> list of these tensors of the forward pass; no effect."""
-        return MaskedStep(self._cutter.cut({}, 0, set(), self._typed(tensors)), None, self)
-
-    def suffix(self, cut):
-        """(stored tensors, labels) -> StepResult of the forward pass behind the Cut; no effect."""
-        left_out = set(self.graph.update).union(cut.skipped)
-        return self._behind(cut, self._cutter.cut({}, NUM_RESULTS, left_out), None)
-
-    def _behind(self, cut, definition, mask):
-        """The MaskedStep of a FunctionDef that takes what the Cut stores in place of the inputs."""
-        specs = self._specs(cut.tensors)
-        del definition.signature.input_arg[:self.num_inputs]
-        take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
-                          [dtype for _, dtype in self._typed(cut.tensors)], cut.tensors)
-        return MaskedStep(definition, mask, self,
-                          [tuple(spec.shape) for spec in specs] + self.shapes[-1:])
-
-    def _specs(self, tensors):
-        return [self._static[tensor][1] for tensor in tensors]
-
-    def _typed(self, tensors):
-        return [(tensor, spec.dtype.as_datatype_enum)
-                for tensor, spec in zip(tensors, self._specs(tensors))]
-
-    def _left_out(self, mask):
+    def left_out(self, mask):
         """Nodes of the update that serve tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
 
     def _noises_of(self, products):
         """Noise -> (what it is multiplied by, its type), tensors; products: names as traced."""
-        nodes = [node for name, node in self._cutter.nodes.items()
+        nodes = [node for name, node in self.cutter.nodes.items()
                  if self.traced_names.get(name, name) in products]
         return {node.input[1]: (node.input[0], node.attr['T'].type) for node in nodes}
 
@@ -215,14 +107,14 @@ class StepMaker:
         if not mask.any():
             raise ValueError('a training step needs at least one selected tensor')
         if update:
-            left_out = self._left_out(mask)
-            effects = self._effects(left_out)
+            left_out = self.left_out(mask)
+            effects = self.effects(left_out)
         else:
             # Computed and freed at once, as an update does; results are all held to the end.
             left_out = set(self.graph.update)
-            names = [self._cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
+            names = [self.cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
-        return MaskedStep(self._cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
+        return MaskedStep(self.cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
 
     def gradients(self):
         """(inputs, labels) -> [*StepResult, N gradients]; no dropout, no effect.
@@ -240,7 +132,7 @@ class StepMaker:
         the end makes the late layers' large ones slower.
         """
         mask = np.ones(len(self.variables), dtype=bool)
-        cut = self._cutter.cut(self._effects(set()), NUM_RESULTS + len(mask), set())
+        cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
         return MaskedStep(cut, mask, self)
 
     def forward(self, dropout=True):
@@ -250,7 +142,7 @@ class StepMaker:
         """
         if not dropout:
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
-        return MaskedStep(self._cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
+        return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
     def update_alone(self, decay=True):
         """GraphFunction (N gradients) -> [], after one update of all tensors by them.
@@ -259,16 +151,16 @@ class StepMaker:
         a pass ten times as long, the update would be lost in the noise of its time.
         decay: False leaves out the weight decay.
         """
-        outside = {name for name, node in self._cutter.nodes.items()
+        outside = {name for name, node in self.cutter.nodes.items()
                    if name not in self.graph.update and node.op not in ('ReadVariableOp', 'Const')}
         written = {id(variable.handle) for variable in self.state}
-        names = [argument.name for argument in self._cutter.function.signature.input_arg]
+        names = [argument.name for argument in self.cutter.function.signature.input_arg]
         handles = {name for name, handle in zip(names[len(self.shapes):], self.captured)
                    if id(handle) in written}
         left_out = outside if decay else outside | self._decay
-        effects = {result: name for result, name in self._effects(left_out).items()
-                   if self._cutter.nodes[name].input[0] in handles}
-        cut, function = self._cutter.cut(effects, 0, left_out), self._cutter.function
+        effects = {result: name for result, name in self.effects(left_out).items()
+                   if self.cutter.nodes[name].input[0] in handles}
+        cut, function = self.cutter.cut(effects, 0, left_out), self.cutter.function
         del cut.signature.input_arg[:len(self.shapes)]
         outputs = list(function.signature.output_arg)[NUM_RESULTS:]
         arguments = ['gradient_{}'.format(k) for k in range(len(outputs))]
@@ -282,7 +174,7 @@ class StepMaker:
         Neither random states nor BN statistics change; other noise is the same in every call.
         """
         noises = {noise.split(':')[0] for noise in self._noises}
-        cut = self._cutter.cut({}, num_results, noises.union(self.graph.update))
+        cut = self.cutter.cut({}, num_results, noises.union(self.graph.update))
         ones = {}
         for i, (noise, (like, dtype)) in enumerate(self._noises.items()):
             add_node(cut, 'OnesLike', 'ones/{}'.format(i), [like], T=dtype)
@@ -292,13 +184,13 @@ class StepMaker:
         repeat_noise(cut)
         return cut
 
-    def _effects(self, left_out):
+    def effects(self, left_out):
         """result name -> node of everything outside both passes that changes a variable, but for
         `left_out`.
         """
-        return {result: name for result, name in self._cutter.function.control_ret.items()
+        return {result: name for result, name in self.cutter.function.control_ret.items()
                 if name in self.graph.update and name not in left_out
-                and self._cutter.nodes[name].op != 'ReadVariableOp'}
+                and self.cutter.nodes[name].op != 'ReadVariableOp'}
 
 
 def _traced(function, inputs, labels):
@@ -319,45 +211,6 @@ def _check_results(concrete, variables):
     if len(shapes) != len(expected) or not all(map(tf.TensorShape.is_compatible_with, shapes,
                                                    expected)):
         raise ValueError('a traced step returns {}, expected {}'.format(shapes, expected))
-
-
-def rows_apart(maker, inputs, labels):
-    """By how much, of the largest value, an example's row of the longest prefix differs at another
-    place beside other examples: 0 where bits are the same; inf where there is no prefix, or where
-    an input has no row for each example.
-    """
-    count = int(labels.shape[0])
-    if any(leaf.shape.rank == 0 or leaf.shape[0] != count for leaf in tf.nest.flatten(inputs)):
-        return float('inf')
-    mask = np.arange(len(maker.variables)) == len(maker.variables) - 1
-    # At such prices nothing is computed again, so that all of the prefix is tried.
-    cut = maker.cut_off(1 << int(np.argmax(mask)), {'* flops': 1.0, '* elements': 1.0},
-                        lambda nbytes: 1e-9 * nbytes)
-    if cut is None:
-        return float('inf')
-    prefix, furthest = maker.cached(mask, cut).prefix, 0.0
-    # Half of them, each twice: statistics of the batch are the same in any mere order.
-    order = np.random.RandomState(0).permutation(count) // 2
-    others = tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), inputs)
-    for first, second in zip(prefix(inputs, labels), prefix(others, labels)):
-        first, second = [array.numpy().astype(np.float64) for array in (first, second)]
-        apart = np.abs(first[order] - second).max() / max(np.abs(first).max(), 1e-30)
-        furthest = max(furthest, float(apart))
-    return furthest
-
-
-class CachedStep(NamedTuple):
-    """A step in three functions, for a prefix that is computed once.
-
-    fill: (inputs, labels) -> [*StepResult, stored tensors], after one update: the whole step.
-    prefix: (inputs, labels) -> stored tensors, no effect.
-    read: (stored tensors, labels) -> StepResult, after one update.
-    specs: tf.TensorSpec of each stored tensor, the batch first.
-    """
-    fill: Any
-    prefix: Any
-    read: Any
-    specs: Any
 
 
 class GraphFunction:

@@ -161,7 +161,7 @@ def _tensors(mask):
     return [k for k in range(mask.bit_length()) if mask >> k & 1]
 
 
-def suffixes_of(maker, cuts, skipped, images, labels):
+def suffixes_of(prefixes, cuts, skipped, images, labels):
     """[(k, () -> once the device is done)], forward passes from the cuts of some tensors k on: of
     the least that a cut leaves, and of about SUFFIXES of all.
 
@@ -171,10 +171,10 @@ def suffixes_of(maker, cuts, skipped, images, labels):
     chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
               for share in (SUFFIXES if len(there) else ())}
     tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
-    stored = dict(zip(tensors, maker.outputs(tensors)(images, labels) if tensors else ()))
+    stored = dict(zip(tensors, prefixes.outputs(tensors)(images, labels) if tensors else ()))
     calls = []
     for k in sorted(chosen):
-        suffix, taken = maker.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
+        suffix, taken = prefixes.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
         calls.append((k, lambda suffix=suffix, taken=taken: suffix(taken, labels)[0].numpy()))
     return calls
 
@@ -190,17 +190,18 @@ def tensors_to_time(groups, num_tensors):
     return ends + sorted(between.difference(ends))
 
 
-def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
+def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
 
     They come from steps as training takes them: of all tensors, of the deepest, of the one nearest
     the output and of some in between alone. So they add up to the full step, and hold what no pass
     does: moving statistics, the iteration count. The optimizer's update of all tensors runs alone:
     as the difference of two steps it would be lost in their noise.
-    maker: masked_step.StepMaker of the training step. times: its backward_graph.OpTimes.
+    prefixes: PrefixSteps of the training step's StepMaker. times: its backward_graph.OpTimes.
     cuts: of prefix_cuts; skipped: of prefix_costs.
     """
     import tensorflow as tf
+    maker = prefixes.maker
     everything = np.arange(len(maker.variables))
     tensors = tensors_to_time(times.groups, len(everything))
     steps = [maker.forward(), maker.gradients(), maker.step(everything >= 0)]
@@ -212,7 +213,7 @@ def measure_totals(maker, times, images, labels, seconds, cuts, skipped):
         maker.variables[-1].numpy()  # waits for the device
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
     shares = skipped / max(sum(times.forward.values()), 1e-9)
-    suffixes = suffixes_of(maker, cuts, shares, images, labels)
+    suffixes = suffixes_of(prefixes, cuts, shares, images, labels)
     rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
     low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step's, all of them
     columns = undisturbed(rounds).T  # (rounds,) each

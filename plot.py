@@ -329,36 +329,30 @@ def _draw_share_per_epoch(axis, mask, share):
     return handles
 
 
-def stored_timings(path, output):
-    """timing_bars of a table that the profiler wrote."""
-    table = read_json(path)
-    return timing_bars(dict(table, model=table.get('key', {}).get('model', path)), output)
-
-
-def timing_bars(table, output):
+def timing_bars(path, output):
     """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
 
-    table: names, t_dw, t_dy (N entries, ms per step, in model.trainable_variables order), t_fp,
-    t_bp, t_update (ms), model. Returns the paths written; UserError for a table with a hole.
+    path: of the profiler's table. Returns the paths written; UserError for a table with a hole.
     """
-    for key in ('model', 'names', 't_dw', 't_dy', 't_fp', 't_bp', 't_update'):
-        if key not in table:
-            raise UserError(f'the timing table lacks {key}')
+    table = read_json(path)
     try:
-        times = {key: [finite(time) for time in table[key]] for key in ('t_dw', 't_dy')}
+        model = table['key'].get('model', path)
+        names, *times = [table[key] for key in ('names', 't_dw', 't_dy')]
+        t_dw, t_dy = [[finite(time) for time in column] for column in times]
         totals = [finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
+    except KeyError as error:
+        raise UserError(f'the timing table {path} lacks {error.args[0]}')
     except (TypeError, ValueError):
-        raise UserError(f"the timing table of {table['model']} has a time that is not a number")
-    counts = {len(table['names']), len(times['t_dw']), len(times['t_dy'])}
-    if len(counts) > 1 or 0 in counts:
-        raise UserError(f"the timing table of {table['model']} has {len(table['names'])} names, "
-                        f"{len(times['t_dw'])} t_dw and {len(times['t_dy'])} t_dy")
+        raise UserError(f'{path} is no timing table, or has a time that is not a number')
+    if not len(names) == len(t_dw) == len(t_dy) > 0:
+        raise UserError(f'the timing table {path} has {len(names)} names, {len(t_dw)} t_dw and '
+                        f'{len(t_dy)} t_dy')
     title = '{}: forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms per step'.format(
-        table['model'], *totals)
-    rows = [[table['model'], tensor, *row, *totals]
-            for tensor, row in enumerate(zip(table['names'], times['t_dw'], times['t_dy']))]
-    return write_figure(output, (7.2, 3), lambda figure: _draw_timings(figure, title, **times),
-                  'model tensor name t_dw_ms t_dy_ms t_fp_ms t_bp_ms t_update_ms'.split(), rows)
+        model, *totals)
+    rows = [[model, tensor, *row, *totals] for tensor, row in enumerate(zip(names, t_dw, t_dy))]
+    header = 'model tensor name t_dw_ms t_dy_ms t_fp_ms t_bp_ms t_update_ms'.split()
+    return write_figure(output, (7.2, 3), lambda figure: _draw_timings(figure, title, t_dw, t_dy),
+                        header, rows)
 
 
 def _draw_timings(figure, title, t_dw, t_dy):
@@ -398,7 +392,7 @@ def draw_by_name(figures, description, argv=None):
 
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
-                  'timings': (stored_timings, True)},
+                  'timings': (timing_bars, True)},
                  __doc__, argv)
 
 

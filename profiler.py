@@ -58,7 +58,8 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
 
     from backbone import statistics_from_batch
     from keras_stack import restored_afterwards, variable_name
-    from masked_step import StepMaker, rows_apart
+    from masked_step import StepMaker
+    from prefix_steps import PrefixSteps
     from training_step import make_optimizer
     variables = model.trainable_variables
     if batch is None:
@@ -74,11 +75,12 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         release_memory()
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
         times = attribute(graph, read_trace(trace, num_steps), len(variables))
-        cuts = prefix_cuts(maker, times) if (
-            rows_apart(maker, inputs, labels) <= ROUNDING) else [None] * len(variables)
+        prefixes = PrefixSteps(maker)
+        cuts = prefix_cuts(prefixes, times) if (
+            prefixes.rows_apart(inputs, labels) <= ROUNDING) else [None] * len(variables)
         prefix = prefix_costs(cuts, times)
         release_memory()
-        totals = measure_totals(maker, times, inputs, labels, seconds, cuts, prefix[0])
+        totals = measure_totals(prefixes, times, inputs, labels, seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
                        key or {}, prefix)
@@ -93,17 +95,17 @@ def release_memory():
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def prefix_cuts(maker, times):
+def prefix_cuts(prefixes, times):
     """(N,) list of forward_graph.Cut where tensor k is the deepest in training; None where there is
     none.
 
     Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
-    maker: a named masked_step.StepMaker. times: its OpTimes.
+    prefixes: PrefixSteps of a named masked_step.StepMaker. times: its OpTimes.
     """
-    cuts, trained = [None] * len(maker.variables), 0
+    cuts, trained = [None] * len(prefixes.maker.variables), 0
     for k in chain_timings(times.groups, len(cuts))[2][::-1].tolist():
         trained |= 1 << k
-        cuts[k] = maker.cut_off(trained, times.rates)
+        cuts[k] = prefixes.cut_off(trained, times.rates)
     return cuts
 
 
@@ -357,11 +359,10 @@ def main(argv=None):
     print(describe(table))
     if args.plot:
         import plot
-        content = table._asdict()
-        content.update(t_dw=table.t_dw.tolist(), t_dy=table.t_dy.tolist(), model=args.model_name)
         folder = table_folder(args.logs_dir, args.model_name, args.input_size, args.num_classes,
                               args.batch_size)
-        print('\n'.join(plot.timing_bars(content, os.path.join(folder, 'timings'))))
+        print('\n'.join(plot.timing_bars(os.path.join(folder, TABLE_FILE),
+                                         os.path.join(folder, 'timings'))))
     return 0
 
 

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensor_timings import items_of, time_of_groups
+
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
 # Greedy rules: importance per ms ** power, down to importance alone, whatever it costs.
@@ -276,65 +278,6 @@ def reachable(timings, rho, layers=None):
     return max(rho, least)
 
 
-class Items(NamedTuple):
-    """What can be chosen, L items: tensors one by one, or all of a layer together.
-
-    of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
-    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. rank: (L,) int, place
-    of its deepest tensor by depth, deepest first; at_deepest: (L,) ms, of that tensor, see
-    TensorTimings.
-    """
-    of: np.ndarray
-    needs: np.ndarray
-    group_ms: np.ndarray
-    own: np.ndarray
-    rank: np.ndarray
-    at_deepest: np.ndarray
-
-    @property
-    def alone(self):
-        """(L,) ms beyond `fixed` where nothing else is trained."""
-        return self.own + _sum(self.group_ms, self.needs) + self.at_deepest
-
-    @property
-    def beside_deeper(self):
-        """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
-        order, least = np.argsort(self.rank), np.empty(len(self.rank))
-        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
-        return self.own + least
-
-    @property
-    def cheapest(self):
-        """(L,) bool: True for one item, that which is cheapest alone."""
-        return np.arange(len(self.own)) == np.argmin(self.alone)
-
-    def only(self, keep):
-        """The items of the (L,) bool alone: what just one of them needs is its own."""
-        needs = self.needs[:, keep]
-        count = needs.sum(axis=1)
-        return Items(None, needs[count > 1], self.group_ms[count > 1],
-                      self.own[keep] + _sum(self.group_ms[count == 1], needs[count == 1]),
-                      self.rank[keep], self.at_deepest[keep])
-
-
-def _sum(group_ms, needs):
-    """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
-    return np.einsum('g,gl->l', group_ms, needs)
-
-
-def items_of(timings, layers=None):
-    """Items; layers: (N,) int, None for single tensors."""
-    needs, rank = timings.group_tensors, np.argsort(timings.order)
-    if layers is None:
-        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up, rank,
-                     timings.at_deepest)
-    _, of = np.unique(layers, return_inverse=True)
-    needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
-    rank = np.array([rank[of == item].min() for item in range(of.max() + 1)])
-    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up), rank,
-                 timings.at_deepest[timings.order[rank]])
-
-
 def choose_tensors(timings, importance, rho, layers=None, start=None):
     """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
 
@@ -405,7 +348,8 @@ def filled(items, value, mask, budget, power=1.0):
     fits; its cost is that of the ops that nothing chosen so far needs, and of a deeper cut."""
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
-    cost = items.own + _sum(items.group_ms * ~paid, items.needs)  # (L,) ms to add each item
+    # (L,) ms to add each item
+    cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
     left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
     deepest, at_deepest = np.inf, 0.0  # rank of the deepest chosen item, what is paid for it
     for item in np.flatnonzero(mask)[np.argsort(items.rank[mask])][:1]:
@@ -426,4 +370,4 @@ def filled(items, value, mask, budget, power=1.0):
         new = np.flatnonzero(needed_by[best] & ~paid)
         if len(new):
             paid[new] = True
-            cost -= _sum(items.group_ms[new], items.needs[new])
+            cost -= time_of_groups(items.group_ms[new], items.needs[new])

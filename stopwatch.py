@@ -1,9 +1,10 @@
 """How long calls take beside each other, on a machine that others may share.
 
 Takes functions that wait for the device; gives the ms of each call, round by round, so that a slow
-spell hits all of them alike, and tells the rounds that something disturbed.
+spell hits all of them alike, and tells the rounds that something disturbed. And the clock of a run.
 """
 
+import contextlib
 import time
 
 import numpy as np
@@ -50,3 +51,34 @@ def settled_ms(function):
     begin = time.perf_counter()
     function()
     return 1e3 * (time.perf_counter() - begin)
+
+
+class Clock:
+    """Monotonic seconds in named buckets; `with clock('step')` adds to one.
+
+    meter: energy.Meter, which runs in all of them but validation; None for none.
+    """
+
+    def __init__(self, meter=None):
+        self.seconds = dict(step=0.0, selection=0.0, validation=0.0)
+        self._meter = meter
+
+    @contextlib.contextmanager
+    def __call__(self, bucket):
+        with contextlib.ExitStack() as stack:
+            if self._meter is not None and bucket != 'validation':
+                stack.enter_context(self._meter.running())
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[bucket] += time.perf_counter() - begin
+
+    def move(self, seconds, source, target):
+        """Books seconds that were counted in `source` under `target` instead."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    @property
+    def train_seconds(self):
+        return self.seconds['step'] + self.seconds['selection']

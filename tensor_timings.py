@@ -1,6 +1,6 @@
-"""What each tensor costs: traced shares and measured totals become a table that prices any mask.
+"""What each tensor costs: a table that prices any mask of tensors.
 
-NumPy alone; profiler.py measures.
+NumPy alone; profiler.py and measured_totals.py make it, selection_solver_DP.py chooses by it.
 """
 
 import csv
@@ -240,6 +240,65 @@ def group_matrix(groups, num_tensors):
     for row, tensors in zip(matrix, groups):
         row[tensors] = True
     return matrix
+
+
+class Items(NamedTuple):
+    """What can be chosen, L items: tensors one by one, or all of a layer together.
+
+    of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
+    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. rank: (L,) int, place
+    of its deepest tensor by depth, deepest first; at_deepest: (L,) ms, of that tensor, see
+    TensorTimings.
+    """
+    of: np.ndarray
+    needs: np.ndarray
+    group_ms: np.ndarray
+    own: np.ndarray
+    rank: np.ndarray
+    at_deepest: np.ndarray
+
+    @property
+    def alone(self):
+        """(L,) ms beyond `fixed` where nothing else is trained."""
+        return self.own + time_of_groups(self.group_ms, self.needs) + self.at_deepest
+
+    @property
+    def beside_deeper(self):
+        """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
+        order, least = np.argsort(self.rank), np.empty(len(self.rank))
+        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
+        return self.own + least
+
+    @property
+    def cheapest(self):
+        """(L,) bool: True for one item, that which is cheapest alone."""
+        return np.arange(len(self.own)) == np.argmin(self.alone)
+
+    def only(self, keep):
+        """The items of the (L,) bool alone: what just one of them needs is its own."""
+        needs = self.needs[:, keep]
+        count = needs.sum(axis=1)
+        return Items(None, needs[count > 1], self.group_ms[count > 1],
+                      self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
+                      self.rank[keep], self.at_deepest[keep])
+
+
+def time_of_groups(group_ms, needs):
+    """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
+    return np.einsum('g,gl->l', group_ms, needs)
+
+
+def items_of(timings, layers=None):
+    """Items; layers: (N,) int, None for single tensors."""
+    needs, rank = timings.group_tensors, np.argsort(timings.order)
+    if layers is None:
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up, rank,
+                     timings.at_deepest)
+    _, of = np.unique(layers, return_inverse=True)
+    needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
+    rank = np.array([rank[of == item].min() for item in range(of.max() + 1)])
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up), rank,
+                 timings.at_deepest[timings.order[rank]])
 
 
 def _write_whole(path, content):

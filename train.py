@@ -6,7 +6,6 @@ importance, solving, and the first call of every new step function, which compil
 the test set, and outside every reported training time.
 """
 
-import contextlib
 import itertools
 import time
 from typing import Callable, NamedTuple, Optional, Sequence
@@ -20,7 +19,9 @@ from closed_loop import ClosedLoop, steps_drift_ms
 from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
+from progress import announce, importance_seconds, print_epoch, record_epoch, summary_of
 from selection_solver_DP import choose_tensors, layers_of, reachable
+from stopwatch import Clock
 from training_step import evaluation_function, make_optimizer
 
 
@@ -128,66 +129,99 @@ def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_updat
     Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
     smallest_rho before.
     """
-    evaluator = Evaluator(maker, settings.seed)
-    layers = layers_of(maker.model) if settings.granularity == 'layer' else None
-    batches = iter(probe)
-    loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-    current, dates, budget = None, due_epochs(settings), Budget(settings)
-    choosing_seconds = 0.0
+    return Scheme(name, ElasticSelection(maker, probe, timings, settings, metric, cache))
 
-    def at_stake(epoch, last):
-        """Seconds that steps drift by until the next selection, if they go on as in the epoch
-        before.
-        """
-        drift_ms = steps_drift_ms(last.ms[last.kind], *current.predicted_of(last.kind))
-        epochs = until(dates, epoch, settings.num_epochs) - epoch
-        return 1e-3 * abs(drift_ms) * len(last.ms[last.kind]) * epochs
 
-    def select(epoch, last):
-        nonlocal current, choosing_seconds
-        due = epoch in dates
-        if cache is not None and current is not None:
-            budget.spend(current, last)
-        if loop is not None and last is not None and last.kind not in (READ, CONVERT):
-            loop.waited(last.wait_ms)
-        if loop is not None and cache is not None and last is not None and last.kind == READ:
-            cache.waited(last.wait_ms)
-        if not due and not (loop is not None and settings.interval
-                            and at_stake(epoch, last) > choosing_seconds):
+class ElasticSelection:
+    """The `select` of an elastic_scheme, with its arguments.
+
+    importance_seconds: spent on importance so far.
+    """
+
+    def __init__(self, maker, probe, timings, settings, metric, cache):
+        self.importance_seconds = 0.0
+        self._maker, self._timings, self._settings, self._cache = maker, timings, settings, cache
+        self._batches, self._metric = iter(probe), metric
+        self._evaluator = Evaluator(maker, settings.seed)
+        self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
+        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
+        self._dates, self._budget = due_epochs(settings), Budget(settings)
+        self._current, self._choosing_seconds = None, 0.0
+
+    def __call__(self, epoch, last):
+        if last is not None:
+            self._learn_from(last)
+        due = epoch in self._dates
+        if not due and not self._drifted(epoch, last):
             return None
-        batch, table, drift = next(batches), timings, 0.0
-        rho = settings.rho if cache is None else budget.rho(epoch)
-        importance, trials = current.importance if current else None, []
-        del evaluator.pass_ms[:]
-        if due:
-            begin = time.perf_counter()
-            others = (next(batches) for _ in range(settings.probe_batches - 1))
-            importance = evaluate_importance(maker.model, maker.optimizer,
-                                             itertools.chain([batch], others), metric, evaluator,
-                                             trials)
-            if not np.isfinite(importance).all():
-                raise Diverged('gradients are no longer finite at the selection before epoch {}: '
-                               'use a smaller --learning_rate'.format(epoch))
-            select.importance_seconds += time.perf_counter() - begin
+        batch, trials = next(self._batches), []
+        del self._evaluator.pass_ms[:]
+        importance = (self._importance(batch, epoch, trials) if due else self._current.importance)
         begin = time.perf_counter()
-        if loop is not None:
-            ran = () if last is None else (
-                current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
-            drift = loop.update(*batch, evaluator.pass_ms, *ran)
-            table = loop.timings
-        if cache is None:
-            mask, fallback = choose_tensors(table, importance, reachable(table, rho, layers),
-                                            layers)
-        else:
-            prices = CachePrices(cache, table, epoch, settings.num_epochs + 1)
-            if not due and rho < prices.smallest_rho(layers):
-                return None  # too few epochs are left to fill another cache for
-            mask, fallback, table = prices.chosen(importance, rho, layers)
-        choosing_seconds = time.perf_counter() - begin
-        current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
-        return current
-    select.importance_seconds = 0.0
-    return Scheme(name, select)
+        table, drift = self._table_now(batch, last)
+        rho = self._settings.rho if self._cache is None else self._budget.rho(epoch)
+        chosen = self._chosen(importance, table, rho, epoch, due)
+        if chosen is None:
+            return None
+        self._choosing_seconds = time.perf_counter() - begin
+        mask, fallback, table = chosen
+        self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
+        return self._current
+
+    def _learn_from(self, last):
+        """What the steps of the last epoch tell: rho that is spent, waiting for the input."""
+        if self._cache is not None:
+            self._budget.spend(self._current, last)
+        if self._loop is None:
+            return
+        if last.kind not in (READ, CONVERT):
+            self._loop.waited(last.wait_ms)
+        elif self._cache is not None and last.kind == READ:
+            self._cache.waited(last.wait_ms)
+
+    def _drifted(self, epoch, last):
+        """Whether, by the next selection, steps will have drifted by more than choosing takes, if
+        they go on as in the epoch before.
+        """
+        if self._loop is None or not self._settings.interval:
+            return False
+        ms = last.ms[last.kind]
+        drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
+        epochs = until(self._dates, epoch, self._settings.num_epochs) - epoch
+        return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
+
+    def _importance(self, batch, epoch, trials):
+        """(N,) importance on this batch and the next ones; adds its Trials to the list."""
+        begin, maker = time.perf_counter(), self._maker
+        others = (next(self._batches) for _ in range(self._settings.probe_batches - 1))
+        importance = evaluate_importance(maker.model, maker.optimizer,
+                                         itertools.chain([batch], others), self._metric,
+                                         self._evaluator, trials)
+        if not np.isfinite(importance).all():
+            raise Diverged('gradients are no longer finite at the selection before epoch {}: '
+                           'use a smaller --learning_rate'.format(epoch))
+        self.importance_seconds += time.perf_counter() - begin
+        return importance
+
+    def _table_now(self, batch, last):
+        """(TensorTimings as the device is now, drift of its shares since the profile)."""
+        if self._loop is None:
+            return self._timings, 0.0
+        current = self._current
+        ran = () if last is None else (
+            current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
+        drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
+        return self._loop.timings, drift
+
+    def _chosen(self, importance, table, rho, epoch, due):
+        """(mask, fallback, table with the cache's price), or None to go on as before."""
+        if self._cache is None:
+            rho = reachable(table, rho, self._layers)
+            return choose_tensors(table, importance, rho, self._layers) + (table,)
+        prices = CachePrices(self._cache, table, epoch, self._settings.num_epochs + 1)
+        if not due and rho < prices.smallest_rho(self._layers):
+            return None  # too few epochs are left to fill another cache for
+        return prices.chosen(importance, rho, self._layers)
 
 
 def due_epochs(settings):
@@ -201,37 +235,6 @@ def until(dates, epoch, num_epochs):
 
 
 # ---------------------------------------------------------------- the loop
-
-class Clock:
-    """Monotonic seconds in named buckets; `with clock('step')` adds to one.
-
-    meter: energy.Meter, which runs in all of them but validation; None for none.
-    """
-
-    def __init__(self, meter=None):
-        self.seconds = dict(step=0.0, selection=0.0, validation=0.0)
-        self._meter = meter
-
-    @contextlib.contextmanager
-    def __call__(self, bucket):
-        with contextlib.ExitStack() as stack:
-            if self._meter is not None and bucket != 'validation':
-                stack.enter_context(self._meter.running())
-            begin = time.perf_counter()
-            try:
-                yield
-            finally:
-                self.seconds[bucket] += time.perf_counter() - begin
-
-    def move(self, seconds, source, target):
-        """Books seconds that were counted in `source` under `target` instead."""
-        self.seconds[source] -= seconds
-        self.seconds[target] += seconds
-
-    @property
-    def train_seconds(self):
-        return self.seconds['step'] + self.seconds['selection']
-
 
 def optimizer_for(dataset, settings, variables):
     """The optimizer of a run, on its schedule over all steps."""
@@ -267,7 +270,7 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
             cache.attach(maker)
     result = None
     for epoch in range(1, settings.num_epochs + 1):
-        importance_before = _importance_seconds(scheme)
+        importance_before = importance_seconds(scheme)
         with clock('selection'):
             choice = scheme.select(epoch, result)
             if choice is not None and choice.maker is not None:
@@ -280,7 +283,7 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
             if choice is not None and cache is not None:
                 cache.begin(step, choice.timings)
         if choice is not None:
-            _announce(choice, settings, clock.seconds['selection'] - before['selection'], cache)
+            announce(choice, settings, clock.seconds['selection'] - before['selection'], cache)
         with clock('step'):
             calls = cache.calls(step, epoch) if cache is not None else plain_calls(
                 step, dataset.batches(dataset.order(epoch), dataset.view(epoch)))
@@ -289,8 +292,6 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         clock.move(result.first_call_seconds, 'step', 'selection')
         with clock('validation'):
             test_loss, test_accuracy = validate(evaluate, dataset.test)
-        if choice is not None:
-            _record_choice(recorder, model, choice, epoch)
         for kind, ms in result.ms.items():
             step_ms.setdefault(kind, []).extend(ms)
         row = dict(
@@ -298,101 +299,14 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
             train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
             test_accuracy=test_accuracy, test_loss=test_loss,
             step_ms=float(np.median(result.step_ms)),
-            importance_seconds=_importance_seconds(scheme) - importance_before,
+            importance_seconds=importance_seconds(scheme) - importance_before,
             train_seconds=clock.train_seconds,
             **{name + '_seconds': seconds - before[name]
                for name, seconds in clock.seconds.items()})
         before = dict(clock.seconds)
-        recorder.epoch(row)
-        if scheme.name.startswith('elastic'):
-            recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, epoch)
-        if cache is not None:
-            recorder.elastic(_cache_scalars(cache), epoch)
+        record_epoch(recorder, scheme, model, choice, row, result, cache)
         rows.append(row)
-        _print_epoch(row, settings.num_epochs)
+        print_epoch(row, settings.num_epochs)
     if cache is not None:
         cache.end()
-    return dict(
-        epochs=settings.num_epochs, final_accuracy=rows[-1]['test_accuracy'],
-        best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
-        train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
-        selection_seconds=clock.seconds['selection'],
-        importance_seconds=_importance_seconds(scheme),
-        validation_seconds=clock.seconds['validation'], **_step_summary(step_ms, cache),
-        **getattr(scheme.select, 'summary', {})), model
-
-
-def _step_summary(step_ms, cache):
-    """step_ms: kind of step -> ms of each. One number is a median, of several kinds the mean."""
-    everything = np.concatenate(list(step_ms.values()))
-    found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
-    for kind in (step_ms if cache is not None else ()):
-        found[kind + '_step_ms'] = float(np.median(step_ms[kind]))
-    return dict(found, **(cache.totals if cache is not None else {}))
-
-
-def _cache_scalars(cache):
-    totals = cache.totals
-    tried = sum(totals['cache_' + name] for name in ('hits', 'converted', 'misses'))
-    return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
-
-
-def _importance_seconds(scheme):
-    return getattr(scheme.select, 'importance_seconds', 0.0)
-
-
-def _record_choice(recorder, model, choice, epoch):
-    variables, timings = model.trainable_variables, choice.timings
-    share = None
-    if timings is not None:
-        share = timings.t_dw + timings.t_dy + timings.t_up
-        share = share / share.sum()
-    recorder.selection(epoch, [keras_stack.variable_name(v) for v in variables],
-                       [tuple(v.shape) for v in variables], choice.mask, choice.importance, share)
-    if choice.importance is not None:
-        recorder.elastic({
-            'selected_tensors': int(choice.mask.sum()),
-            'selected_importance': float(choice.importance[choice.mask].sum()),
-            'predicted_step_ms': choice.predicted_ms, 'full_step_ms': timings.t_step,
-            'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'loop_ms': timings.t_loop,
-            'share_drift': choice.drift, 'fallback': int(choice.fallback)}, epoch)
-    if choice.trials:
-        recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
-                                                           for t in choice.trials]))
-                          for field in choice.trials[0]._fields}, epoch)
-
-
-def _announce(choice, settings, seconds, cache):
-    if choice.importance is None:
-        print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
-    else:
-        left = abs(choice.rho - settings.rho) >= 0.005
-        print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
-              '{:.2f} of full (rho {:g}{}), in {:.2f} s'.format(
-                  choice.mask.sum(), len(choice.mask),
-                  100 * choice.importance[choice.mask].sum()
-                  / max(choice.importance[choice.importance > 0].sum(), 1e-12),
-                  choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
-                  '; {:.2f} are left'.format(choice.rho) if left else '', seconds))
-    if cache is not None and cache.cut is not None:
-        print('  ' + cache.describe(choice.timings))
-    if any(trial.scale < 1 for trial in choice.trials):
-        print('  a full trial update overshoots: importance taken at {:g} of it'.format(
-            min(trial.scale for trial in choice.trials)))
-    if choice.trials and not choice.trials[-1].holds:
-        print('  warning: even {:g} of an update does not lower the loss as its gradient predicts '
-              '({:+.2g} predicted, {:+.2g} real): the importance says little; use a smaller '
-              '--learning_rate'.format(*choice.trials[-1]))
-    if choice.fallback:
-        print('  no tensor within reach had positive importance: training the least bad ones; a '
-              'smaller --learning_rate or more --probe_batches may help')
-
-
-def _print_epoch(row, num_epochs):
-    width = len(str(num_epochs))
-    penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
-    print('epoch {:>{w}}/{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
-          '{:7.1f} ms/step   {:7.1f} s trained'.format(
-              row['epoch'], num_epochs, 100 * row['train_accuracy'], row['train_loss'], penalty,
-              100 * row['test_accuracy'], row['test_loss'], row['step_ms'], row['train_seconds'],
-              w=width))
+    return summary_of(rows, clock, scheme, step_ms, cache), model

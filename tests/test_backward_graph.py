@@ -298,7 +298,7 @@ def with_backward(backward):
 
 
 def effects_of(maker):
-    return maker._effects(set()).values()
+    return maker.effects(set()).values()
 
 
 def test_noise_in_a_backward_pass_serves_the_tensors_below_it():

@@ -32,6 +32,7 @@ import train
 from cache_prices import Budget, CachePrices, as_bits, fill_share
 from epoch import CONVERT, FILL, PLAIN, READ, EpochResult
 from masked_step import StepMaker
+from prefix_steps import PrefixSteps
 from profiler import profile_model
 from runs import Recorder
 from training_step import make_optimizer
@@ -63,10 +64,10 @@ def table_of(model):
     table = profile_model(model, (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
     table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
         op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
-    maker = maker_of(model)
+    prefixes = PrefixSteps(maker_of(model))
     skipped = np.zeros(len(table.names))
     for i, k in enumerate(table.order):
-        skipped[k] = maker.cut_off(as_bits(np.isin(np.arange(len(skipped)), table.order[i:])),
+        skipped[k] = prefixes.cut_off(as_bits(np.isin(np.arange(len(skipped)), table.order[i:])),
                                    table.op_rates).skipped_ms
     return table._replace(t_prefix=0.9 * table.t_fp / skipped.max() * skipped)
 
@@ -374,4 +375,4 @@ def test_a_cut_is_placed_by_what_copying_was_measured_to_take(tmp_path, dataset,
     expected = float(cache.copying(np.array([5e4]))[0][0])
     assert float(read_ms(5e4 + 4)) == pytest.approx(expected) and expected > 0
     own = CachePrices(cache, branching, 1, 5).at_own_cut(mask).cache.cut
-    assert own == cache.maker.cut_off(as_bits(mask), branching.op_rates, read_ms)
+    assert own == cache.prefixes.cut_off(as_bits(mask), branching.op_rates, read_ms)

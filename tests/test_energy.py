@@ -12,6 +12,7 @@ from test_plot import make_run
 
 import energy
 from command_line import UserError
+from meter_log import check_meter, metered_joules, read_meter
 from train import Clock
 
 
@@ -289,9 +290,9 @@ def metered(tmp_path, path, intervals):
 
 def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 4), (102, 4), (103, 8), (104, 8)])
-    log = energy.read_meter(path)
-    assert energy.metered_joules(log, [[100, 104]]) == pytest.approx(3 + 4 + 6 + 8)
-    assert energy.metered_joules(log, [[100.5, 100.75], [103.5, 104]]) == pytest.approx(
+    log = read_meter(path)
+    assert metered_joules(log, [[100, 104]]) == pytest.approx(3 + 4 + 6 + 8)
+    assert metered_joules(log, [[100.5, 100.75], [103.5, 104]]) == pytest.approx(
         0.25 * 3.25 + 4)
     assert metered(tmp_path, path, [[101, 102]]) == {
         'energy_joules': pytest.approx(4), 'energy_source': 'meter log meter.csv',
@@ -306,22 +307,22 @@ def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
     ([(100, 2)], 'timestamp,watts', 'has 1 readings')])
 def test_a_log_that_is_none_is_refused_with_its_line(tmp_path, rows, header, says):
     with pytest.raises(UserError, match=says):
-        energy.read_meter(meter_log(tmp_path / 'meter.csv', rows, header))
+        read_meter(meter_log(tmp_path / 'meter.csv', rows, header))
 
 
 def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2)])
     with open(path, 'a') as log:
         log.write('102')
-    (times, watts), = energy.read_meter(path).stretches
+    (times, watts), = read_meter(path).stretches
     assert (list(times), list(watts)) == ([100, 101], [2, 2])
-    energy.check_meter(path)
+    check_meter(path)
     (tmp_path / 'meter.csv').write_text('')  # it may start later
-    energy.check_meter(path)
+    check_meter(path)
     with pytest.raises(UserError, match='columns time, power'):
-        energy.check_meter(meter_log(tmp_path / 'meter.csv', [(1, 2)], 'time,power'))
+        check_meter(meter_log(tmp_path / 'meter.csv', [(1, 2)], 'time,power'))
     with pytest.raises(UserError, match='cannot read'):
-        energy.check_meter(str(tmp_path / 'none'))
+        check_meter(str(tmp_path / 'none'))
 
 
 def test_a_log_with_a_hole_or_too_short_gives_no_number_but_the_reason(tmp_path):
@@ -385,16 +386,16 @@ def peak_memory(call, *arguments):
 
 def test_a_long_log_fits_into_a_small_board(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(1700000000 + i, 2.5) for i in range(20000)])
-    assert peak_memory(energy.read_meter, path) < 20000 * 100
+    assert peak_memory(read_meter, path) < 20000 * 100
     with open(path, 'r+b') as log:
         log.truncate(1 << 25)  # zeros without a line's end: to be read whole or not at all
-    assert peak_memory(energy.check_meter, path) < 1e6
+    assert peak_memory(check_meter, path) < 1e6
 
 
 def test_a_damaged_header_is_refused_before_training(tmp_path):
     (tmp_path / 'meter.csv').write_bytes(b'\0' * 200000 + b'\n')
     with pytest.raises(UserError, match='meter.csv, line 1: '):
-        energy.check_meter(str(tmp_path / 'meter.csv'))
+        check_meter(str(tmp_path / 'meter.csv'))
 
 
 def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):

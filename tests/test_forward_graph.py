@@ -12,6 +12,7 @@ import keras_stack
 from backward_graph import Node, StepGraph
 from forward_graph import Cut, cheapest_cut, computable, prefix_of, read_outside, repeatable
 from masked_step import StepMaker
+from prefix_steps import PrefixSteps
 
 CHEAP, DEAR = 1e-9, 1.0  # ms of a byte or of an operation
 
@@ -257,22 +258,24 @@ ALL_DEAR = {'* flops': DEAR, '* elements': DEAR}
 
 
 def cut_of(model, trained, rates=ALL_DEAR):
-    """(StepMaker, Cut) of training the tensors `trained`."""
-    maker = StepMaker(model, None, 0.0, *batch())
-    return maker, maker.cut_off(sum(1 << k for k in trained), rates, lambda size: CHEAP * size)
+    """(PrefixSteps, Cut) of training the tensors `trained`."""
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, *batch()))
+    return prefixes, prefixes.cut_off(sum(1 << k for k in trained), rates,
+                                      lambda size: CHEAP * size)
 
 
 def test_all_in_front_of_the_deepest_tensor_in_training_is_skipped():
     model = conv_stack()
-    maker, cut = cut_of(model, [2, 4])
-    skipped = {maker.traced_names[name] for name in cut.skipped if name in maker.traced_names}
+    prefixes, cut = cut_of(model, [2, 4])
+    traced = prefixes.maker.traced_names
+    skipped = {traced[name] for name in cut.skipped if name in traced}
     assert any('conv2' in name for name in skipped) and any('conv1' in name for name in skipped)
     assert not any('conv3' in name or 'conv4' in name for name in skipped)
     assert cut.nbytes == 12 * 12 * 5 * 4 and len(cut.tensors) == 1 and not cut.recomputed
 
 
 def test_of_all_tensors_in_training_only_the_images_are_read_back():
-    maker, cut = cut_of(conv_stack(), range(6))
+    _, cut = cut_of(conv_stack(), range(6))
     assert cut.nbytes == 12 * 12 * 3 * 4 and cut.skipped_ms == 0
 
 
@@ -298,9 +301,9 @@ def dropout_in(place):
 
 @pytest.mark.parametrize('place, nbytes', [('front', 12 * 12 * 3 * 4), ('middle', 10 * 10 * 4 * 4)])
 def test_dropout_is_drawn_anew_behind_the_boundary(place, nbytes):
-    maker, cut = cut_of(dropout_in(place), [2, 3])
+    prefixes, cut = cut_of(dropout_in(place), [2, 3])
     assert cut.nbytes == nbytes
-    read = maker.cached(np.arange(4) >= 2, cut).read
+    read = prefixes.cached(np.arange(4) >= 2, cut).read
     assert any('Random' in op for op in read.nodes.values())
     assert any(op == 'Conv2D' for op in read.nodes.values()) == (place == 'front')
 
@@ -312,7 +315,7 @@ def test_a_recurrent_layer_is_in_the_prefix_unless_its_dropout_is_drawn_inside_i
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
         sequences, labels = batch()
         maker = StepMaker(model, None, 0.0, tf.reshape(sequences, (4, 12, 36)), labels)
-        return maker.cut_off(3 << 3, ALL_DEAR, lambda size: CHEAP * size).nbytes
+        return PrefixSteps(maker).cut_off(3 << 3, ALL_DEAR, lambda size: CHEAP * size).nbytes
     # 2.7 traces the layer as a function of its own, of whose inside no shapes are known.
     assert deepest() == (4 * 4 if keras_stack.KERAS_3 else 12 * 36 * 4)
     assert deepest(dropout=0.5) > 4 * 4 and deepest(recurrent_dropout=0.5) > 4 * 4

@@ -19,9 +19,15 @@ from runs import EPOCH_COLUMNS, SelectionRow, read_run, selection_per_epoch
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
 MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # by first epoch
-TABLE = {'model': 'mobilenetv2', 'names': ['stem/kernel', 'block/kernel', 'head/bias'],
+TABLE = {'key': {'model': 'mobilenetv2'}, 'names': ['stem/kernel', 'block/kernel', 'head/bias'],
          't_dw': [3.25, 1.5, 0.25], 't_dy': [0.5, 2.0, 0.0], 't_fp': 4.0, 't_bp': 7.5,
          't_update': 0.75}
+
+
+def stored(folder, table=TABLE):
+    """Path of the table's file."""
+    (folder / 'timings.json').write_text(json.dumps(table), encoding='utf-8')
+    return folder / 'timings.json'
 
 
 def write_csv(path, rows):
@@ -188,7 +194,7 @@ def test_the_map_is_drawn_without_time_shares(tmp_path):
 
 
 def test_timing_bars_write_the_table(tmp_path):
-    paths = plot.timing_bars(dict(TABLE, t_dw=np.array(TABLE['t_dw'])), tmp_path / 'timings')
+    paths = plot.timing_bars(stored(tmp_path), tmp_path / 'timings')
     assert_figure(paths, tmp_path / 'timings')
     rows = read_csv(paths[2])
     assert [row['name'] for row in rows] == TABLE['names']
@@ -212,9 +218,10 @@ def test_timing_bars_are_drawn_from_the_table_that_the_profiler_stores(tmp_path)
     ({'t_fp': float('nan')}, 'not a number'), ({'names': [], 't_dw': [], 't_dy': []}, '0 names')])
 def test_a_broken_timing_table_is_refused(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
-        plot.timing_bars(dict(TABLE, **change), tmp_path / 'timings')
+        plot.timing_bars(stored(tmp_path, dict(TABLE, **change)), tmp_path / 'timings')
     with pytest.raises(UserError, match='lacks t_update'):
-        plot.timing_bars({key: TABLE[key] for key in TABLE if key != 't_update'}, tmp_path / 't')
+        plot.timing_bars(stored(tmp_path, {key: TABLE[key] for key in TABLE if key != 't_update'}),
+                         tmp_path / 't')
 
 
 def drop_rows(folder, name, keep):
@@ -309,7 +316,7 @@ def test_seeds_of_unequal_length_and_repeated_runs_are_refused(tmp_path):
 
 def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     figures = tmp_path / 'figures'
-    plot.timing_bars(TABLE, figures / 'timings')
+    plot.timing_bars(stored(tmp_path), figures / 'timings')
     before = folder_content(figures)
     with pytest.raises(AttributeError):  # fails in the middle of the drawing
         plot.write_figure(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(),
@@ -317,7 +324,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     assert folder_content(figures) == before
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot write'):
-        plot.timing_bars(TABLE, tmp_path / 'file' / 'timings')
+        plot.timing_bars(stored(tmp_path), tmp_path / 'file' / 'timings')
 
 
 def test_main_draws_each_figure(tmp_path, capsys):

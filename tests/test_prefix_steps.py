@@ -21,8 +21,9 @@ from zoo import ZOO
 
 import keras_stack
 from backbone import statistics_from_batch
-from masked_step import StepMaker, rows_apart
+from masked_step import StepMaker
 from models import build_model
+from prefix_steps import PrefixSteps
 from profiler import ROUNDING
 from training_step import NUM_RESULTS, make_optimizer
 
@@ -79,9 +80,9 @@ def network(name, folder):
     return model, inputs, labels
 
 
-def cut_off(maker, mask, prices):
+def cut_off(prefixes, mask, prices):
     operation, byte = prices
-    return maker.cut_off(sum(1 << int(k) for k in np.flatnonzero(mask)),
+    return prefixes.cut_off(sum(1 << int(k) for k in np.flatnonzero(mask)),
                          {'* flops': operation, '* elements': operation},
                          lambda nbytes: byte * nbytes)
 
@@ -110,6 +111,7 @@ def compared(name, folder, optimizer='sgd'):
     model, inputs, labels = network(name, folder)
     trained_by = make_optimizer(optimizer, 1e-2, 100, model.trainable_variables)
     maker = StepMaker(model, trained_by, 1e-3, inputs, labels)
+    prefixes = PrefixSteps(maker)
     variables = list(model.variables) + keras_stack.optimizer_variables(trained_by)
     start = [keras_stack.raw(variable).numpy() for variable in variables]
 
@@ -121,8 +123,8 @@ def compared(name, folder, optimizer='sgd'):
         plain = maker.step(mask)
         expected = two_steps(back_to_start, variables, plain, inputs, labels)
         for prices in PRICES:
-            cut = cut_off(maker, mask, prices)
-            steps = maker.cached(mask, cut)
+            cut = cut_off(prefixes, mask, prices)
+            steps = prefixes.cached(mask, cut)
             back_to_start()  # the weights that the prefix is computed from
             stored = list(steps.prefix(inputs, labels))
             of_prefix, filled = bits(stored), bits(steps.fill(inputs, labels)[NUM_RESULTS:])
@@ -136,7 +138,7 @@ def compared(name, folder, optimizer='sgd'):
                 tensors=len(cut.tensors), recomputed=len(cut.recomputed),
                 fewer=len(plain.nodes) - len(steps.read.nodes)))
     back_to_start()
-    return dict(steps=found, apart=rows_apart(maker, inputs, labels))
+    return dict(steps=found, apart=prefixes.rows_apart(inputs, labels))
 
 
 def report(folder):
@@ -211,7 +213,8 @@ def test_rows_that_depend_on_their_neighbours_are_found_out():
     x = keras.layers.GlobalAveragePooling2D()(Centred()(keras.layers.Conv2D(4, 3)(inputs)))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
     images, labels = images_and_labels(12)
-    assert rows_apart(StepMaker(model, None, 0.0, images, labels), images, labels) > ROUNDING
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, images, labels))
+    assert prefixes.rows_apart(images, labels) > ROUNDING
 
 
 @pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
@@ -220,14 +223,16 @@ def test_no_prefix_goes_through_batch_statistics(name):
     model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
         name == 'mobilenetv2') else ZOO[name].build()
     maker = StepMaker(model, None, 0.0, images, labels)
-    if rows_apart(maker, images, labels) <= ROUNDING:
-        cut = cut_off(maker, np.arange(len(maker.variables)) == len(maker.variables) - 1, PRICES[0])
+    prefixes, n = PrefixSteps(maker), len(maker.variables)
+    if prefixes.rows_apart(images, labels) <= ROUNDING:
+        cut = cut_off(prefixes, np.arange(n) == n - 1, PRICES[0])
         assert not any('BatchNorm' in maker.graph.nodes[node].op for node in cut.skipped)
 
 
 def test_without_a_row_of_each_input_for_each_example_nothing_is_cached():
     model, inputs, labels = ZOO['graph_network'].build()
-    assert rows_apart(StepMaker(model, None, 0.0, inputs, labels), inputs, labels) == np.inf
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, inputs, labels))
+    assert prefixes.rows_apart(inputs, labels) == np.inf
 
 
 def test_a_cached_step_takes_batches_of_its_shapes_alone():
@@ -235,7 +240,8 @@ def test_a_cached_step_takes_batches_of_its_shapes_alone():
     maker = StepMaker(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), 0.0,
                       inputs, labels)
     mask = np.arange(len(maker.variables)) >= 3
-    steps = maker.cached(mask, cut_off(maker, mask, PRICES[0]))
+    prefixes = PrefixSteps(maker)
+    steps = prefixes.cached(mask, cut_off(prefixes, mask, PRICES[0]))
     stored = steps.prefix(inputs, labels)
     with pytest.raises(ValueError, match='of shapes'):
         steps.read([tensor[:3] for tensor in stored], labels[:3])

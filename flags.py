@@ -1,0 +1,202 @@
+"""The flags of main.py: what they are and may be, and which of them decide a run's outcome."""
+
+import argparse
+import os
+
+import command_line
+from command_line import UserError, number
+from meter_log import check_meter
+from runs import GRANULARITIES, METRICS, TRAIN_TYPES
+
+ALIASES = {'prunetrain': 'prune_training'}
+ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
+             'elastic_training_grad_magnitude': 'grad_magnitude'}
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(
+        description='Trains one network with one scheme, fully or elastically.',
+        epilog='Flags take real booleans: bare, 1/0 or true/false.')
+    command_line.add_model_flags(parser)
+    _add_training_flags(parser)
+    _add_data_flags(parser)
+    _add_elastic_flags(parser.add_argument_group('elastic training'))
+    _add_cache_flags(parser.add_argument_group('prefix cache'))
+    _add_pruning_flags(parser.add_argument_group('prune_training'))
+    _add_record_flags(parser.add_argument_group('records of the run'))
+    return parser.parse_args(argv)
+
+
+def _add_training_flags(parser):
+    parser.add_argument('--train_type', default='elastic_training', metavar='TYPE',
+                        help='{} (default: %(default)s)'.format(', '.join(TRAIN_TYPES)))
+    parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
+                        help='checked against the data set, which decides by default')
+    parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
+                        help='the highest; decays to 0 on a cosine (default: %(default)s)')
+    parser.add_argument('--warmup_steps', type=number(int, low=0), default=0, metavar='N',
+                        help='raise the learning rate to its highest over the first N steps '
+                             '(default: %(default)s)')
+    parser.add_argument('--num_epochs', type=number(int, low=1), default=12, metavar='N',
+                        help='(default: %(default)s)')
+    parser.add_argument('--weights', default='imagenet', metavar='imagenet|none|PATH',
+                        help='start from ImageNet, from random weights, or from a .npz of this '
+                             'project or a .h5 of keras.applications (default: %(default)s)')
+    parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
+                        help='moving statistics of batch normalization: frozen (default), which '
+                             'also turns off dropout and stochastic depth inside the base, as in '
+                             'the original, or train (default with --weights none)')
+    parser.add_argument('--seed', type=number(int, low=0), default=0, metavar='N',
+                        help='of data order, augmentation, dropout, new weights '
+                             '(default: %(default)s)')
+    command_line.add_flag(parser, '--deterministic',
+                          'bit-identical runs of one seed, slower (not with TensorFlow 2.7)')
+
+
+def _add_data_flags(parser):
+    parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
+                        help='end an epoch after so many steps, each epoch on other images '
+                             '(default: all training images)')
+    parser.add_argument('--train_images', type=number(int, low=2), metavar='N',
+                        help='train on N images only, of each class equally many as far as it has '
+                             'them, the same ones whatever seed and scheme (default: all)')
+    parser.add_argument('--views', choices=('fresh', 'held'), default='fresh',
+                        help='augment each image anew in every epoch, or as before for --interval '
+                             'epochs (0: always), with every scheme (default: %(default)s)')
+    parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
+                        help='test on N batches, evenly spaced among the test images '
+                             '(default: all)')
+
+
+def _add_elastic_flags(parser):
+    parser.add_argument('--rho', type=number(float, above=0, high=1), default=0.533, metavar='X',
+                        help='step time as a share of full training, 0.5 = twice as fast; '
+                             'with a prefix cache the mean of the run (default: %(default)s)')
+    parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
+                        help='select anew every so many epochs; 0: once; see also '
+                             '--views (default: %(default)s)')
+    parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
+                        help='{} (default: gradient_update); fisher squares the '
+                             "batch's mean gradient, not each example's".format(
+                                 ', '.join(METRICS)))
+    parser.add_argument('--granularity', choices=GRANULARITIES, default='tensor',
+                        help='choose single tensors, or all of a layer together '
+                             '(default: %(default)s)')
+    parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
+                        help='batches each importance is averaged over '
+                             '(default: %(default)s)')
+    command_line.add_flag(parser, '--closed_loop',
+                          'measure both passes anew at each selection, so that rho holds '
+                          'while the device changes speed; always off with --deterministic',
+                          default=True)
+
+
+def _add_cache_flags(parser):
+    parser.add_argument('--prefix_cache', choices=('auto', 'on', 'off'), default='auto',
+                        help='compute the layers in front of the tensors in training once for each '
+                             'image and selection, and read the result back: auto where images '
+                             'come back unchanged; on holds views for that (default: %(default)s)')
+    parser.add_argument('--cache_dir', metavar='DIR',
+                        help='of a prefix cache that does not fit into memory (default: '
+                             '--logs_dir)')
+    parser.add_argument('--cache_gb', type=number(float, above=0), metavar='GB',
+                        help='it may take that much disk (default: half of what is free)')
+
+
+def _add_pruning_flags(parser):
+    parser.add_argument('--prune_interval', type=number(int, low=0), default=5, metavar='EPOCHS',
+                        help='remove vanished channels every so many epochs; 0: '
+                             'never (default: %(default)s)')
+    parser.add_argument('--prune_penalty_ratio', type=number(float, above=0, below=1),
+                        default=0.2, metavar='X',
+                        help='share of the group lasso in loss plus penalty before '
+                             'training (default: %(default)s)')
+    parser.add_argument('--prune_threshold', type=number(float, above=0), default=1e-4,
+                        metavar='X', help='a channel has vanished where all its '
+                                          'weights are smaller (default: %(default)s)')
+
+
+def _add_record_flags(parser):
+    parser.add_argument('--run_name', default='auto', metavar='NAME',
+                        help='folder under --logs_dir (default: made from model, data and scheme)')
+    command_line.add_flag(parser, '--save_model',
+                          'keep the trained weights and model in checkpoint/')
+    command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
+    parser.add_argument('--meter_csv', metavar='FILE',
+                        help='log of an external power meter, written while training runs: columns '
+                             'timestamp (seconds since 1970) and watts')
+
+
+def check_arguments(args):
+    """The arguments with aliases and names resolved; UserError for any that cannot work."""
+    from datasets import check_dataset_name
+    from models import canonical_name, check_weights
+    from prefix_cache import check_cache_flags
+    args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
+                                          TRAIN_TYPES, 'train type')
+    metric = ABLATIONS.get(args.train_type)
+    if args.importance and metric and args.importance != metric:
+        raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
+            args.train_type, metric, args.importance))
+    args.importance = metric or args.importance or 'gradient_update'
+    args.model_name = canonical_name(args.model_name)
+    check_dataset_name(args.dataset_name)
+    if args.train_images is not None and args.train_images < args.batch_size:
+        raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
+                        .format(args.train_images, args.batch_size))
+    check_weights(args.weights)
+    check_cache_flags(args.cache_dir, args.cache_gb)
+    if args.meter_csv:
+        check_meter(args.meter_csv)
+    args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
+    args.closed_loop = args.closed_loop and not args.deterministic
+    if args.prefix_cache == 'on':
+        if args.bn_statistics == 'train':
+            raise UserError('--prefix_cache on needs --bn_statistics frozen: with statistics of '
+                            "the batch, an image's activations depend on the others")
+        args.views = 'held'
+    args.run_name = run_name(args)
+    return args
+
+
+def is_elastic(args):
+    return args.train_type.startswith('elastic')
+
+
+def may_use_cache(args):
+    """Whether a part of the network is frozen; what BN + bias trains begins at the input."""
+    return is_elastic(args) or args.train_type == 'traditional_tl_training'
+
+
+def run_name(args):
+    """The name of the run's folder; UserError where it would leave logs/."""
+    if args.run_name == 'auto':
+        plain = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0]
+        data = args.dataset_name.replace('folder:', '').strip('/').replace('/', '-')
+        name = '{}_{}_{}'.format(plain, data, args.train_type)
+        return name + ('_rho{:g}'.format(args.rho) if is_elastic(args) else '') + (
+            '_seed{}'.format(args.seed) if args.seed else '')
+    name = args.run_name
+    if not name.strip() or os.path.isabs(name) or '..' in name.replace('\\', '/').split('/') or (
+            os.path.normpath(name) == '.'):
+        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(
+            name, args.logs_dir))
+    return os.path.normpath(name)
+
+
+def run_settings(args):
+    """dict of what decides the outcome of a run: a folder is reused only by the same."""
+    settings = {flag: value for flag, value in vars(args).items()
+                if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir',
+                             'cache_gb')}
+    if not is_elastic(args):
+        settings.update(dict.fromkeys(('rho', 'interval', 'importance', 'granularity',
+                                       'probe_batches', 'closed_loop')))
+    if args.views == 'held':  # of every scheme
+        settings['interval'] = args.interval
+    if not may_use_cache(args):
+        settings['prefix_cache'] = None
+    if args.train_type != 'prune_training':
+        settings.update(dict.fromkeys(('prune_interval', 'prune_penalty_ratio',
+                                       'prune_threshold')))
+    return settings
