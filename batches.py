@@ -2,6 +2,7 @@
 
 A stream draws order and augmentation (augmentation.py): the epochs are one, the probe another.
 Takes a Split, which fetches the image of a number, and the seed; gives tf.data of batches.
+LOADERS: where Splits come from, by the name of the data set.
 """
 
 import itertools
@@ -20,6 +21,20 @@ class Split(NamedTuple):
     fetch: Callable  # index () int64 -> image (S, S, 3) uint8, label () int32; runs in a graph
     files: Optional[Sequence[str]] = None  # of a user's folder: each file is then checked once
     kept: bool = False  # in memory: `fetch` takes many indices at once
+
+
+LOADERS = {}  # name -> function (name, input size, data_dir) -> (class names, two Splits)
+
+
+def loads(*names):
+    """Makes a function the loader of the data sets of these names.
+
+    (name, input_size, data_dir) -> (class names, training Split, test Split).
+    """
+    def register(function):
+        LOADERS.update(dict.fromkeys(names, function))
+        return function
+    return register
 
 
 class Stream(NamedTuple):

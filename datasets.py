@@ -17,12 +17,11 @@ from typing import Any, Callable, NamedTuple, Tuple
 import numpy as np
 
 from augmentation import KINDS, view_of_epoch
-from batches import Split, Stream, in_order, passes, pipeline, untuned
+from batches import LOADERS, Split, Stream, in_order, loads, passes, pipeline, untuned
 from command_line import UserError, nearest, one_of
-from digits import DIGIT_NAMES, SPLIT_SEED, cut, rendering
+from digits import DIGIT_NAMES, SPLIT_SEED, cut
 
 TFDS_NAMES = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
-NAMES = TFDS_NAMES + DIGIT_NAMES
 FOLDER = 'folder:'
 OFFLINE_NAMES = DIGIT_NAMES + (FOLDER + 'PATH',)
 
@@ -55,7 +54,7 @@ class Dataset(NamedTuple):
 def check_dataset_name(name):
     """`name` itself; UserError if there is no such data set. Loads nothing."""
     if not name.startswith(FOLDER):
-        return one_of(name, NAMES + (FOLDER + 'PATH',), 'data set')
+        return one_of(name, tuple(LOADERS) + (FOLDER + 'PATH',), 'data set')
     path = os.path.expanduser(name[len(FOLDER):])
     if not os.path.isdir(path):
         parent, last = os.path.split(os.path.abspath(path))
@@ -101,8 +100,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     kind = augmentation_of(name, augmentation)
     view = view_of_epoch(views, interval, kind)
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
-    load = (_folder_splits if name.startswith(FOLDER) else
-            _digit_splits if name in DIGIT_NAMES else _tfds_splits)
+    load = _folder_splits if name.startswith(FOLDER) else LOADERS[name]
     class_names, train, test = load(name, input_size, data_dir)
     if train_images is not None:
         train = _subset(train, train_images, name)
@@ -281,6 +279,7 @@ def _unreachable(url):
     return None
 
 
+@loads(*TFDS_NAMES)
 def _tfds_splits(name, input_size, data_dir):
     builder = _prepared_builder(name, data_dir)
     label = builder.info.features['label']
@@ -333,11 +332,6 @@ def _records(path):
             length = int.from_bytes(header[:8], 'little')
             yield path, file.tell(), length
             file.seek(length + 4, os.SEEK_CUR)
-
-
-def _digit_splits(name, input_size, data_dir):
-    return (tuple('0123456789'),) + tuple(
-        Split(input_size, *rendering(name, part, input_size)) for part in ('train', 'test'))
 
 
 def _folder_splits(name, input_size, data_dir):

@@ -6,6 +6,8 @@ their test images from the same originals, which no training image of any of the
 
 import numpy as np
 
+from batches import Split, loads
+
 DIGIT_NAMES = ('digits', 'digits_shifted', 'digits_inverted')
 SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
 DIGIT_TEST_SHARE = 0.25
@@ -73,3 +75,9 @@ def rendering(name, split_name, input_size):
         return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
 
     return lambda: labels, count, fetch
+
+
+@loads(*DIGIT_NAMES)
+def digit_splits(name, input_size, data_dir):
+    return (tuple('0123456789'),) + tuple(
+        Split(input_size, *rendering(name, part, input_size)) for part in ('train', 'test'))

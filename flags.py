@@ -6,7 +6,8 @@ import os
 import command_line
 from command_line import UserError, number
 from meter_log import check_meter
-from runs import GRANULARITIES, METRICS, TRAIN_TYPES
+from metrics import METRICS
+from schemes import SCHEMES
 
 ALIASES = {'prunetrain': 'prune_training'}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -29,7 +30,7 @@ def parse_arguments(argv=None):
 
 def _add_training_flags(parser):
     parser.add_argument('--train_type', default='elastic_training', metavar='TYPE',
-                        help='{} (default: %(default)s)'.format(', '.join(TRAIN_TYPES)))
+                        help='{} (default: %(default)s)'.format(', '.join(SCHEMES)))
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='checked against the data set, which decides by default')
     parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
@@ -75,11 +76,11 @@ def _add_elastic_flags(parser):
     parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
                         help='select anew every so many epochs; 0: once; see also '
                              '--views (default: %(default)s)')
-    parser.add_argument('--importance', choices=METRICS, metavar='METRIC',
+    parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
                         help='{} (default: gradient_update); fisher squares the '
                              "batch's mean gradient, not each example's".format(
                                  ', '.join(METRICS)))
-    parser.add_argument('--granularity', choices=GRANULARITIES, default='tensor',
+    parser.add_argument('--granularity', choices=('tensor', 'layer'), default='tensor',
                         help='choose single tensors, or all of a layer together '
                              '(default: %(default)s)')
     parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
@@ -133,7 +134,7 @@ def check_arguments(args):
     from models import canonical_name, check_weights
     from prefix_cache import check_cache_flags
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
-                                          TRAIN_TYPES, 'train type')
+                                          list(SCHEMES), 'train type')
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
@@ -164,8 +165,8 @@ def is_elastic(args):
 
 
 def may_use_cache(args):
-    """Whether a part of the network is frozen; what BN + bias trains begins at the input."""
-    return is_elastic(args) or args.train_type == 'traditional_tl_training'
+    """Whether layers next to the input may be frozen."""
+    return SCHEMES[args.train_type].frozen_front
 
 
 def run_name(args):

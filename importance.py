@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_stack
 from masked_step import StepMaker
-from runs import METRICS
+from metrics import METRICS
 from training_step import NUM_RESULTS, StepResult
 
 SMALLEST_SCALE = 2.0 ** -10
@@ -123,10 +123,7 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     all tensors at once overshoots, every gradient behind it points back and says nothing: the trial
     is then halved until the predicted and the real drop of its loss agree (Trial.holds). dw leaves
     weight decay and SGD's momentum out.
-    weight_magnitude, grad_magnitude: sum_i |w_i| and sum_i |dL/dw_i|, the paper's ablations.
-    fisher: sum_i (dL/dw_i w_i)^2, of the batch's mean gradient, not of each example's. random:
-    drawn anew each time. depth: the variable nearest the output outweighs all that are farther from
-    it together.
+    Others: metrics.py.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels).
     evaluator: an Evaluator of the two, to avoid tracing again.
@@ -137,34 +134,24 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     if metric not in METRICS:
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
             metric, ', '.join(METRICS)))
+    random = evaluator.random if evaluator else np.random.RandomState()
+
+    def with_evaluator():
+        """(Evaluator, list of the batches): made only where gradients are wanted."""
+        found = list(batches)
+        if not found:
+            raise ValueError('at least one probe batch is needed')
+        return evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])), found
+
+    def gradients():
+        passes, found = with_evaluator()
+        for inputs, labels in found:
+            yield [gradient.numpy() for gradient in passes.gradients(inputs, labels)[1]]
+    if METRICS[metric] is None:
+        return _mean_importance(*with_evaluator(), trials)
     # The model's own list takes Keras milliseconds to gather.
     variables = evaluator.variables if evaluator else model.trainable_variables
-    if metric == 'weight_magnitude':
-        return np.array([np.abs(keras_stack.raw(v).numpy()).sum(dtype=np.float64)
-                         for v in variables])
-    if metric == 'random':
-        random = evaluator.random if evaluator else np.random.RandomState()
-        return random.random_sample(len(variables))
-    if metric == 'depth':
-        return 0.5 ** np.minimum(np.arange(len(variables))[::-1], 1000)
-    batches = list(batches)
-    if not batches:
-        raise ValueError('at least one probe batch is needed')
-    evaluator = evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *batches[0]))
-    if metric == 'gradient_update':
-        return _mean_importance(evaluator, batches, trials)
-    score = _fisher if metric == 'fisher' else _magnitude
-    return np.mean([[score(gradient.numpy(), variable) for gradient, variable in zip(
-        evaluator.gradients(inputs, labels)[1], evaluator.variables)]
-        for inputs, labels in batches], axis=0)
-
-
-def _magnitude(gradient, variable):
-    return np.abs(gradient).sum(dtype=np.float64)
-
-
-def _fisher(gradient, variable):
-    return np.square(gradient * variable.numpy()).sum(dtype=np.float64)
+    return METRICS[metric]((keras_stack.raw(v).numpy() for v in variables), gradients, random)
 
 
 def _mean_importance(evaluator, batches, trials):

@@ -14,7 +14,6 @@ import argparse
 import csv
 import math
 import os
-import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -32,22 +31,15 @@ from runs import (
     run_folder,
     selection_per_epoch,
 )
+from schemes import SCHEMES
 
-# Label, colour and end marker of each scheme; colours of Okabe and Ito, safe for the colour-blind.
-SCHEMES = {
-    'full_training': ('Full training', '#333333', 'o'),
-    'traditional_tl_training': ('Head only', '#56B4E9', 's'),
-    'bn_plus_bias_training': ('BN + bias', '#009E73', '^'),
-    'prune_training': ('PruneTrain', '#0072B2', 'v'),
-    'elastic_training': ('ElasticTrainer', '#D55E00', 'D'),
-    'elastic_training_weight_magnitude': ('Elastic, weight magnitude', '#CC79A7', 'P'),
-    'elastic_training_grad_magnitude': ('Elastic, gradient magnitude', '#E69F00', 'X')}
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
 TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of curves of one scheme
 LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
+KINDS = ('png', 'pdf', 'csv')
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
              'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
@@ -80,26 +72,29 @@ def write_figure(output, size, draw, header, rows):
     from matplotlib.figure import Figure
     stem = os.fspath(output)
     stem = stem[:-4] if stem.endswith('.png') else stem
-    paths = [f'{stem}.{kind}' for kind in ('png', 'pdf', 'csv')]
-    folder = os.path.dirname(stem) or '.'
+    paths = [f'{stem}.{kind}' for kind in KINDS]
+    folder, name = os.path.dirname(stem) or '.', os.path.basename(stem)
+    # Of fixed names: what a killed one leaves, the next one takes.
+    parts = [os.path.join(folder, f'.{name}.part.{kind}') for kind in KINDS]
     try:
         os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix='.plot-', dir=folder) as temporary:
-            parts = [os.path.join(temporary, os.path.basename(path)) for path in paths]
-            with matplotlib.rc_context():
-                matplotlib.rcdefaults()
-                matplotlib.rcParams.update(RC_PARAMS)
-                figure = Figure(figsize=size)
-                draw(figure)
-                figure.savefig(parts[0], dpi=150)
-                figure.savefig(parts[1], metadata={'CreationDate': None})
-            with open(parts[2], 'w', encoding='utf-8', newline='') as file:
-                csv.writer(file, lineterminator='\n').writerows(
-                    [['' if cell != cell else cell for cell in row] for row in [header] + rows])
-            for part, path in zip(parts, paths):
-                os.replace(part, path)
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(RC_PARAMS)
+            figure = Figure(figsize=size)
+            draw(figure)
+            figure.savefig(parts[0], dpi=150)
+            figure.savefig(parts[1], metadata={'CreationDate': None})
+        with open(parts[2], 'w', encoding='utf-8', newline='') as file:
+            csv.writer(file, lineterminator='\n').writerows(
+                [['' if cell != cell else cell for cell in row] for row in [header] + rows])
+        for part, path in zip(parts, paths):
+            os.replace(part, path)
     except OSError as error:
         raise UserError(f'cannot write {stem}: {error}')
+    finally:
+        for part in filter(os.path.exists, parts):
+            os.remove(part)
     return paths
 
 
@@ -159,7 +154,7 @@ def curves_of(runs):
         group = groups.setdefault(configuration(run.summary), [])
         group.append(run)
         check_alike(run, group[0], ('epochs',))
-    curves, palette = [], [color for _, color, _ in SCHEMES.values()]
+    curves, palette = [], [kind.color for kind in SCHEMES.values()]
     one_scheme = 1 == len({scheme for scheme, *_ in groups}) < len(groups)
     for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
         values = {column: np.array([run.epochs[column] for run in groups[key]])  # (n, epochs)
@@ -167,7 +162,7 @@ def curves_of(runs):
         n, variant = len(groups[key]), sum(curve.summary['scheme'] == key[0] for curve in curves)
         curves.append(Curve(
             groups[key][0].summary, label_of(key, groups, n), variant,
-            palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]][1], n,
+            palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color, n,
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
              for column, value in values.items()}))
@@ -176,7 +171,7 @@ def curves_of(runs):
 
 def label_of(key, keys=(), n=1):
     """The label of one configuration among `keys`: what tells it from the others, and n."""
-    label = SCHEMES[key[0]][0] + ('' if key[1] is None else f', ρ = {key[1]:g}')
+    label = SCHEMES[key[0]].label + ('' if key[1] is None else f', ρ = {key[1]:g}')
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
     for name, value in distinctions(key[3:], rivals):
@@ -231,7 +226,7 @@ def _draw_curves(figure, curves, unit, seconds):
 
 def draw_curve(axis, curve, column, seconds, scale):
     """Draws one Curve, with a marker where its training ends; returns its line."""
-    color, marker = curve.color, SCHEMES[curve.summary['scheme']][2]
+    color, marker = curve.color, SCHEMES[curve.summary['scheme']].marker
     x = curve.mean['train_seconds'] / seconds
     mean, std = scale * curve.mean[column], scale * curve.std[column]
     if curve.n > 1:

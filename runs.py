@@ -21,13 +21,8 @@ import numpy as np
 
 import command_line
 from command_line import UserError
+from schemes import SCHEMES
 
-TRAIN_TYPES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training',
-               'elastic_training', 'elastic_training_weight_magnitude',
-               'elastic_training_grad_magnitude', 'prune_training')
-METRICS = ('gradient_update', 'weight_magnitude', 'grad_magnitude', 'fisher', 'random',
-           'depth')  # importance.py
-GRANULARITIES = ('tensor', 'layer')
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'seed', 'epochs',
                 'stack', 'host')
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
@@ -95,9 +90,9 @@ def read_run(folder):
     missing = [key for key in SUMMARY_KEYS if key not in summary]
     if missing:
         raise fault(folder, f"summary.json lacks {', '.join(missing)}")
-    if summary['scheme'] not in TRAIN_TYPES or not summary.get('finished', True):
+    if summary['scheme'] not in SCHEMES or not summary.get('finished', True):
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
-                     f"{summary.get('finished')}; allowed are true and {', '.join(TRAIN_TYPES)}")
+                     f"{summary.get('finished')}; allowed are true and {', '.join(SCHEMES)}")
     summary['run_name'] = os.path.basename(folder)
     for key in VARIED:
         summary.setdefault(key, None)

@@ -20,6 +20,7 @@ from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
 from progress import announce, importance_seconds, print_epoch, record_epoch, summary_of
+from schemes import SCHEMES
 from selection_solver_DP import choose_tensors, layers_of, reachable
 from stopwatch import Clock
 from training_step import evaluation_function, make_optimizer
@@ -101,17 +102,11 @@ def fixed_scheme(name, mask):
 
 
 def fixed_mask(name, model):
-    """(N,) bool: full_training, traditional_tl_training (the head) or bn_plus_bias_training.
-
-    BN+Bias trains every normalisation's gamma and beta, every bias, and the head.
-    """
-    variables = model.trainable_variables
-    if name == 'full_training':
-        return np.ones(len(variables), dtype=bool)
-    head = {id(v) for v in output_layer(model).trainable_weights}
-    small = ('gamma', 'beta', 'bias') if name == 'bn_plus_bias_training' else ()
-    return np.array([id(v) in head or keras_stack.variable_name(v).split('/')[-1] in small
-                     for v in variables])
+    """(N,) bool: what the fixed scheme of that name (schemes.py) trains of the model."""
+    variables, head = model.trainable_variables, {
+        id(v) for v in output_layer(model).trainable_weights}
+    return SCHEMES[name].trains([keras_stack.variable_name(v) for v in variables],
+                                np.array([id(v) in head for v in variables]))
 
 
 def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update', cache=None):

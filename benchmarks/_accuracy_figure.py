@@ -5,7 +5,8 @@ import math
 from matplotlib import patheffects
 
 from command_line import UserError
-from plot import SCHEMES, write_figure
+from plot import write_figure
+from schemes import SCHEMES
 
 
 def accuracy_against_time(points, output):
@@ -43,12 +44,10 @@ def _draw_models(figure, models, points):
                 point for point in of_model if point['rho'] in varied])
 
 
-# Where the best schemes lie close together: points from the marker, alignment; else to the right.
-LABELS_AT = {'full_training': ((0, 7), 'center'), 'elastic_training': ((7, -12), 'left'),
-             'elastic 0.7': ((0, 7), 'center'), 'full, half the epochs': ((0, -19), 'center'),
-             'bn_plus_bias_training': ((7, -12), 'left'), 'head only': ((-7, -4), 'right'),
-             'PruneTrain': ((7, 6), 'left'),
-             'PruneTrain, strong': ((7, -11), 'left')}  # by label or scheme
+# Of a label, points from its marker, and alignment; the first at which it hides nothing is taken.
+PLACES = [((x, y), 'left' if x > 0 else 'right' if x < 0 else 'center')
+          for x, y in ((8, -3), (0, 7), (0, -14), (-8, -3), (7, 5), (7, -12), (-7, 5), (-7, -12),
+                       (0, 18), (0, -25), (12, 14), (12, -22))]
 HALO = [patheffects.withStroke(linewidth=2.5, foreground='white')]  # a line may run behind
 
 
@@ -58,20 +57,37 @@ def _draw_points(axis, points):
     for point in points:
         _errorbar(axis, point, point['seconds'], 100 * point['accuracy'],
                   xerr=_known(point['seconds_se']), yerr=_known(100 * point['accuracy_se']))
-        offset, align = LABELS_AT.get(point['label'], LABELS_AT.get(point['scheme'],
-                                                                    ((7, 4), 'left')))
-        axis.annotate(point['label'], (point['seconds'], 100 * point['accuracy']), xytext=offset,
-                      textcoords='offset points', ha=align, color='#222222', path_effects=HALO)
     line = sorted((point['seconds'], 100 * point['accuracy']) for point in points
                   if point['scheme'] == 'elastic_training'
                   and point['learning_rate'] == shared)
     if line:
-        axis.plot(*zip(*line), color=SCHEMES['elastic_training'][1], linewidth=1)
+        axis.plot(*zip(*line), color=SCHEMES['elastic_training'].color, linewidth=1)
     axis.set(ylabel='final test accuracy (%)',
              xlabel='training time (s), selection included, validation excluded')
     axis.margins(y=0.1)
     axis.set_xlim(left=0, right=1.55 * max(point['seconds'] for point in points))
     axis.grid(True)
+    _label(axis, points)
+
+
+def _label(axis, points):
+    """Writes what each point is where it covers no marker and no label written before."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+    renderer = FigureCanvasAgg(axis.figure).get_renderer()
+    at = [(point['seconds'], 100 * point['accuracy']) for point in points]
+    centres = axis.transData.transform(at)
+    size = 4.0 * axis.figure.dpi / 72  # half a marker
+    taken = [Bbox([centre - size, centre + size]) for centre in centres]
+    for point, place in zip(points, at):
+        label = axis.annotate(point['label'], place, textcoords='offset points', xytext=(0, 0),
+                              color='#222222', path_effects=HALO)
+        for offset, align in PLACES:
+            label.set(position=offset, ha=align)
+            box = label.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)
 
 
 def _draw_variants(axis, points):
@@ -88,7 +104,7 @@ def _draw_variants(axis, points):
 
 
 def _errorbar(axis, point, x, y, **errors):
-    _, color, marker = SCHEMES[point['scheme']]
+    _, color, marker, *_ = SCHEMES[point['scheme']]
     axis.errorbar(x, y, color=color, marker=marker, markersize=4.5 if point['variant'] else 7,
                   markeredgecolor='white', linewidth=0.9, linestyle='none', zorder=3, **errors)
 

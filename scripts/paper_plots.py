@@ -16,7 +16,6 @@ import command_line
 from command_line import UserError
 from plot import (
     IDLE,
-    SCHEMES,
     TIME_UNITS,
     TRAINED,
     accuracy_over_time,
@@ -32,6 +31,7 @@ from plot import (
     write_figure,
 )
 from runs import read_runs, selection_per_epoch
+from schemes import SCHEMES
 
 WIDTH = 7.2  # inches
 RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
@@ -129,7 +129,7 @@ def _draw_grid(figure, runs, columns, more):
             box = accuracy.legend([], [], title='{:.2f}× speed-up'.format(
                 ends['full_training'] / ends['elastic_training']), title_fontsize=8, loc='best',
                 frameon=True, facecolor='white', edgecolor='none')  # where no curve is
-            box.get_title().set_color(SCHEMES['elastic_training'][1])
+            box.get_title().set_color(SCHEMES['elastic_training'].color)
     axes[0][0].set_ylabel('test accuracy (%)')
     axes[1][0].set_ylabel('test loss')
     _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # dashes show
@@ -249,7 +249,7 @@ def _draw_group(axis, i, column, key, scale, everything):
 def colour_of(bar, bars):
     """The scheme's colour; where a figure's bars have several rho, the paler the larger the rho."""
     from matplotlib.colors import to_rgb
-    color = np.array(to_rgb(SCHEMES[bar.summary['scheme']][1]))
+    color = np.array(to_rgb(SCHEMES[bar.summary['scheme']].color))
     rhos = sorted({other.summary['rho'] for other in bars} - {None})
     rho = bar.summary['rho']
     pale = 0.0 if rho is None else 0.75 * rhos.index(rho) / len(rhos)

@@ -5,15 +5,18 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
 usage() {
     cat <<END
-usage: run_tests.sh [--stack today|paper] [pytest arguments]
+usage: run_tests.sh [--stack today|paper] [--quick] [pytest arguments]
 
 Makes or updates the virtual environment, lints (today's stack only), then runs pytest: what
 compares times alone, everything else in up to four processes, a file of tests each.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
+  --quick          an answer in under a minute: without lint, without what compares times, and
+                   without the tests of tests/slow_tests.txt
 Everything else goes to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
   scripts/run_tests.sh -n 0 --pdb        one process, as a debugger needs
+  scripts/run_tests.sh --durations=0     the seconds of each test
 END
 }
 
@@ -21,13 +24,14 @@ python_files() {  # tracked and new ones; all outside hidden folders where git c
     git ls-files -co --exclude-standard -- '*.py' 2>/dev/null || find . -name '*.py' ! -path '*/.*'
 }
 
-stack=today
+stack=today quick=
 arguments=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit ;;
         --stack) stack=${2-}; shift $(($# > 1)) ;;
         --stack=*) stack=${1#--stack=} ;;
+        --quick) quick=1; arguments+=("$1") ;;
         *) arguments+=("$1") ;;
     esac
     shift
@@ -36,7 +40,7 @@ stack_versions "$stack" >/dev/null
 
 cd "$ROOT"
 ensure_venv "$stack"
-if [ "$stack" = today ]; then
+if [ "$stack" = today ] && [ -z "$quick" ]; then
     "$PYTHON" -m ruff check
     # By path, not by name: its first line names the folder in which the environment was made.
     python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
@@ -51,6 +55,6 @@ run_pytest() {  # the status of pytest, with "no test was selected" (5) counted
 }
 status=0 empty=0
 run_pytest -m 'not timing' -n auto --maxprocesses 4 --dist loadfile
-run_pytest -m timing
-[ "$empty" -lt 2 ] || status=5
+[ -n "$quick" ] || run_pytest -m timing
+[ "$empty" -lt $((quick ? 1 : 2)) ] || status=5
 exit "$status"

@@ -45,7 +45,7 @@ def photos(tmp_path):
 
 def test_names_are_checked_without_loading_tensorflow():
     code = ('import sys, datasets\n'
-            'for name in datasets.NAMES: datasets.check_dataset_name(name)\n'
+            'for name in datasets.LOADERS: datasets.check_dataset_name(name)\n'
             'assert datasets.augmentation_of("digits") == "none"\n'
             'assert datasets.augmentation_of("stanford_dogs") == "flip+rotate"\n'
             'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from slow_tests import slow_tests
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
-PAGES = ['README.md', 'CHANGELOG.md', os.path.join('figures', 'README.md')] + sorted(
+PAGES = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'figures/README.md'] + sorted(
     os.path.relpath(path, ROOT) for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
 
 
@@ -95,3 +97,17 @@ def test_the_version_is_the_newest_of_the_changes():
             for script in ('main.py', 'profiler.py')]
     newest, = re.findall(r'^## (\S+)', text_of('CHANGELOG.md'), re.M)[:1]
     assert told == [['ElasticTrainer', newest]] * 2
+
+
+def test_every_test_that_counts_as_slow_is_there():
+    for line in text_of('tests/slow_tests.txt').splitlines():
+        path, _, name = line.split()[1].partition('::')
+        assert ('def {}('.format(name) if name else 'def test_') in text_of(path), line
+
+
+def test_a_test_is_slow_by_the_seconds_of_all_its_parameters_a_file_by_what_is_made_for_it():
+    lines = ['0.20s call     tests/a.py::test_x[1]', '0.20s call     tests/a.py::test_x[2 3]',
+             '0.10s setup    tests/a.py::test_y', '0.10s call     tests/a.py::test_y[1-a::b]',
+             '12.00s setup    tests/b.py::test_z', '1.00s call     tests/b.py::test_w',
+             '12 passed in 3.00s']
+    assert slow_tests(lines) == [(13.0, 'tests/b.py'), (0.4, 'tests/a.py::test_x')]

@@ -7,8 +7,9 @@ from tensorflow import keras
 
 import backbone
 import keras_stack
-from importance import METRICS, Evaluator, Trial, evaluate_importance
+from importance import Evaluator, Trial, evaluate_importance
 from masked_step import StepMaker
+from metrics import METRICS
 from training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
 

@@ -7,8 +7,8 @@ from test_plot import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run,
 
 import paper_plots
 from command_line import UserError
-from plot import SCHEMES as SCHEME_COLOURS
 from runs import read_run
+from schemes import SCHEMES as SCHEME_COLOURS
 
 SCHEMES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training')
 DATA = ('caltech_birds2011', 'oxford_iiit_pet')
@@ -138,7 +138,7 @@ def test_a_scheme_has_one_colour_unless_several_rho_are_told_apart(tmp_path):
         runs = [make_run(tmp_path / str(rhos), 'rho{}'.format(rho), rho=rho) for rho in rhos]
         bars = [paper_plots.Bar([read_run(run)]) for run in runs]
         return [to_hex(paper_plots.colour_of(bar, bars)) for bar in bars]
-    usual = SCHEME_COLOURS['elastic_training'][1].lower()
+    usual = SCHEME_COLOURS['elastic_training'].color.lower()
     assert colours([0.4]) == colours([0.5]) == [usual]
     several = colours([0.35, 0.5, 0.7])
     assert several[0] == usual and len(set(several)) == 3
