@@ -1,7 +1,7 @@
 """The prefix cache of a run: the steps of an epoch, some of which fill it and others read it.
 
 Takes the data set, the steps' maker and a choice of tensors; gives training steps, and what copying
-rows takes, of which cache_prices.py makes prices. The cut is masked_step's, the rows are kept by
+rows takes, of which cache_prices.py makes prices. The cut is prefix_steps', the rows are kept by
 prefix_cache. Where rows of the cut before are still as they would be, a new cache is filled from
 them as far as they go, else from the images.
 """
@@ -26,7 +26,7 @@ TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}  # ms, of schemes that hav
 class OldRows(NamedTuple):
     """Rows that a cache is filled from.
 
-    store: their Store; view: of their images; step, bridge: masked_step.StepMaker.converting.
+    store: their Store; view: of their images; step, bridge: prefix_steps.PrefixSteps.converting.
     """
     store: Any
     view: Any

@@ -79,5 +79,6 @@ def rendering(name, split_name, input_size):
 
 @loads(*DIGIT_NAMES)
 def digit_splits(name, input_size, data_dir):
+    """Drawn when fetched; data_dir: not read."""
     return (tuple('0123456789'),) + tuple(
         Split(input_size, *rendering(name, part, input_size)) for part in ('train', 'test'))

@@ -15,6 +15,7 @@ ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
 
 
 def parse_arguments(argv=None):
+    """The arguments as given; check_arguments makes them whole."""
     parser = argparse.ArgumentParser(
         description='Trains one network with one scheme, fully or elastically.',
         epilog='Flags take real booleans: bare, 1/0 or true/false.')
@@ -161,6 +162,7 @@ def check_arguments(args):
 
 
 def is_elastic(args):
+    """Whether tensors are chosen anew while the run trains."""
     return args.train_type.startswith('elastic')
 
 

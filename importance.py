@@ -135,23 +135,29 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
             metric, ', '.join(METRICS)))
     random = evaluator.random if evaluator else np.random.RandomState()
+    # The model's own list takes Keras milliseconds to gather.
+    variables = evaluator.variables if evaluator else model.trainable_variables
+    made = []  # (Evaluator, list of the batches), only where gradients are wanted
 
     def with_evaluator():
-        """(Evaluator, list of the batches): made only where gradients are wanted."""
-        found = list(batches)
-        if not found:
-            raise ValueError('at least one probe batch is needed')
-        return evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])), found
+        if not made:
+            found = list(batches)
+            if not found:
+                raise ValueError('at least one probe batch is needed')
+            made.append((evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])),
+                         found))
+        return made[0]
+
+    def weights():
+        return (keras_stack.raw(variable).numpy() for variable in variables)
 
     def gradients():
         passes, found = with_evaluator()
         for inputs, labels in found:
-            yield [gradient.numpy() for gradient in passes.gradients(inputs, labels)[1]]
+            yield (gradient.numpy() for gradient in passes.gradients(inputs, labels)[1])
     if METRICS[metric] is None:
         return _mean_importance(*with_evaluator(), trials)
-    # The model's own list takes Keras milliseconds to gather.
-    variables = evaluator.variables if evaluator else model.trainable_variables
-    return METRICS[metric]((keras_stack.raw(v).numpy() for v in variables), gradients, random)
+    return METRICS[metric](weights, gradients, random)
 
 
 def _mean_importance(evaluator, batches, trials):

@@ -72,16 +72,16 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
     all tensors and that of the deepest one alone come out as measured: with several inter-op
     threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time. The way itself is scaled so that steps come out which follow it in
-    part: ResNet50's last three blocks take 65 % of it by the trace and 71 % untraced, on the
-    paper's stack (64x64, batch 4).
+    where ops run one at a time. The way itself is scaled by steps that follow it in part:
+    ResNet50's last three blocks take 65 % of it by the trace and 71 % untraced, on the paper's
+    stack (64x64, batch 4).
     prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
     """
     n = len(names)
     traced = {mask: ms for mask, ms in times.groups.items() if ms > 0}
     own, shared = own_and_shared_scale(traced, totals)
     scaled = {mask: ms * own for mask, ms in traced.items() if not mask & (mask - 1)}
-    scaled.update(way_of_the_error_gradient(traced, totals, own, shared))
+    scaled.update(way_of_the_error_gradient(traced, totals, own, shared, n))
     t_dw, t_dy, order = chain_timings(scaled, n)
     t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
     estimated = np.zeros(n, dtype=bool)
@@ -133,21 +133,22 @@ def own_and_shared_scale(groups, totals):
     return (float(own), float(shared)) if shared > LEAST * even else (even, even)
 
 
-def way_of_the_error_gradient(groups, totals, own, shared):
+def way_of_the_error_gradient(groups, totals, own, shared, num_tensors):
     """Shared groups of ops -> ms, which add up to `shared` times their traced ms.
 
     groups: bit mask of tensors -> traced ms. own, shared: of own_and_shared_scale. What lies
     between two tensors whose steps were measured, totals.chains and the deepest, gets what lies
-    between their times; LEAST of its traced share at least.
+    between their times; LEAST of its traced share at least. On a chain steps come out as measured;
+    where paths branch, as nearly as their common sum allows.
     """
     ways = {mask: ms for mask, ms in groups.items() if mask & (mask - 1)}
-    depth = shared_depth(groups, max(groups).bit_length())
+    depth = shared_depth(groups, num_tensors)
     whole = depth[totals.deepest]
     if not whole:
         return {mask: ms * shared for mask, ms in ways.items()}
     places = [(0.0, 0.0)] + [
         (depth[k] / whole, (ms - own * groups.get(1 << k, 0.0)) / shared / whole)
-        for k, ms in totals.chains]
+        for k, ms in totals.chains if 0 < depth[k] < whole]
     scaled = {}
     for mask, ms in ways.items():
         end = min(depth[k] for k in _tensors(mask))  # of its tensors, that nearest the output

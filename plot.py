@@ -11,6 +11,7 @@ scripts/paper_plots.py.
 """
 
 import argparse
+import contextlib
 import csv
 import math
 import os
@@ -93,8 +94,9 @@ def write_figure(output, size, draw, header, rows):
     except OSError as error:
         raise UserError(f'cannot write {stem}: {error}')
     finally:
-        for part in filter(os.path.exists, parts):
-            os.remove(part)
+        for part in parts:
+            with contextlib.suppress(OSError):
+                os.remove(part)
     return paths
 
 
@@ -335,13 +337,14 @@ def timing_bars(path, output):
         names, *times = [table[key] for key in ('names', 't_dw', 't_dy')]
         t_dw, t_dy = [[finite(time) for time in column] for column in times]
         totals = [finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
+        counts = [len(names), len(t_dw), len(t_dy)]
     except KeyError as error:
         raise UserError(f'the timing table {path} lacks {error.args[0]}')
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         raise UserError(f'{path} is no timing table, or has a time that is not a number')
-    if not len(names) == len(t_dw) == len(t_dy) > 0:
-        raise UserError(f'the timing table {path} has {len(names)} names, {len(t_dw)} t_dw and '
-                        f'{len(t_dy)} t_dy')
+    if len(set(counts)) > 1 or not counts[0]:
+        raise UserError('the timing table {} has {} names, {} t_dw and {} t_dy'.format(
+            path, *counts))
     title = '{}: forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms per step'.format(
         model, *totals)
     rows = [[model, tensor, *row, *totals] for tensor, row in enumerate(zip(names, t_dw, t_dy))]

@@ -218,16 +218,15 @@ def cpu_quota(root='/sys/fs/cgroup'):
     return min(found) if found else None
 
 
-def table_folder(logs_dir, model_name, input_size, num_classes, batch_size):
-    """logs/<model>_<size>_<classes>_<batch>_profile."""
+def table_path(logs_dir, model_name, input_size, num_classes, batch_size):
+    """logs/<model>_<size>_<classes>_<batch>_profile/timings.json; the trace is beside it."""
     name = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
     return os.path.join(logs_dir, '{}_{}_{}_{}_profile'.format(
-        name, input_size, num_classes, batch_size))
+        name, input_size, num_classes, batch_size), TABLE_FILE)
 
 
-def stored_table(folder, key):
-    """The TensorTimings in `folder` if its key is exactly `key`; else None, and prints why."""
-    path = os.path.join(folder, TABLE_FILE)
+def stored_table(path, key):
+    """The TensorTimings at `path` if its key is exactly `key`; else None, and prints why."""
     if not os.path.exists(path):
         print('no timing table at {}: profiling'.format(path))
         return None
@@ -267,19 +266,18 @@ def table_for(args, model, num_classes, augmentation, draw, again=False):
     time steps on; None: noise, on which they may take more or less than on pictures.
     """
     key = table_key(args, model, num_classes, augmentation)
-    folder = table_folder(args.logs_dir, args.model_name, args.input_size, num_classes,
-                          args.batch_size)
-    table = None if again else stored_table(folder, key)
+    path = table_path(args.logs_dir, args.model_name, args.input_size, num_classes,
+                      args.batch_size)
+    table = None if again else stored_table(path, key)
     if table is None:
         begin = time.perf_counter()
-        with whole_or_not_at_all(folder) as new:
+        with whole_or_not_at_all(os.path.dirname(path)) as new:
             table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
                                   args.batch_size, args.optimizer, args.weight_decay, new, key,
                                   batch=draw())
             table.save(os.path.join(new, TABLE_FILE))
         release_memory()
-        print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin,
-                                                os.path.join(folder, TABLE_FILE)))
+        print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))
         warn_of(table)
     return table
 
@@ -359,10 +357,9 @@ def main(argv=None):
     print(describe(table))
     if args.plot:
         import plot
-        folder = table_folder(args.logs_dir, args.model_name, args.input_size, args.num_classes,
-                              args.batch_size)
-        print('\n'.join(plot.timing_bars(os.path.join(folder, TABLE_FILE),
-                                         os.path.join(folder, 'timings'))))
+        path = table_path(args.logs_dir, args.model_name, args.input_size, args.num_classes,
+                          args.batch_size)
+        print('\n'.join(plot.timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
     return 0
 
 

@@ -73,6 +73,7 @@ def _record_choice(recorder, model, choice, epoch):
 
 
 def announce(choice, settings, seconds, cache):
+    """Prints what was chosen, in how many seconds, and what is odd about it."""
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
     else:
@@ -98,11 +99,16 @@ def announce(choice, settings, seconds, cache):
               'smaller --learning_rate or more --probe_batches may help')
 
 
+def epoch_label(epoch, num_epochs):
+    """'epoch  3/12'."""
+    return 'epoch {:>{}}/{}'.format(epoch, len(str(num_epochs)), num_epochs)
+
+
 def print_epoch(row, num_epochs):
-    width = len(str(num_epochs))
+    """Prints the line of one epoch; row: as record_epoch takes it."""
     penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
-    print('epoch {:>{w}}/{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
+    print('{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
           '{:7.1f} ms/step   {:7.1f} s trained'.format(
-              row['epoch'], num_epochs, 100 * row['train_accuracy'], row['train_loss'], penalty,
-              100 * row['test_accuracy'], row['test_loss'], row['step_ms'], row['train_seconds'],
-              w=width))
+              epoch_label(row['epoch'], num_epochs), 100 * row['train_accuracy'],
+              row['train_loss'], penalty, 100 * row['test_accuracy'], row['test_loss'],
+              row['step_ms'], row['train_seconds']))

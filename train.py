@@ -19,7 +19,14 @@ from closed_loop import ClosedLoop, steps_drift_ms
 from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
 from importance import Evaluator, evaluate_importance
 from masked_step import StepMaker
-from progress import announce, importance_seconds, print_epoch, record_epoch, summary_of
+from progress import (
+    announce,
+    epoch_label,
+    importance_seconds,
+    print_epoch,
+    record_epoch,
+    summary_of,
+)
 from schemes import SCHEMES
 from selection_solver_DP import choose_tensors, layers_of, reachable
 from stopwatch import Clock
@@ -27,7 +34,7 @@ from training_step import evaluation_function, make_optimizer
 
 
 class Settings(NamedTuple):
-    """What the loop needs to know; see main.py for the flags of the same names."""
+    """What the loop needs to know; see flags.py for the flags of the same names."""
     num_epochs: int = 12
     optimizer: str = 'sgd'
     learning_rate: float = 1e-4
@@ -252,10 +259,9 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
     The model returned is another one where the scheme replaced it.
     Raises Diverged when the loss stops being finite.
     """
-    steps = count_steps(dataset)
-    evaluate = evaluation_function(model)
+    steps, evaluate = count_steps(dataset), evaluation_function(model)
     clock, step, rows, step_ms = Clock(meter), None, [], {}
-    before = dict(clock.seconds)
+    before, result = dict(clock.seconds), None
     with clock('selection'):
         optimizer = optimizer_for(dataset, settings, model.trainable_variables)
         maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
@@ -263,7 +269,6 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         scheme = make_scheme(maker)
         if cache is not None:
             cache.attach(maker)
-    result = None
     for epoch in range(1, settings.num_epochs + 1):
         importance_before = importance_seconds(scheme)
         with clock('selection'):
@@ -282,8 +287,7 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         with clock('step'):
             calls = cache.calls(step, epoch) if cache is not None else plain_calls(
                 step, dataset.batches(dataset.order(epoch), dataset.view(epoch)))
-            result = run_epoch(calls, steps, 'epoch {:>{}}/{}'.format(
-                epoch, len(str(settings.num_epochs)), settings.num_epochs))
+            result = run_epoch(calls, steps, epoch_label(epoch, settings.num_epochs))
         clock.move(result.first_call_seconds, 'step', 'selection')
         with clock('validation'):
             test_loss, test_accuracy = validate(evaluate, dataset.test)

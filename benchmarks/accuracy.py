@@ -255,13 +255,12 @@ def unfinished(network, rows, seeds):
 
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
-    from profiler import TABLE_FILE, table_folder
+    from profiler import table_path
     from selection_solver_DP import out_of_reach
     from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
-    folder = table_folder(LOGS, flags['--model_name'], flags['--input_size'], NUM_CLASSES,
-                          flags['--batch_size'])
-    path = os.path.join(_path.ROOT, folder, TABLE_FILE)
+    path = os.path.join(_path.ROOT, table_path(LOGS, flags['--model_name'], flags['--input_size'],
+                                               NUM_CLASSES, flags['--batch_size']))
     if not os.path.exists(path):
         return []
     plain = TensorTimings.load(path)

@@ -6,7 +6,7 @@ Each model is profiled and measured in a process of its own. A mask is a random 
 random density above it. For each mask its step, the forward pass and the full step run interleaved;
 compared is the share of the backward pass and update that the mask needs:
 (step - forward) / (full - forward), error in points of it; beside it the error of one scale for all
-groups of ops, where the table has one for own gradients and one for the error gradient's way.
+groups of ops, where the table scales own gradients and the error gradient's way by several steps.
 Samples taken while other processes used more than a tenth of a core are dropped, and counted.
 """
 

@@ -117,9 +117,8 @@ def table_of(args):
     """(path of the timing table that a run of these arguments uses, number of its classes)."""
     import profiler
     classes = DATA[args.dataset_name][0] if args.dataset_name in DATA else 10
-    return os.path.join(ROOT, profiler.table_folder(
-        args.logs_dir, args.model_name, args.input_size, classes, args.batch_size),
-                        profiler.TABLE_FILE), classes
+    return os.path.join(ROOT, profiler.table_path(
+        args.logs_dir, args.model_name, args.input_size, classes, args.batch_size)), classes
 
 
 def timings_for(run):

@@ -1,14 +1,17 @@
-"""Lists the slow tests: reads pytest's `--durations=0` and prints seconds and name of each.
+"""Lists the slow tests in tests/slow_tests.txt: seconds and name of each.
 
-    scripts/run_tests.sh --durations=0 | python scripts/slow_tests.py > tests/slow_tests.txt
+    scripts/run_tests.sh --durations=0 | python scripts/slow_tests.py
 
 A test counts with all its parameters. Where what is made for a test takes long, it is made for
 others of its file too, and the file is listed. run_tests.sh --quick leaves out what is.
 """
 
 import collections
+import os
 import re
 import sys
+
+import _root
 
 SLOW, SLOW_SETUP = 0.25, 1.5  # s
 
@@ -29,6 +32,17 @@ def slow_tests(lines):
         '::' in name and s >= SLOW and name.split('::')[0] not in files)), reverse=True)
 
 
+def main():
+    lines = list(sys.stdin)
+    sys.stdout.writelines(lines)
+    found = slow_tests(lines)
+    if not found or not any(re.search(r'\d+ passed', line) for line in lines):
+        print('the tests were not run to their end: the list stays as it was', file=sys.stderr)
+        return 1
+    with open(os.path.join(_root.ROOT, 'tests', 'slow_tests.txt'), 'w') as out:
+        out.writelines('{:7.1f}  {}\n'.format(seconds, test) for seconds, test in found)
+    return 0
+
+
 if __name__ == '__main__':
-    for seconds, test in slow_tests(sys.stdin):
-        print('{:7.1f}  {}'.format(seconds, test))
+    sys.exit(main())

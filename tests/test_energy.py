@@ -13,7 +13,7 @@ from test_plot import make_run
 import energy
 from command_line import UserError
 from meter_log import check_meter, metered_joules, read_meter
-from train import Clock
+from stopwatch import Clock
 
 
 def tree(root, files):

@@ -58,6 +58,24 @@ def test_evaluation_leaves_no_trace(metric, name):
         assert old.dtype == new.dtype and old.tobytes() == new.tobytes()
 
 
+def test_a_metric_may_ask_for_gradients_as_often_as_it_likes(monkeypatch):
+    model = small_model()
+    optimizer, _ = trained(model)
+
+    def twice(weights, gradients, random):
+        return sum(METRICS['grad_magnitude'](weights, gradients, random) for _ in range(2))
+    monkeypatch.setitem(METRICS, 'twice', twice)
+    once, both = [evaluate_importance(model, optimizer, iter(batches(2)), metric)
+                  for metric in ('grad_magnitude', 'twice')]
+    np.testing.assert_allclose(both, 2 * once, rtol=1e-5)
+
+
+def test_a_metric_of_weights_alone_draws_no_batch():
+    model, drawn = small_model(), iter(batches(1))
+    evaluate_importance(model, trained(model)[0], drawn, 'weight_magnitude')
+    assert len(list(drawn)) == 1
+
+
 def test_evaluation_restores_even_after_a_failure():
     model = small_model()
     optimizer, _ = trained(model)

@@ -313,10 +313,10 @@ def test_table_is_reused_only_on_an_exact_match(logs, capsys):
     table = str(folder / 'mobilenetv2_32_10_64_profile' / 'timings.json')
     stored = profiler.TensorTimings.load(table)
     capsys.readouterr()
-    assert profiler.stored_table(os.path.dirname(table), stored.key).key == stored.key
+    assert profiler.stored_table(table, stored.key).key == stored.key
     assert 'timing table:' in capsys.readouterr().out
     other = dict(stored.key, host='another board')
-    assert profiler.stored_table(os.path.dirname(table), other) is None
+    assert profiler.stored_table(table, other) is None
     assert 'host:' in capsys.readouterr().out
     assert set(stored.key) == {
         'model', 'network', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer',
@@ -389,8 +389,9 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
                   'profiled in'):
         assert words in out
     folder = tmp_path / 'mobilenetv2_32_10_4_profile'
-    assert {'timings.json', 'timings.csv', 'timings.png', 'plugins'} <= set(
+    assert {'timings.json', 'timings.csv', 'figure.png', 'plugins'} <= set(
         os.listdir(str(folder)))
+    assert 't_up_ms' in (folder / 'timings.csv').read_text().split('\n')[0]  # not the figure's
     # It serves any data of these settings; only where one is measured is a batch asked for.
     assert profiler.main(arguments) == 0
     out = capsys.readouterr().out

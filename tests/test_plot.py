@@ -215,7 +215,8 @@ def test_timing_bars_are_drawn_from_the_table_that_the_profiler_stores(tmp_path)
 
 @pytest.mark.parametrize('change, says', [
     ({'t_dy': None}, 'not a number'), ({'t_dw': [1.0, 2.0]}, '3 names, 2 t_dw'),
-    ({'t_fp': float('nan')}, 'not a number'), ({'names': [], 't_dw': [], 't_dy': []}, '0 names')])
+    ({'t_fp': float('nan')}, 'not a number'), ({'names': None}, 'no timing table'),
+    ({'key': 7}, 'no timing table'), ({'names': [], 't_dw': [], 't_dy': []}, '0 names')])
 def test_a_broken_timing_table_is_refused(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         plot.timing_bars(stored(tmp_path, dict(TABLE, **change)), tmp_path / 'timings')

@@ -14,6 +14,7 @@ from datasets import load_dataset
 from models import build_model
 from profiler import profile_model
 from runs import EPOCH_COLUMNS, Recorder, read_run
+from stopwatch import Clock
 from training_step import make_optimizer
 
 SIZE, BATCH, STEPS = 32, 16, 6
@@ -257,7 +258,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
 
 
 def test_moved_seconds_leave_their_bucket():
-    clock = train.Clock()
+    clock = Clock()
     with clock('step'):
         time.sleep(0.02)
     with clock('selection'):
