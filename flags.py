@@ -17,6 +17,7 @@ ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
 def parse_arguments(argv=None):
     """The arguments as given; check_arguments makes them whole."""
     parser = argparse.ArgumentParser(
+        usage='%(prog)s [--flag VALUE ...]',  # all of them would hide the error beneath
         description='Trains one network with one scheme, fully or elastically.',
         epilog='Flags take real booleans: bare, 1/0 or true/false.')
     command_line.add_model_flags(parser)

@@ -326,7 +326,8 @@ def describe(table):
 
 
 def parse_arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(usage='%(prog)s [--flag VALUE ...]',
+                                     description=__doc__.split('\n')[0])
     command_line.add_model_flags(parser)
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), default=200,
                         metavar='N',
