@@ -195,6 +195,8 @@ def test_the_way_of_the_error_gradient_keeps_its_sum_and_no_part_of_it_is_free(m
     groups = {0b001: 1.0, 0b010: 1.0, 0b111: 4.0, 0b011: 6.0}
     totals = Totals(1.0, 12.0, 1.0, 0.0, 11.0, 0, chains=[(2, ms), (3, ms)])  # 3 took no time
     way = way_of_the_error_gradient(groups, totals, 1.0, 2.0, 4)
+    without = way_of_the_error_gradient(groups, totals._replace(chains=[(2, ms)]), 1.0, 2.0, 4)
+    assert way == without
     assert sorted(way) == [0b011, 0b111] and min(way.values()) > 0.1
     assert sum(way.values()) == pytest.approx(20.0)
 
