@@ -1,6 +1,7 @@
 """Tensor importance: how much loss each tensor's own update takes away (paper, section 4.2)."""
 
 import contextlib
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -137,19 +138,14 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
     random = evaluator.random if evaluator else np.random.RandomState()
     # The model's own list takes Keras milliseconds to gather.
     variables = evaluator.variables if evaluator else model.trainable_variables
-    made = []  # (Evaluator, list of the batches), only where gradients are wanted
 
+    @functools.lru_cache(maxsize=None)
     def with_evaluator():
-        if not made:
-            found = list(batches)
-            if not found:
-                raise ValueError('at least one probe batch is needed')
-            made.append((evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])),
-                         found))
-        return made[0]
-
-    def weights():
-        return (keras_stack.raw(variable).numpy() for variable in variables)
+        """(Evaluator, list of the batches): made only where gradients are wanted."""
+        found = list(batches)
+        if not found:
+            raise ValueError('at least one probe batch is needed')
+        return evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])), found
 
     def gradients():
         passes, found = with_evaluator()
@@ -157,7 +153,20 @@ def evaluate_importance(model, optimizer, batches, metric='gradient_update', eva
             yield (gradient.numpy() for gradient in passes.gradients(inputs, labels)[1])
     if METRICS[metric] is None:
         return _mean_importance(*with_evaluator(), trials)
-    return METRICS[metric](weights, gradients, random)
+    return METRICS[metric](_Weights(variables), gradients, random)
+
+
+class _Weights:
+    """Arrays of N variables, each read when its turn comes; len() reads none."""
+
+    def __init__(self, variables):
+        self._variables = variables
+
+    def __len__(self):
+        return len(self._variables)
+
+    def __iter__(self):
+        return (keras_stack.raw(variable).numpy() for variable in self._variables)
 
 
 def _mean_importance(evaluator, batches, trials):

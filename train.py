@@ -158,7 +158,7 @@ class ElasticSelection:
             return None
         batch, trials = next(self._batches), []
         del self._evaluator.pass_ms[:]
-        importance = (self._importance(batch, epoch, trials) if due else self._current.importance)
+        importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
         table, drift = self._table_now(batch, last)
         rho = self._settings.rho if self._cache is None else self._budget.rho(epoch)

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 import command_line
+import flags
+import profiler
 from command_line import UserError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -183,3 +185,11 @@ def test_quiet_tensorflow_leaves_a_chosen_log_level_alone():
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
                     TF_CPP_MIN_LOG_LEVEL='1')
     assert result.stdout == '1 False\n'
+
+
+@pytest.mark.parametrize('parse', [flags.parse_arguments, profiler.parse_arguments])
+def test_a_wrong_value_is_told_beneath_one_line_of_usage(parse, capsys):
+    with pytest.raises(SystemExit) as leaves:
+        parse(['--batch_size', '0'])
+    lines = capsys.readouterr().err.splitlines()
+    assert leaves.value.code == 2 and len(lines) == 2 and '--batch_size: 0 is not' in lines[1]

@@ -113,3 +113,14 @@ def test_a_test_is_slow_by_the_seconds_of_all_its_parameters_a_file_by_what_is_m
              '12.00s setup    tests/b.py::test_z', '1.00s call     tests/b.py::test_w',
              '12 passed in 3.00s']
     assert slow_tests(lines) == [(13.0, 'tests/b.py'), (0.4, 'tests/a.py::test_x')]
+
+
+def test_quick_leaves_out_what_counts_as_slow_and_nothing_else():
+    def collected(*more):
+        listed = subprocess.run(
+            [sys.executable, '-m', 'pytest', '--collect-only', '-q', 'tests/test_prefix_cache.py']
+            + list(more), cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True).stdout
+        return {line.split('[')[0] for line in listed.split('\n') if '::' in line}
+    slow = {line.split()[1] for line in text_of('tests/slow_tests.txt').splitlines()}
+    every = collected()
+    assert every & slow and collected('--quick') == every - slow

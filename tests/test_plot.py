@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from test_selection_solver_DP import branching_table
 
@@ -326,6 +327,30 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot write'):
         plot.timing_bars(stored(tmp_path), tmp_path / 'file' / 'timings')
+
+
+def test_what_a_killed_drawing_left_is_gone_after_the_next(tmp_path):
+    (tmp_path / '.timings.part.png').write_bytes(b'half')
+    plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
+    (tmp_path / '.figure.part.pdf').write_bytes(b'half')
+    plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
+    assert sorted(path.name for path in tmp_path.glob('.*')) == ['.timings.part.png']  # not its own
+
+
+def test_labels_of_points_that_lie_together_cover_neither_each_other_nor_a_marker():
+    points = [dict(model='m', label='a scheme ' + str(i), scheme='full_training', rho=None,
+                   variant=False, learning_rate=0.1, n=1, accuracy=0.97 + 0.002 * (i % 3),
+                   accuracy_se=float('nan'), seconds=100.0 + 3 * i, seconds_se=float('nan'))
+              for i in range(5)]
+    figure = Figure(figsize=(7.2, 4))
+    axis = figure.add_subplot()
+    _draw_points(axis, points)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in axis.texts]
+    at = axis.transData.transform([(p['seconds'], 100 * p['accuracy']) for p in points])
+    assert len(boxes) == 5
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not any(box.contains(*place) for box in boxes for place in at)
 
 
 def test_main_draws_each_figure(tmp_path, capsys):
