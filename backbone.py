@@ -130,14 +130,19 @@ def _readable(error, name, input_shape, weights):
     return UserError('{} cannot be built: {}'.format(name, text[:500]))
 
 
-def from_saved_model(path, input_shape, num_classes, bn_statistics):
+def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
     """A model saved by this project or any other Keras classifier or feature extractor.
+
+    trust: whether Python code in it, of Lambda layers, may run; else UserError where there is some.
 
     A network that ends in a feature map (rank 4) gets a new head; one that ends in classes is used
     with the head it has.
     """
+    if not trust and keras_stack.holds_code(path):
+        raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: if "
+                        'you trust whoever made it, --trust_model'.format(path))
     try:
-        model = keras.models.load_model(path, compile=False)
+        model = keras_stack.load_model(path, trust)
     except Exception as error:
         raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
             path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))

@@ -88,14 +88,13 @@ def pipeline(stream, ahead):
     return lambda *drawn: tf.data.experimental.from_variant(variant(*drawn), batch_spec)
 
 
-def passes(stream, batches, view, first, count):
+def passes(stream, batches, view, count):
     """tf.data: each iteration goes on with the stream's next `count` passes, endless for None.
 
-    batches: see pipeline. view: number of a pass, from 0 -> that of the view it shows. first: the
-    number of the first pass.
+    batches: see pipeline. view: number of a pass, from 0 -> that of the view it shows.
     """
     import tensorflow as tf
-    indices = itertools.count(first)  # shared by all iterations
+    indices = itertools.count()  # shared by all iterations
 
     def draw(_):
         index = next(indices)
@@ -133,3 +132,16 @@ def _fetch_batch(split, indices):
     shape = (indices.shape[0], split.input_size, split.input_size, 3)
     return (tf.ensure_shape(tf.cast(images, tf.float32), shape),
             tf.ensure_shape(labels, shape[:1]))
+
+
+def resized(encoded, input_size):
+    """(S, S, 3) uint8 of an encoded image: grey repeated, transparency dropped, first GIF frame.
+
+    Rounded to whole levels, which takes a quarter of the memory of float32.
+    """
+    import tensorflow as tf
+    image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels
+    image = tf.cond(tf.shape(image)[-1] < 3, lambda: tf.tile(image[..., :1], [1, 1, 3]),
+                    lambda: image[..., :3])
+    image = tf.image.resize(tf.ensure_shape(image, (None, None, 3)), (input_size, input_size))
+    return tf.cast(tf.round(image), tf.uint8)

@@ -25,16 +25,17 @@ class Budget:
 
     def __init__(self, settings):
         self._num_epochs = settings.num_epochs
-        self._left = settings.rho * settings.num_epochs  # in epochs of full training
+        self.left = settings.rho * settings.num_epochs  # in epochs of full training
 
     def spend(self, choice, result):
         """What the epoch of this EpochResult took, by what was predicted of its steps."""
-        ms = [choice.predicted_of(kind)[0] for kind, steps in result.ms.items() for _ in steps]
-        self._left -= (np.mean(ms) if ms else choice.predicted_ms) / choice.timings.t_step
+        steps = result.counts
+        ms = sum(count * choice.predicted_of(kind)[0] for kind, count in steps.items())
+        self.left -= ms / sum(steps.values()) / choice.timings.t_step
 
     def rho(self, epoch):
         """Share of a full step that steps may take on the average, from `epoch` on."""
-        return self._left / (self._num_epochs + 1 - epoch)
+        return self.left / (self._num_epochs + 1 - epoch)
 
 
 class CachePrices:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tqdm import tqdm
 
 import prefix_cache
 from cache_prices import CachePrices, as_bits, left_over
@@ -17,43 +18,40 @@ from epoch import CONVERT, FILL, READ, Call, plain_calls
 from forward_graph import READ_MS, ROUNDING
 from prefix_cache import CacheLost, Row
 from prefix_steps import PrefixSteps
+from row_costs import RowCosts
 from training_step import NUM_RESULTS, StepResult
 
-TRIED_ROWS = (1 << 12, 1 << 18)  # bytes, whose reading and writing is measured
 TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}  # ms, of schemes that have no timing table
 
 
 class OldRows(NamedTuple):
     """Rows that a cache is filled from.
 
-    store: their Store; view: of their images; step, bridge: prefix_steps.PrefixSteps.converting.
+    store: their Store; cut: where they were cut off; view: of their images; step, bridge:
+    prefix_steps.PrefixSteps.converting.
     """
     store: Any
+    cut: Any
     view: Any
     step: Any
     bridge: Any
 
 
-class PrefixCache:
+class PrefixCache(RowCosts):
     """Of one run. Call `attach` once, `begin` after each selection, then `calls` for each epoch.
 
-    dataset: datasets.Dataset.
-    folder: for a cache that does not fit into memory. cache_gb: see prefix_cache.room.
-    memory_bytes: see prefix_cache.open_store. exact: whether bits are expected to be those of a run
-    without it; it says so where they may not be.
+    dataset: datasets.Dataset. folder, cache_gb, memory_bytes: see RowCosts. exact: whether bits are
+    expected to be those of a run without it; it says so where they may not be.
     """
 
     def __init__(self, dataset, folder, cache_gb=None, memory_bytes=None, exact=False):
+        super().__init__(dataset.num_images, int(dataset.train.element_spec[0].shape[0]), folder,
+                         cache_gb, memory_bytes)
         self.dataset, self.exact = dataset, exact
-        self._folder, self._cache_gb, self._memory_bytes = folder, cache_gb, memory_bytes
-        self._batch_size = int(dataset.train.element_spec[0].shape[0])
-        self.cut = None  # of the tensors now in training: forward_graph.Cut
         self.prefixes = self.view = None  # see attach; of the images whose rows are stored
         self.skipped = None  # share of the forward pass that a step which reads need not run
-        self._cut_step = self._store = self._old = None
+        self._cut_step = self._old = None
         self.chain_cuts = {}  # of cache_prices: for each deepest tensor, the same in the whole run
-        self._measured = {}  # whether on disk -> functions of _rates
-        self._wait_ms = 0.0  # see waited
         self._apart = None  # see _rows_apart
         self._totals = dict(cache_hits=0, cache_converted=0, cache_misses=0, cache_bytes=0,
                             cache_bytes_written=0, cache_bytes_read=0, cache_seconds_writing=0.0,
@@ -95,82 +93,6 @@ class PrefixCache:
     def priced(self, table, epoch, until):
         """The TensorTimings with the CachePrice of the epochs from `epoch` to `until` - 1."""
         return CachePrices(self, table, epoch, until).table
-
-    def copying(self, nbytes, beside=False):
-        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for,
-        or which is filled beside it; inf where it does not fit. nbytes: (N,) of one image without
-        its label, inf for none.
-        """
-        size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
-        memory, disk = self._room(beside)
-        whole = size * self.dataset.num_images
-        fits = np.isfinite(nbytes) & (whole <= max(memory, disk))
-        on_disk = fits & (whole > memory)
-        read, write = [ms(size) for ms in self._rates(False)]
-        if on_disk.any():
-            read, write = [np.where(on_disk, ms(size), of_memory)
-                           for ms, of_memory in zip(self._rates(True), (read, write))]
-        return np.where(fits, read + self._wait_ms, np.inf), np.where(fits, write, np.inf)
-
-    def copying_kept(self):
-        """(reading, writing): ms a batch of the present cache."""
-        read, write = self._rates(isinstance(self._store, prefix_cache.FileStore))
-        size = self.cut.nbytes + 4
-        return float(read(size)) + self._wait_ms, float(write(size))
-
-    def read_ms_of_row(self, nbytes):
-        """Function, bytes of one image -> ms to read them for a batch: from where a cache of
-        `nbytes` an image would be.
-        """
-        memory, _ = self._room()
-        return self._rates((nbytes + 4) * self.dataset.num_images > memory)[0]
-
-    def _room(self, beside=False):
-        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed, or
-        beside it.
-        """
-        cache_gb, memory_bytes = self._left_by(self._store if beside else None)
-        memory, disk = prefix_cache.room_without(None if beside else self._store, self._folder,
-                                                 cache_gb)
-        return memory if memory_bytes is None else memory_bytes, disk
-
-    def _left_by(self, store):
-        """(cache_gb, memory_bytes), without what the Store takes, or None."""
-        cache_gb, memory_bytes = self._cache_gb, self._memory_bytes
-        if isinstance(store, prefix_cache.FileStore) and cache_gb is not None:
-            cache_gb -= store.nbytes / prefix_cache.GB
-        if isinstance(store, prefix_cache.MemoryStore) and memory_bytes is not None:
-            memory_bytes -= store.nbytes
-        return cache_gb, memory_bytes
-
-    def waited(self, wait_ms):
-        """From now on a step that reads waits so long for its rows, and for Python, if they are as
-        large as those now stored: of these, all that copying such rows does not explain.
-        """
-        if self.cut is not None and self._store is not None:
-            on_disk = isinstance(self._store, prefix_cache.FileStore)
-            self._wait_ms = max(0.0, wait_ms - float(self._rates(on_disk)[0](self.cut.nbytes + 4)))
-
-    def _rates(self, on_disk):
-        """(reading, writing): functions, bytes of a row -> ms a batch; measured once a run.
-
-        Of a file, where all that does not fit into memory goes, rows come from the disk itself.
-        """
-        if on_disk not in self._measured:
-            small, large = TRIED_ROWS
-            try:
-                found = [prefix_cache.measured_rates(
-                    size, self._batch_size, self._folder if on_disk else None, on_disk)
-                    for size in TRIED_ROWS]
-            except CacheLost as error:
-                print('the prefix cache stays in memory: {}'.format(error))
-                found = [(np.inf, np.inf)] * 2
-
-            def line(low, high):
-                slope = max(0.0, (high - low) / (large - small)) if np.isfinite(high) else 0.0
-                return lambda nbytes: low + slope * np.maximum(nbytes - small, 0)
-            self._measured[on_disk] = [line(low, high) for low, high in zip(*found)]
-        return self._measured[on_disk]
 
     # ------------------------------------------------------------------- of a choice of tensors
 
@@ -228,7 +150,8 @@ class PrefixCache:
             self.exact = False  # said once
         old = None
         if from_old:
-            old = OldRows(self._store, self.view, *self.prefixes.converting(mask, self.cut, cut))
+            old = OldRows(self._store, self.cut, self.view,
+                          *self.prefixes.converting(mask, self.cut, cut))
             self._store = None
         self.end()
         self._old = old
@@ -271,18 +194,75 @@ class PrefixCache:
         if self._old is not None and self._old.view != view:
             self._close_old()
         self.view = view
-        rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
-                for spec in self._cut_step.specs] + [Row((), np.int32)]
-        self._store, place = self._opened(rows)
+        self._store, place = self._opened(self._cut_step.specs)
         if self._store is None and self._old is not None:
             self._close_old()
-            self._store, place = self._opened(rows)
+            self._store, place = self._opened(self._cut_step.specs)
         if self._store is None:
             self._lose(place)
 
-    def _opened(self, rows):
-        return prefix_cache.open_store(rows, self.dataset.num_images, self._folder,
-                                       *self._left_by(self._old and self._old.store))
+    def _opened(self, specs):
+        """(Store, where) or (None, why not), for rows of these tf.TensorSpecs and a label."""
+        rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype) for spec in specs]
+        return prefix_cache.open_store(rows + [Row((), np.int32)], self.dataset.num_images,
+                                       self._folder, *self._left_by(self._old and self._old.store))
+
+    # ------------------------------------------------------------------------- checkpoints
+
+    def state(self):
+        """What `restore` takes: which rows are there; not the rows, which it computes again."""
+        rows = old = None
+        if self.cut is not None:
+            rows = dict(cut=self.cut, view=self.view, stored=self._store and self.stored)
+        if self._old is not None:
+            old = dict(cut=self._old.cut, view=self._old.view, stored=self._old.store.stored)
+        return dict(self._costs(), apart=self._apart, exact=self.exact, skipped=self.skipped,
+                    totals=self.totals, rows=rows, old=old, graph=self.prefixes.fingerprint)
+
+    def restore(self, state, step):
+        """Goes on from `state` with `step`, the MaskedStep in training."""
+        self._restore_costs(state)
+        self._apart, self.exact, self._totals = state['apart'], state['exact'], state['totals']
+        if state['rows'] is None:
+            return
+        if state['graph'] != self.prefixes.fingerprint:
+            print('without the prefix cache until the next selection: this software makes another '
+                  'graph of the network')
+            return
+        rows, old, self.skipped = state['rows'], state['old'], state['skipped']
+        self.cut, self._cut_step = rows['cut'], self.prefixes.cached(step.mask, rows['cut'])
+        if old is not None:
+            self._restore_old(old, step.mask)
+        if rows['stored'] is not None:
+            self._open(rows['view'])
+            self._compute(self._store, self._cut_step.prefix, rows, self._lose)
+
+    def _restore_old(self, old, mask):
+        make = self.prefixes.outputs(old['cut'].tensors)
+        store, place = self._opened(self.prefixes.specs(old['cut'].tensors))
+        if store is None:
+            self._lose_old(place)
+            return
+        self._old = OldRows(store, old['cut'], old['view'],
+                            *self.prefixes.converting(mask, old['cut'], self.cut))
+        self._compute(store, make, old, self._lose_old)
+
+    def _compute(self, store, make, rows, lose):
+        """Stores again, from their images, the rows that were stored; make: (inputs, labels) ->
+        tensors; lose: called with the reason where that fails.
+        """
+        there = np.flatnonzero(rows['stored'])
+        numbers = np.resize(there, (-(-len(there) // self._batch_size), self._batch_size))
+        batches = self.dataset.batches(numbers, rows['view'])
+        for row, (inputs, labels) in zip(numbers, tqdm(
+                batches, 'prefix cache', len(numbers), False, unit='batch', disable=None)):
+            put_back = np.unique(row, return_index=True)
+            tensors = [tensor.numpy()[put_back[1]] for tensor in make(inputs, labels) + [labels]]
+            try:
+                store.put(put_back[0], tensors)
+            except CacheLost as error:
+                lose(error)
+                return
 
     def _lose_old(self, reason):
         print('the prefix cache is filled from the images: {}'.format(reason))
@@ -294,10 +274,12 @@ class PrefixCache:
 
     # ------------------------------------------------------------------------------- the steps
 
-    def calls(self, step, epoch):
-        """Generator of the Calls of one epoch: of `step` where there is no cache, or no longer."""
+    def calls(self, step, epoch, done=0):
+        """Generator of the Calls of one epoch, but for the `done` first: of `step` where there is
+        no cache, or no longer.
+        """
         numbers, view = self.dataset.order(epoch), self.dataset.view(epoch)
-        steps = len(numbers)
+        steps, numbers = len(numbers), numbers[done:]
         if self._cut_step is not None and view != self.view:
             self._open(view)
         while self._store is not None and len(numbers):

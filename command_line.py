@@ -5,6 +5,7 @@ Imports nothing heavy, so that `--help` and a mistyped flag answer at once.
 
 import argparse
 import difflib
+import errno
 import math
 import os
 import re
@@ -14,6 +15,12 @@ import traceback
 import warnings
 
 VERSION = '1.0.0'  # CHANGELOG.md tells what is new
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
+               errno.EIO)
+DISK_REMEDY = ('; once the disk takes files again, the same command goes on from the last '
+               'checkpoint, if there is one')
 
 
 class UserError(ValueError):
@@ -29,6 +36,11 @@ def nearest(given, allowed):
     by_lower = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
     return " (did you mean '{}'?)".format(by_lower[close[0]]) if close else ''
+
+
+def first_line(error):
+    """Of an error's text, 200 characters at most."""
+    return (str(error).strip().splitlines() or [''])[0][:200]
 
 
 def one_of(given, allowed, what):
@@ -81,6 +93,8 @@ def add_model_flags(parser):
     parser.add_argument('--model_name', default='resnet50', metavar='NAME',
                         help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
                              'the path of a saved Keras model (default: %(default)s)')
+    add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
+             'then runs: only where you trust whoever made it')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '
@@ -119,7 +133,13 @@ def in_one_line(error):
     while chain[-1].__context__ is not None and not chain[-1].__suppress_context__:
         chain.append(chain[-1].__context__)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
-    if isinstance(error, MemoryError) or errors and isinstance(
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename)
+                               if error.filename else '', DISK_REMEDY)
+    if errors and isinstance(error, errors.OpError) and any(
+            os.strerror(number) in str(error) for number in DISK_ERRORS):
+        remedy = DISK_REMEDY
+    elif isinstance(error, MemoryError) or errors and isinstance(
             error, errors.ResourceExhaustedError):
         remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
     elif errors and isinstance(error, errors.OpError):

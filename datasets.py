@@ -12,25 +12,23 @@ see bit-identical batches, whether the images come from memory or are decoded in
 import os
 import urllib.error
 import urllib.request
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import numpy as np
 
 from augmentation import KINDS, view_of_epoch
-from batches import LOADERS, Split, Stream, in_order, loads, passes, pipeline, untuned
-from command_line import UserError, nearest, one_of
-from digits import DIGIT_NAMES, SPLIT_SEED, cut
+from batches import LOADERS, Split, Stream, in_order, loads, passes, pipeline, resized, untuned
+from command_line import UserError, first_line, one_of
+from digits import DIGIT_NAMES, SPLIT_SEED
+from folders import FOLDER, check_folder, check_sizes, folder_splits, readable
 
 TFDS_NAMES = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
-FOLDER = 'folder:'
 OFFLINE_NAMES = DIGIT_NAMES + (FOLDER + 'PATH',)
 
 MEMORY_SHARE = 0.4  # of the available memory, that decoded images may take
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
-FOLDER_TEST_SHARE = 0.2
 TESTED_AT_ONCE = 4  # batches: without activations to keep they fit, and take a third less time
-IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 
 class Dataset(NamedTuple):
@@ -48,6 +46,7 @@ class Dataset(NamedTuple):
     num_images: int  # training images in all, numbered from 0
     order: Callable  # epoch, from 1 -> (steps, B) int64: the numbers that `train` goes through
     view: Callable  # epoch, from 1 -> int, of the view (augmentation.py) that its images are in
+    left_out: List  # paths of images that could not be read so far, see skip_bad_images
     batches: Callable  # numbers (steps, B) int64, steps >= 0, view -> tf.data of these batches
 
 
@@ -55,14 +54,7 @@ def check_dataset_name(name):
     """`name` itself; UserError if there is no such data set. Loads nothing."""
     if not name.startswith(FOLDER):
         return one_of(name, tuple(LOADERS) + (FOLDER + 'PATH',), 'data set')
-    path = os.path.expanduser(name[len(FOLDER):])
-    if not os.path.isdir(path):
-        parent, last = os.path.split(os.path.abspath(path))
-        hint = nearest(last, _folders(parent)) if path and os.path.isdir(parent) else ''
-        raise UserError("no folder '{}'{}; give {}PATH".format(path, hint, FOLDER))
-    if not _folders(path):
-        raise UserError("folder '{}' has no sub-folders; put the images of each class into a "
-                        "sub-folder named after the class".format(path))
+    check_folder(name[len(FOLDER):])
     return name
 
 
@@ -76,12 +68,12 @@ def augmentation_of(name, given=None):
     return by_name if given is None else one_of(given, KINDS, 'augmentation')
 
 
-def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='auto', first_epoch=0,
+def load_dataset(name, input_size, batch_size, data_dir=None, *, seed=0, cache='auto',
                  steps_per_epoch=None, validation_steps=None, views='fresh', interval=4,
-                 augmentation=None, train_images=None):
+                 augmentation=None, train_images=None, skip_bad_images=False):
     """Dataset `name`, whole images resized to input_size x input_size.
 
-    Every iter(train) begins the next epoch, from `first_epoch` + 1 on, and should be run through.
+    Every iter(train) begins the next epoch and should be run through.
     Every iter(probe) goes on with a newly shuffled order.
 
     data_dir: folder of the TensorFlow Datasets (default: TFDS_DATA_DIR or ~/tensorflow_datasets).
@@ -93,6 +85,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     validation_steps: that many batches of test images at most, evenly spaced among all.
     views, interval: see view_of_epoch. augmentation: see augmentation_of.
     train_images: train on that many images only, of each class equally many, as far as it has them.
+    skip_bad_images: of a folder, leave out those that cannot be read, now or later.
 
     Raises UserError for an unknown name, images that cannot be read or downloaded, a batch larger
     than the training split, and a number of images that is not there or misses a class.
@@ -100,7 +93,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     kind = augmentation_of(name, augmentation)
     view = view_of_epoch(views, interval, kind)
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
-    load = _folder_splits if name.startswith(FOLDER) else LOADERS[name]
+    load = folder_splits if name.startswith(FOLDER) else LOADERS[name]
     class_names, train, test = load(name, input_size, data_dir)
     if train_images is not None:
         train = _subset(train, train_images, name)
@@ -110,6 +103,12 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     image_bytes = (train.size + test.size) * input_size * input_size * 3
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
+    left_out = []
+    if skip_bad_images:
+        train, test = [readable(split, left_out) for split in (train, test)]
+    else:
+        check_sizes(train)
+        check_sizes(test)
     if cache != 'unread':
         train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
     steps = min(train.size // batch_size, steps_per_epoch or train.size)
@@ -119,12 +118,13 @@ def load_dataset(name, input_size, batch_size, data_dir=None, seed=0, cache='aut
     tested = min(test.size, (validation_steps or test.size) * batch_size)
     return Dataset(
         name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
-        train=passes(epochs, batches, lambda index: view(index + 1), first_epoch, 1),
+        train=passes(epochs, batches, lambda index: view(index + 1), 1),
         test=in_order(test, TESTED_AT_ONCE * batch_size, tested),
         # Reads nothing ahead: that work would slow down the training steps beside it.
-        probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, first_epoch, None),
+        probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
         train_size=steps * batch_size if steps_per_epoch else train.size, test_size=tested,
-        num_images=train.size, order=lambda epoch: epochs.order(epoch - 1), view=view,
+        num_images=train.size, left_out=left_out, view=view,
+        order=lambda epoch: epochs.order(epoch - 1),
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
 
 
@@ -147,7 +147,7 @@ def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augm
             return None, '{} has {} classes, not {}'.format(name, dataset.num_classes, num_classes)
         return next(iter(dataset.probe)), None
     except (UserError, tf.errors.OpError) as error:
-        return None, _first_line(error)
+        return None, first_line(error)
 
 
 def _subset(split, count, name):
@@ -200,30 +200,13 @@ def _decoded_once(split, keep, title):
             done += 1
     except tf.errors.OpError as error:  # raised in order: it belongs to image number `done`
         culprit = split.files[done] if split.files else 'number {} of {}'.format(done, title)
-        raise UserError("cannot read image '{}'; repair or remove it ({})".format(
-            culprit, _first_line(error.message)))
+        raise UserError("cannot read image '{}'; repair or remove it{} ({})".format(
+            culprit, ', or --skip_bad_images' if split.files else '', first_line(error.message)))
     if not keep:
         return split
     # From a NumPy array: tf.data copies a captured tensor of this size whenever it is iterated.
     return split._replace(kept=True, fetch=lambda indices: tf.numpy_function(
         lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
-
-
-def _first_line(error):
-    return (str(error).strip().splitlines() or [''])[0][:200]
-
-
-def _resized(encoded, input_size):
-    """(S, S, 3) uint8 of an encoded image: grey repeated, transparency dropped, first GIF frame.
-
-    Rounded to whole levels, which takes a quarter of the memory of float32.
-    """
-    import tensorflow as tf
-    image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels
-    image = tf.cond(tf.shape(image)[-1] < 3, lambda: tf.tile(image[..., :1], [1, 1, 3]),
-                    lambda: image[..., :3])
-    image = tf.image.resize(tf.ensure_shape(image, (None, None, 3)), (input_size, input_size))
-    return tf.cast(tf.round(image), tf.uint8)
 
 
 def _tfds_root(data_dir):
@@ -259,7 +242,7 @@ def _prepared_builder(name, data_dir):
             builder.download_and_prepare(download_config=config)
             return builder
         except Exception as error:  # whatever went wrong, the way out is the same
-            cause = '{}: {}'.format(type(error).__name__, _first_line(error))
+            cause = '{}: {}'.format(type(error).__name__, first_line(error))
     wanted = ''.join('\n  {}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of))
     raise UserError(
         'data set {} cannot be prepared: {}\nTo prepare it without a network, put these archives, '
@@ -275,7 +258,7 @@ def _unreachable(url):
         return None  # the builder may know another place
     except OSError as error:
         return 'no connection to {} ({})'.format(
-            url.split('/')[2], _first_line(getattr(error, 'reason', error)))
+            url.split('/')[2], first_line(getattr(error, 'reason', error)))
     return None
 
 
@@ -317,7 +300,7 @@ def _tfds_split(builder, split_name, input_size):
     def fetch(index):
         serialized = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), ())
         example = tf.io.parse_single_example(serialized, features)
-        return _resized(example['image'], input_size), tf.cast(example['label'], tf.int32)
+        return resized(example['image'], input_size), tf.cast(example['label'], tf.int32)
 
     return Split(input_size, labels, len(records), fetch)
 
@@ -332,60 +315,3 @@ def _records(path):
             length = int.from_bytes(header[:8], 'little')
             yield path, file.tell(), length
             file.seek(length + 4, os.SEEK_CUR)
-
-
-def _folder_splits(name, input_size, data_dir):
-    """PATH/train and PATH/test (or val, validation) if both hold class folders; else the class
-    folders of PATH itself, with a fixed, stratified 20 % of their images as the test split.
-    """
-    path = os.path.expanduser(name[len(FOLDER):])
-    folders = {folder.lower(): os.path.join(path, folder) for folder in _folders(path)}
-    tests = [folders[key] for key in ('test', 'val', 'validation') if key in folders]
-    if 'train' in folders and tests and _folders(folders['train']) and _folders(tests[0]):
-        classes, test_classes = _images_by_class(folders['train']), _images_by_class(tests[0])
-        unknown = sorted(set(test_classes) - set(classes))
-        if unknown:
-            raise UserError("test class '{}' has no training images: no such folder in {}".format(
-                unknown[0], folders['train']))
-    else:
-        rng, files_of = np.random.RandomState(SPLIT_SEED), _images_by_class(path)
-        parts = {name: cut(files_of[name], FOLDER_TEST_SHARE, rng) for name in sorted(files_of)}
-        classes, test_classes = [{name: parts[name][i] for name in parts} for i in (0, 1)]
-    tests = sum(len(files) for files in test_classes.values())
-    if len(classes) < 2 or not tests:
-        raise UserError("folder '{}' has {} class(es) and {} test image(s); it takes two classes, "
-                        "and two images of a class to test on one".format(
-                            path, len(classes), tests))
-    names = tuple(sorted(classes))
-    return (names,) + tuple(
-        _folder_split(part, names, input_size) for part in (classes, test_classes))
-
-
-def _folders(path):
-    return sorted(entry for entry in os.listdir(path)
-                  if not entry.startswith('.') and os.path.isdir(os.path.join(path, entry)))
-
-
-def _images_by_class(path):
-    """{class name: sorted paths of its images}; UserError naming the classes without images."""
-    classes = {name: [os.path.join(path, name, file)
-                      for file in sorted(os.listdir(os.path.join(path, name)))
-                      if file.lower().endswith(IMAGE_TYPES) and not file.startswith('.')]
-               for name in _folders(path)}
-    empty = ["'{}'".format(name) for name in sorted(classes) if not classes[name]]
-    if empty:
-        raise UserError('no images ({}) in class folder {} of {}'.format(
-            ', '.join(IMAGE_TYPES), ', '.join(empty), path))
-    return classes
-
-
-def _folder_split(classes, names, input_size):
-    import tensorflow as tf
-    pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
-    files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
-
-    def fetch(index):
-        return (_resized(tf.io.read_file(tf.gather(files, index)), input_size),
-                tf.gather(labels, index))
-
-    return Split(input_size, lambda: labels, len(files), fetch, files)

@@ -216,6 +216,18 @@ class Meter:
             self.intervals.append([self._clock_offset + begin,
                                    self._clock_offset + time.perf_counter()])
 
+    def state(self):
+        """What `restore` takes: all that was measured so far."""
+        with self._lock:
+            return dict(joules=self._joules, intervals=self.intervals, fault=self._fault)
+
+    def restore(self, state):
+        """Adds what an interrupted run measured."""
+        with self._lock:
+            self._joules += state['joules']
+            self._fault = self._fault or state['fault']
+        self.intervals[:0] = state['intervals']
+
     def _watch(self):
         while not self._closed.wait(self._period):
             with self._lock:

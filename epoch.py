@@ -45,6 +45,8 @@ class EpochResult(NamedTuple):
     ms: kind of Call -> ms of every step but a first call, with what it waited for its batch.
     waits: kind -> ms of these spent outside the step function: input that is not ready, Python.
     first_call_seconds: how much longer first calls of new step functions took than usual ones.
+    firsts: kind -> number of these first calls. again_seconds: as first_call_seconds, of functions
+    that an interrupted run had to make once more.
     """
     loss: float
     accuracy: float
@@ -52,6 +54,8 @@ class EpochResult(NamedTuple):
     ms: Dict
     waits: Dict
     first_call_seconds: float
+    firsts: Dict = {}
+    again_seconds: float = 0.0
 
     @property
     def step_ms(self):
@@ -68,53 +72,94 @@ class EpochResult(NamedTuple):
         """Median, of the steps of most steps' kind."""
         return float(np.median(self.waits[self.kind]))
 
+    @property
+    def counts(self):
+        """kind -> number of steps."""
+        return {kind: len(ms) + self.firsts.get(kind, 0) for kind, ms in self.ms.items()}
 
-def run_epoch(calls, num_steps, title):
-    """Runs the Calls: updates, running loss and accuracy, time of every step."""
-    total_loss, penalty, correct, seen, count = 0.0, 0.0, 0, 0, 0
-    ms, waits, firsts = {}, {}, []
+
+class EpochProgress:
+    """How far an epoch has come: sums over its steps, and how long each took.
+
+    count: steps done. again_from: the step behind which an interrupted run went on, None for none.
+    """
+
+    def __init__(self, state=None):
+        self.loss = self.penalty = 0.0
+        self.correct = self.seen = self.count = 0
+        self.ms, self.waits, self.firsts, self.again_from = {}, {}, [], None
+        if state is not None:
+            vars(self).update(state, again_from=state['count'])
+
+    def add(self, call, result, loss, ms, wait_ms):
+        """One step: its Call, StepResult, loss as a float, and times."""
+        self.loss, self.penalty = self.loss + loss, self.penalty + float(result.penalty)
+        self.correct += int(result.correct)
+        self.seen += call.size
+        if call.step.called:
+            self.ms.setdefault(call.kind, []).append(ms)
+            self.waits.setdefault(call.kind, []).append(wait_ms)
+        else:
+            self.firsts.append([call.kind, ms, wait_ms, self.count == self.again_from])
+            call.step.called = True
+        self.count += 1
+
+    def result(self):
+        """The EpochResult."""
+        ms, waits = dict(self.ms), dict(self.waits)
+        left_out, extra = {}, [0.0, 0.0]
+        for kind, first_ms, wait_ms, again in self.firsts:
+            if kind in self.ms:
+                extra[again] += max(0.0, first_ms - float(np.median(self.ms[kind])))
+                left_out[kind] = left_out.get(kind, 0) + 1
+            else:  # of its kind there are first calls alone
+                ms.setdefault(kind, []).append(first_ms)
+                waits.setdefault(kind, []).append(wait_ms)
+        return EpochResult(self.loss / self.count, self.correct / self.seen,
+                           self.penalty / self.count, ms, waits, extra[0] / 1e3, left_out,
+                           extra[1] / 1e3)
+
+
+def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
+    """Runs the Calls: updates, running loss and accuracy, time of every step. EpochResult.
+
+    progress: EpochProgress to go on with. pause: () -> bool, asked after every step; where True,
+    the iterator `calls` can go on behind it, and None is returned.
+    """
+    progress = EpochProgress() if progress is None else progress
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
-              mininterval=0.5) as bar:
+              mininterval=0.5, initial=progress.count) as bar:
         begin = time.perf_counter()
         for call in calls:
             called = time.perf_counter()
             result = call.run()
             loss = float(result.loss)  # waits for the device
             busy = time.perf_counter() - called
-            penalty += float(result.penalty)
-            if not math.isfinite(loss + penalty):
+            if not math.isfinite(loss + float(result.penalty)):
                 raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
-                               .format(loss, count + 1, title))
-            total_loss, count = total_loss + loss, count + 1
-            correct += int(result.correct)
-            seen += call.size
+                               .format(loss, progress.count + 1, title))
             now = time.perf_counter()
-            if call.step.called:
-                ms.setdefault(call.kind, []).append(1e3 * (now - begin))
-                waits.setdefault(call.kind, []).append(1e3 * (now - begin - busy))
-            else:
-                firsts.append((call.kind, 1e3 * (now - begin), 1e3 * (now - begin - busy)))
-                call.step.called = True
-            bar.set_postfix(loss='{:.3f}'.format(total_loss / count),
-                            acc='{:.1f}%'.format(100 * correct / seen),
+            progress.add(call, result, loss, 1e3 * (now - begin), 1e3 * (now - begin - busy))
+            bar.set_postfix(loss='{:.3f}'.format(progress.loss / progress.count),
+                            acc='{:.1f}%'.format(100 * progress.correct / progress.seen),
                             ms='{:.1f}'.format(1e3 * (now - begin)), refresh=False)
             begin = now
             bar.update()
-    extra = 0.0
-    for kind, first_ms, wait in firsts:
-        if kind in ms:
-            extra += max(0.0, first_ms - float(np.median(ms[kind])))
-        else:  # the only one of its kind
-            ms[kind], waits[kind] = [first_ms], [wait]
-    return EpochResult(total_loss / count, correct / seen, penalty / count, ms, waits, extra / 1e3)
+            if pause():
+                return None
+    return progress.result()
 
 
-def validate(evaluate, batches):
-    """(mean loss, accuracy) over the whole test set, in inference mode."""
+def validate(evaluate, batches, pause=lambda: False):
+    """(mean loss, accuracy) over the whole test set, in inference mode; None where `pause`, asked
+    after every batch, gives True.
+    """
     loss, correct, seen = 0.0, 0, 0
     for images, labels in batches:
         batch_loss, hits = evaluate(images, labels)
         loss += float(batch_loss)
         correct += int(hits)
         seen += int(labels.shape[0])
+        if pause():
+            return None
     return loss / seen, correct / seen

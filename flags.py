@@ -63,6 +63,8 @@ def _add_data_flags(parser):
     parser.add_argument('--train_images', type=number(int, low=2), metavar='N',
                         help='train on N images only, of each class equally many as far as it has '
                              'them, the same ones whatever seed and scheme (default: all)')
+    command_line.add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot '
+                          'be read, now or later; the summary counts them')
     parser.add_argument('--views', choices=('fresh', 'held'), default='fresh',
                         help='augment each image anew in every epoch, or as before for --interval '
                              'epochs (0: always), with every scheme (default: %(default)s)')
@@ -122,6 +124,11 @@ def _add_pruning_flags(parser):
 def _add_record_flags(parser):
     parser.add_argument('--run_name', default='auto', metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
+    parser.add_argument('--checkpoint_minutes', type=number(float, above=0), default=10,
+                        metavar='X', help='an interrupted run goes on from the end of its last '
+                        'epoch, or from where it was at most so long ago (default: %(default)s)')
+    command_line.add_flag(parser, '--restart', 'begin anew what is there under this name, '
+                          'interrupted or finished')
     command_line.add_flag(parser, '--save_model',
                           'keep the trained weights and model in checkpoint/')
     command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
@@ -192,10 +199,11 @@ def run_settings(args):
     """dict of what decides the outcome of a run: a folder is reused only by the same."""
     settings = {flag: value for flag, value in vars(args).items()
                 if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir',
-                             'cache_gb')}
+                                'cache_gb', 'checkpoint_minutes', 'restart', 'trust_model')}
     if not is_elastic(args):
         settings.update(dict.fromkeys(('rho', 'interval', 'importance', 'granularity',
                                        'probe_batches', 'closed_loop')))
+    settings['skip_bad_images'] = args.skip_bad_images or None  # as before there was such a flag
     if args.views == 'held':  # of every scheme
         settings['interval'] = args.interval
     if not may_use_cache(args):

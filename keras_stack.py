@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import zipfile
 
 import tensorflow as tf
 from tensorflow import keras
@@ -58,6 +60,11 @@ def build_optimizer(optimizer, variables):
         optimizer.build(variables)
     else:
         optimizer._create_all_weights(variables)
+
+
+def model_variables(model):
+    """Weights and, in Keras 3, the states of random numbers; Keras 2.7 keeps these in the ops."""
+    return model.variables if KERAS_3 else model.weights
 
 
 def optimizer_variables(optimizer):
@@ -199,6 +206,35 @@ def _product_call(layer, products):
 def flat_layers(model):
     """Every layer of the model, nested ones included."""
     return list(model._flatten_layers(include_self=False))
+
+
+def load_model(path, trust):
+    """The saved model at `path`, not compiled; trust: whether code in it may run."""
+    if KERAS_3:
+        return keras.models.load_model(path, compile=False, safe_mode=not trust)
+    return keras.models.load_model(path, compile=False)
+
+
+def holds_code(path):
+    """Whether a saved model has a Lambda layer: in its configuration, of which every format has a
+    copy in JSON. Reads no more than that; False for what is no model.
+    """
+    texts = []
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile):
+        if os.path.isdir(path):
+            for name in ('keras_metadata.pb', 'saved_model.pb'):
+                with contextlib.suppress(OSError):
+                    with open(os.path.join(path, name), 'rb') as file:
+                        texts.append(file.read())
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                texts.append(archive.read('config.json'))
+        else:
+            import h5py
+            with h5py.File(path, 'r') as file:
+                config = file.attrs['model_config']
+                texts.append(config if isinstance(config, bytes) else config.encode())
+    return any(re.search(rb'"class_name": *"Lambda"', text) for text in texts)
 
 
 def weights_were_set(model):

@@ -10,15 +10,19 @@ import gc
 import os
 import platform
 import resource
+import shutil
 import sys
 
 import numpy as np
 
+import checkpoint
 import command_line
 import energy
 from command_line import UserError
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
-from runs import Recorder, is_finished, open_run
+from interrupt import Signals
+from recorder import Recorder, open_run
+from runs import is_finished
 
 
 def start(args):
@@ -40,10 +44,10 @@ def load_data(args):
     from datasets import load_dataset
     from train import count_steps
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
-                           args.seed, steps_per_epoch=args.steps_per_epoch,
+                           seed=args.seed, steps_per_epoch=args.steps_per_epoch,
                            validation_steps=args.validation_steps, views=args.views,
                            interval=args.interval, augmentation=args.augmentation,
-                           train_images=args.train_images)
+                           train_images=args.train_images, skip_bad_images=args.skip_bad_images)
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))
@@ -104,12 +108,13 @@ def no_cache(args, reason):
 def make_scheme_for(args, model, dataset, table, penalty, cache):
     """(masked_step.StepMaker) -> train.Scheme."""
     import train
+    from elastic import elastic_scheme
     settings = loop_settings(args)
 
     def make(maker):
         if is_elastic(args):
-            return train.elastic_scheme(args.train_type, maker, dataset.probe, table,
-                                        settings, args.importance, cache)
+            return elastic_scheme(args.train_type, maker, dataset.probe, table, settings,
+                                  args.importance, cache)
         if args.train_type == 'prune_training':
             from prune import prune_scheme
             return prune_scheme(args.train_type, maker, dataset, settings, penalty,
@@ -131,19 +136,17 @@ def loop_settings(args):
     return Settings(**{field: getattr(args, field) for field in Settings._fields})
 
 
-def summarise(args, result, cache):
+def summarise(args, result, cache, dataset):
     """The content of summary.json; its prefix_cache tells whether there was one."""
-    import tensorflow as tf
-    from tensorflow import keras
-
     from profiler import host_description
     summary = run_settings(args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if may_use_cache(args):
         summary['prefix_cache'] = 'off' if cache is None else 'on'
+    if args.skip_bad_images:
+        summary['images_left_out'] = len(dataset.left_out)
     summary.update(result, run_name=args.run_name, scheme=args.train_type, peak_memory_mb=peak,
-                   host=host_description(), stack='TensorFlow {}, Keras {}, Python {}.{}'.format(
-                       tf.__version__, keras.__version__, *platform.python_version_tuple()[:2]))
+                   host=host_description(), stack=stack_description())
     return summary
 
 
@@ -152,12 +155,13 @@ def save(folder, model):
     """
     import keras_stack
     from models import save_weights
-    checkpoint = os.path.join(folder, 'checkpoint')
-    os.makedirs(checkpoint + '.part', exist_ok=True)
-    save_weights(model, os.path.join(checkpoint + '.part', 'weights.npz'))
-    model.save(os.path.join(checkpoint + '.part', keras_stack.MODEL_FILE))
-    os.rename(checkpoint + '.part', checkpoint)
-    print('saved {}'.format(os.path.join(checkpoint, 'weights.npz')))
+    path = os.path.join(folder, 'checkpoint')
+    shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted behind this
+    os.makedirs(path + '.part', exist_ok=True)
+    save_weights(model, os.path.join(path + '.part', 'weights.npz'))
+    model.save(os.path.join(path + '.part', keras_stack.MODEL_FILE))
+    os.rename(path + '.part', path)
+    print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
 
 def already_finished(folder):
@@ -165,42 +169,108 @@ def already_finished(folder):
     return 0
 
 
+def interrupted_run(args, folder, settings):
+    """The checkpoint that this run goes on from, see checkpoint.read; None where it begins."""
+    from train import RECORDS
+    resumed = None if args.restart else checkpoint.read(folder, RECORDS)
+    if resumed is None:
+        return None
+    about, before = about_this(settings), resumed['about']
+    if before['settings'] != about['settings']:
+        raise UserError('the checkpoint in {} is of other settings; begin anew with --restart'
+                        .format(folder))
+    if resumed['damaged']:
+        print('warning: {}: going on from the checkpoint before it'.format(resumed['damaged']))
+    for what, differs in (('stack', 'the next weights by rounding, and noise of dropout'),
+                          ('host', 'times, and with them what is selected')):
+        if before[what] != about[what]:
+            print('warning: interrupted on {}, goes on on {}: {} will differ'.format(
+                before[what], about[what], differs))
+    return resumed
+
+
+def about_this(settings):
+    """dict of what a checkpoint should be gone on with: settings, host, stack."""
+    from profiler import host_description
+    return dict(settings=settings, host=host_description(), stack=stack_description())
+
+
+def stack_description():
+    import tensorflow as tf
+    from tensorflow import keras
+    return 'TensorFlow {}, Keras {}, Python {}.{}'.format(
+        tf.__version__, keras.__version__, *platform.python_version_tuple()[:2])
+
+
 def main(argv=None):
     args = check_arguments(parse_arguments(argv))
     folder, settings = os.path.join(args.logs_dir, args.run_name), run_settings(args)
-    if is_finished(folder, settings):
+    if is_finished(folder, settings, args.restart):
         return already_finished(folder)
+    with Signals() as signals:
+        try:
+            return run(args, folder, settings, signals)
+        except KeyboardInterrupt:
+            if not signals.stop():
+                raise
+            print('\nstopped by {} before anything was trained; the same '
+                  'command begins again'.format(signals.name), file=sys.stderr)
+        except checkpoint.Interrupted as error:
+            print('\nstopped by {} in epoch {}, behind step {}; the same command goes on from '
+                  'there'.format(signals.name, *error.args), file=sys.stderr)
+        return 128 + signals.caught
+
+
+def run(args, folder, settings, signals):
+    """From the start of TensorFlow to the summary; returns the exit status."""
     start(args)
     from models import build_model
+    resumed = interrupted_run(args, folder, settings)
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
-                        dataset.num_classes, args.weights, args.alpha, args.bn_statistics)
+                        dataset.num_classes, args.weights, args.alpha, args.bn_statistics,
+                        args.trust_model)
     cache, table = prefix_cache_of(args, dataset), None
     if is_elastic(args):
         table, cache = timing_table(args, model, dataset, cache)
-    lock = open_run(folder, settings)
+    lock = open_run(folder, settings, resumed, args.restart)
     if lock is None:
         return already_finished(folder)
     print('{}: {} on {}, {} images, {} tensors'.format(
         args.run_name, args.model_name, args.dataset_name, dataset.train_size,
         len(model.trainable_variables)))
-    with Recorder(folder, lock) as recorder:
-        return train_and_record(args, folder, recorder, model, dataset, table, cache)
+    if resumed is not None:
+        print('goes on in epoch {}, behind step {}'.format(*place_of(resumed)))
+    keeper = checkpoint.Keeper(folder, args.checkpoint_minutes, about_this(settings), signals.stop)
+    with Recorder(folder, lock, resumed and resumed['records']) as recorder:
+        signals.deferred = True
+        return train_and_record(args, folder, recorder, model, dataset, table, cache, keeper,
+                                resumed)
 
 
-def train_and_record(args, folder, recorder, model, dataset, table, cache):
+def place_of(resumed):
+    """(epoch, steps of it that are done) of a checkpoint."""
+    progress = resumed['run']['progress']
+    return resumed['run']['epoch'], progress['count'] if progress else 0
+
+
+def train_and_record(args, folder, recorder, model, dataset, table, cache, keeper, resumed):
     """Trains, prints and records; returns the exit status."""
     import train
+    from epoch import Diverged
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result, model = train.train(
             model, dataset, make_scheme_for(args, model, dataset, table, penalty, cache),
-            loop_settings(args), recorder, penalty, meter, cache)
-    except train.Diverged as error:
+            loop_settings(args), recorder, penalty, meter, cache, keeper, resumed)
+    except Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1
+    if dataset.left_out:
+        print('{} images could not be read and were left out: {}'.format(
+            len(dataset.left_out), ', '.join(dataset.left_out[:10])))
     if args.save_txt:
         recorder.text()
     if args.save_model:
@@ -209,7 +279,7 @@ def train_and_record(args, folder, recorder, model, dataset, table, cache):
     if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
         used.update(energy_joules=None, energy_source=None,
                     energy_note='{} was not read'.format(args.meter_csv))
-    recorder.finish(summarise(args, dict(result, **used), cache))
+    recorder.finish(summarise(args, dict(result, **used), cache, dataset))
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
           .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
                   result['train_seconds'], result['selection_seconds'])

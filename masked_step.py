@@ -79,6 +79,27 @@ class StepMaker:
         return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
             self.loss_scale.variables if self.loss_scale else [])
 
+    @property
+    def everything(self):
+        """tf.Variables: all that training may change, moving statistics and random states too."""
+        own = {id(variable) for variable in self.variables}
+        rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
+        return self.state + [variable for variable in rest if id(variable) not in own]
+
+    def values(self):
+        """Arrays of `everything`."""
+        return [np.asarray(variable.numpy()) for variable in self.everything]
+
+    def assign(self, values):
+        """Gives `everything` these values, arrays; UserError where they are of another network."""
+        variables = self.everything
+        if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
+            raise UserError('the checkpoint is of another network; begin anew with --restart')
+        for variable, value in zip(variables, values):
+            if value.dtype.kind == 'V':  # NumPy itself does not know bfloat16
+                value = value.view(variable.dtype.as_numpy_dtype)
+            variable.assign(value, read_value=False)
+
     def left_out(self, mask):
         """Nodes of the update that serve tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}

@@ -68,7 +68,8 @@ def check_weights(weights):
                     '.h5 file'.format(weights))
 
 
-def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, bn_statistics=None):
+def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, bn_statistics=None,
+                trust=False):
     """A classifier that ends in logits, every tensor trainable.
 
     name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
@@ -81,6 +82,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
         gamma and beta still train; dropout inside the base is off), 'train' (batch statistics,
         moving ones updated), or None: 'train' for random weights, else 'frozen'. Frozen statistics
         of an untrained network kill the signal.
+    trust: run the code in a saved model that has some, see backbone.from_saved_model.
     Returns a keras.Model: (B, H, W, 3) float32 in 0..255 -> (B, num_classes) float32.
     Raises UserError for a name, size, weights file or class count that cannot be used.
     """
@@ -93,7 +95,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
         if weights == 'none' or weights.lower().endswith('.h5'):
             raise UserError("the saved model '{}' brings its weights: leave --weights {} out, or "
                             'give a .npz of this project'.format(name, weights))
-        model = backbone.from_saved_model(name, input_shape, num_classes, bn_statistics)
+        model = backbone.from_saved_model(name, input_shape, num_classes, bn_statistics, trust)
         keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
     else:
         start = weights if weights == 'imagenet' or weights.lower().endswith('.h5') else None

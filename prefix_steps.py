@@ -4,6 +4,7 @@ forward_graph.py says where a step is cut, this file makes its two parts, and th
 cache in passing, from the graph of a masked_step.StepMaker.
 """
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,14 @@ class PrefixSteps:
         self._work = {name: work.get(maker.traced_names.get(name, name)) for name in self._needs}
         self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
         self._ms = None, {}  # rates, and what ops take by them
+
+    @property
+    def fingerprint(self):
+        """str: the same where the names in a forward_graph.Cut mean the same."""
+        nodes = self.maker.cutter.nodes
+        text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].input))
+                         for name in sorted(nodes))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def cut_off(self, trained, rates, read_ms=None):
         """The forward_graph.Cut for steps that train the tensors of the bit mask `trained`; None
@@ -105,7 +114,7 @@ class PrefixSteps:
         fill = cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
         read = cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
         return CachedStep(MaskedStep(fill, mask, self.maker), self.outputs(cut.tensors),
-                          self._behind(cut, read, mask), self._specs(cut.tensors))
+                          self._behind(cut, read, mask), self.specs(cut.tensors))
 
     def converting(self, mask, old, new):
         """(step, bridge) from what the Cut `old` stores to that of `new`, forward_graph.computable:
@@ -129,19 +138,20 @@ class PrefixSteps:
 
     def _behind(self, cut, definition, mask):
         """The MaskedStep of a FunctionDef that takes what the Cut stores in place of the inputs."""
-        specs = self._specs(cut.tensors)
+        specs = self.specs(cut.tensors)
         del definition.signature.input_arg[:self._num_inputs]
         take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
                           [dtype for _, dtype in self._typed(cut.tensors)], cut.tensors)
         return MaskedStep(definition, mask, self.maker,
                           [tuple(spec.shape) for spec in specs] + self.maker.shapes[-1:])
 
-    def _specs(self, tensors):
+    def specs(self, tensors):
+        """tf.TensorSpec of each of these tensors, the batch first."""
         return [self._static[tensor][1] for tensor in tensors]
 
     def _typed(self, tensors):
         return [(tensor, spec.dtype.as_datatype_enum)
-                for tensor, spec in zip(tensors, self._specs(tensors))]
+                for tensor, spec in zip(tensors, self.specs(tensors))]
 
     def rows_apart(self, inputs, labels):
         """By how much, of the largest value, an example's row of the longest prefix differs at

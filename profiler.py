@@ -352,7 +352,8 @@ def main(argv=None):
     command_line.start_tensorflow(args.inter_op_threads)
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
-                        'imagenet' if saved else 'none', args.alpha, args.bn_statistics)
+                        'imagenet' if saved else 'none', args.alpha, args.bn_statistics,
+                        args.trust_model)
     table = table_for(args, model, args.num_classes, augmentation, lambda: batch_for(args),
                       args.force)
     print(describe(table))

@@ -21,7 +21,9 @@ def summary_of(rows, clock, scheme, step_ms, cache):
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
         selection_seconds=clock.seconds['selection'],
         importance_seconds=importance_seconds(scheme),
-        validation_seconds=clock.seconds['validation'], **_step_summary(step_ms, cache),
+        **{name + '_seconds': clock.seconds[name] for name in (
+            'validation', 'checkpoint', 'resume', 'lost')},
+        **_step_summary(step_ms, cache),
         **getattr(scheme.select, 'summary', {}))
 
 

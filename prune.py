@@ -261,11 +261,14 @@ class GroupLasso:
 
 
 class Pruned(NamedTuple):
-    """A model without its vanished channels. removed, channels: how many of how many there were."""
+    """A model without its vanished channels. removed, channels: how many of how many there were;
+    widths: how many were kept of each of the Channels of `structure`, in its order.
+    """
     model: keras.Model
     optimizer: object
     removed: int
     channels: int
+    widths: List = []
 
 
 def prune(model, optimizer, threshold, make_optimizer):
@@ -298,7 +301,8 @@ def prune(model, optimizer, threshold, make_optimizer):
             keras_stack.slots(new_optimizer, smaller.trainable_variables)):
         for old, new in zip(of_old, of_new):
             new.assign(_sliced(old, indices.get(id(keras_stack.raw(variable)), ())))
-    return Pruned(smaller, new_optimizer, removed, found.size)
+    return Pruned(smaller, new_optimizer, removed, found.size,
+                  [len(kept[id(channels)]) for channels in found.channels])
 
 
 def _rebuilt(model, widths):
@@ -333,28 +337,69 @@ def prune_scheme(name, maker, dataset, settings, penalty, interval, threshold):
     maker: masked_step.StepMaker with the penalty. dataset, settings: of the run. interval 0: never.
     threshold: as in prune.
     """
-    everything = np.ones(len(maker.model.trainable_variables), dtype=bool)
+    selection = _Shrinking(maker, dataset, settings, penalty, interval, threshold)
+    return Scheme(name, selection, selection.state, selection.restore)
 
-    def select(epoch, last):
+
+class _Shrinking:
+    """The `select` of a prune_scheme, with its arguments. summary: for the run's.
+
+    widths: of each network that was rebuilt, how many of each of the Channels of the one before it
+    kept, in the order of `structure`.
+    """
+
+    def __init__(self, maker, dataset, settings, penalty, interval, threshold):
+        self._maker, self._dataset, self._settings = maker, dataset, settings
+        self._penalty, self._interval, self._threshold = penalty, interval, threshold
+        self._everything = Choice(np.ones(len(maker.model.trainable_variables), dtype=bool))
+        self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
+        self._widths = []
+
+    def __call__(self, epoch, last):
         if epoch == 1:
-            if interval >= settings.num_epochs:
+            if self._interval >= self._settings.num_epochs:
                 print('No channels will be removed: the first would be after epoch {} of {}'.format(
-                    interval, settings.num_epochs))
-            return Choice(everything)
-        if not interval or (epoch - 1) % interval:
+                    self._interval, self._settings.num_epochs))
+            return self._everything
+        if not self._interval or (epoch - 1) % self._interval:
             return None
-        pruned = prune(select.maker.model, select.maker.optimizer, threshold,
-                       lambda variables: optimizer_for(dataset, settings, variables))
-        select.summary['channels_removed'] += pruned.removed
+        pruned = prune(self._maker.model, self._maker.optimizer, self._threshold, self._optimizer)
+        self.summary['channels_removed'] += pruned.removed
         print('{:,} of {:,} channels have vanished{}'.format(
             pruned.removed, pruned.channels,
             ': the network is rebuilt without them' if pruned.removed else ''))
         if not pruned.removed:
             return None
-        select.maker = StepMaker(pruned.model, pruned.optimizer, settings.weight_decay,
-                                 *dataset.train.element_spec, penalty=penalty,
-                                 loss_scale=select.maker.loss_scale)
-        return Choice(everything, maker=select.maker)
-    select.maker = maker
-    select.summary = dict(channels=structure(maker.model).size, channels_removed=0)
-    return Scheme(name, select)
+        self._widths.append(pruned.widths)
+        self._maker = self._maker_of(pruned.model, pruned.optimizer)
+        return self._everything._replace(maker=self._maker)
+
+    def _optimizer(self, variables):
+        return optimizer_for(self._dataset, self._settings, variables)
+
+    def _maker_of(self, model, optimizer):
+        return StepMaker(model, optimizer, self._settings.weight_decay,
+                         *self._dataset.train.element_spec, penalty=self._penalty,
+                         loss_scale=self._maker.loss_scale)
+
+    def state(self):
+        return dict(summary=self.summary, widths=self._widths)
+
+    def restore(self, state, choice, assign):
+        """Rebuilds the network as often as it was; see train.Scheme."""
+        self.summary, self._widths = state['summary'], state['widths']
+        model = self._maker.model
+        for widths in self._widths:
+            found = structure(model)
+            size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
+            smaller = _rebuilt(model, {layer: (field, size_of[id(channels)])
+                                       for layer, (field, channels) in found.widths.items()})
+            for old, new in zip(model.weights, smaller.weights):
+                if old.shape == new.shape:  # of what is a constant in the graph: Normalization's
+                    new.assign(old)
+            keras_stack.weights_were_set(smaller)
+            model = smaller
+        if self._widths:
+            self._maker = self._maker_of(model, self._optimizer(model.trainable_variables))
+        assign(self._maker)
+        return self._maker

@@ -1,4 +1,4 @@
-"""The run folder logs/<run_name>/: what a training run writes and what the figures read.
+"""The run folder logs/<run_name>/ as the figures read it; recorder.py writes it.
 
     settings.json   the flags, written first: a folder is reused only by the same settings
     epochs.csv      a row an epoch, written as it ends
@@ -6,15 +6,14 @@
     summary.json    written last: a folder without it is an unfinished run
     events.*        TensorBoard
     checkpoint/     weights, where asked for
+    resume/         what an unfinished run goes on from (checkpoint.py)
 """
 
-import contextlib
 import csv
-import glob
+import hashlib
 import json
 import math
 import os
-import shutil
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +27,7 @@ SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'se
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds')
-
-
+CHECKSUM = 'sha256'  # of the rest of a JSON file
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
           'prefix_cache')  # of runs of one scheme
@@ -93,6 +91,10 @@ def read_run(folder):
     if summary['scheme'] not in SCHEMES or not summary.get('finished', True):
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
                      f"{summary.get('finished')}; allowed are true and {', '.join(SCHEMES)}")
+    for name, written in summary.pop('files', {}).items():
+        if not os.path.exists(os.path.join(folder, name)) or (
+                checksum_of_file(os.path.join(folder, name)) != written):
+            raise fault(folder, f'{name} is not as it was when the run ended')
     summary['run_name'] = os.path.basename(folder)
     for key in VARIED:
         summary.setdefault(key, None)
@@ -101,14 +103,31 @@ def read_run(folder):
 
 
 def read_json(path, where=''):
+    """The dict in a JSON file, without the checksum that write_json added; UserError where it is
+    damaged.
+    """
     try:
         with open(path, encoding='utf-8') as file:
             content = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{where}cannot read {path}: {error}')
     if not isinstance(content, dict):
         raise UserError(f'{where}{path} is not a JSON object')
+    if content.pop(CHECKSUM, None) not in (None, checksum(content)):
+        raise UserError(f'{where}{path} is not as it was written')
     return content
+
+
+def checksum(content):
+    """SHA-256 of what JSON can hold, or of bytes."""
+    if not isinstance(content, bytes):
+        content = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def checksum_of_file(path):
+    with open(path, 'rb') as file:
+        return checksum(file.read())
 
 
 def finite(text):
@@ -201,11 +220,11 @@ def selection_per_epoch(run):
     return mask, share
 
 
-def is_finished(folder, settings):
+def is_finished(folder, settings, restart=False):
     """True if the folder holds a finished run of these settings; changes nothing.
 
-    settings: dict that JSON can hold. UserError where the folder holds anything but a run of the
-    same settings.
+    settings: dict that JSON can hold. restart: False then, whatever run it holds. UserError where
+    the folder holds anything but a run of the same settings.
     """
     if not os.path.isdir(folder) or all(name.endswith('.part') for name in os.listdir(folder)):
         return False
@@ -213,176 +232,26 @@ def is_finished(folder, settings):
     if not os.path.exists(path):
         raise fault(folder, '{} exists and is not a run of this project; choose another '
                     '--run_name'.format(folder))
+    if restart:
+        return False
     before = read_json(path)
     changed = ['{} {} there, {} now'.format(key, before.get(key), settings.get(key))
                for key in sorted(set(before) | set(settings))
                if before.get(key) != settings.get(key)]
     if changed:
         raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
-                    '{}'.format(', '.join(changed), folder))
+                    '{}, or begin it anew with --restart'.format(', '.join(changed), folder))
     try:  # a power cut may leave a summary that is empty
         return bool(read_json(os.path.join(folder, 'summary.json')).get('finished'))
     except UserError:
         return False
 
 
-def open_run(folder, settings):
-    """Makes the folder ready; the records of an interrupted run are cleared: it starts over.
-
-    Returns the lock that Recorder holds, or None and changes nothing where the run is finished by
-    now. UserError as is_finished, and where another process trains this run.
-    """
-    os.makedirs(folder, exist_ok=True)
-    lock = _lock(folder)
-    with contextlib.ExitStack() as unless_opened:
-        unless_opened.callback(os.close, lock)
-        if is_finished(folder, settings):  # what held before the lock need not hold any more
-            return None
-        _clear(folder)
-        write_json(os.path.join(folder, 'settings.json'), settings)
-        unless_opened.pop_all()
-    return lock
-
-
-def _clear(folder):
-    """Removes the records of a run, but for its settings."""
-    for stale in ['summary.json', 'epochs.csv', 'selections.csv', 'epochs.txt'] + [
-            os.path.basename(path) for path in glob.glob(os.path.join(folder, 'events.out.*'))]:
-        if os.path.exists(os.path.join(folder, stale)):
-            os.remove(os.path.join(folder, stale))
-    for checkpoint in ('checkpoint', 'checkpoint.part'):
-        shutil.rmtree(os.path.join(folder, checkpoint), ignore_errors=True)
-
-
-def _lock(folder):
-    """An exclusive lock on a run's folder, which the system frees with the process at the latest.
-
-    A number, to be closed with os.close.
-    """
-    import fcntl
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise fault(folder, 'another process is training it; wait for it or stop it')
-    return lock
-
-
 def write_json(path, content):
     """Writes JSON so that the file appears whole or not at all, even where the power fails."""
     with open(path + '.part', 'w') as out:
-        json.dump(content, out, indent=1, sort_keys=True)
+        json.dump(dict(content, **{CHECKSUM: checksum(content)}), out, indent=1, sort_keys=True)
         out.write('\n')
         out.flush()
         os.fsync(out.fileno())
     os.replace(path + '.part', path)
-
-
-class Recorder:
-    """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye.
-
-    lock: of open_run, freed when the run is finished or this object goes. As a context manager it
-    leaves nothing behind of a run that fails before its first epoch ends.
-    """
-
-    def __init__(self, folder, lock=None):
-        import tensorflow as tf
-        self.folder, self._lock = folder, lock
-        self.summary = tf.summary
-        self.writer = tf.summary.create_file_writer(folder)
-        self.masks = []  # (first epoch, mask), one a selection
-
-    def epoch(self, row):
-        """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar."""
-        self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
-        tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
-                'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
-                'test/accuracy': 'test_accuracy',
-                'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
-                'time/train_seconds': 'train_seconds'}
-        self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
-
-    def elastic(self, scalars, epoch):
-        """scalars: name -> value, shown in TensorBoard as elastic/<name>."""
-        self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
-
-    def _scalars(self, values, epoch):
-        with self.writer.as_default():
-            for tag, value in values.items():
-                self.summary.scalar(tag, value, step=epoch)
-        self.writer.flush()
-
-    def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
-        """One selection, made before `epoch`; importance, time_share: (N,) or None."""
-        blank = [''] * len(names)
-        rows = zip([epoch] * len(names), range(len(names)), names,
-                   ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
-                   blank if importance is None else importance,
-                   blank if time_share is None else time_share)
-        self._append('selections.csv', SelectionRow._fields, rows)
-        self.masks.append((epoch, np.asarray(mask, dtype=bool)))
-        with self.writer.as_default():
-            self.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
-        self.writer.flush()
-
-    def finish(self, summary):
-        """Writes summary.json: from now on the run counts as finished."""
-        self.writer.close()
-        for name in ('epochs.csv', 'selections.csv'):  # on the disk before the summary is
-            if os.path.exists(os.path.join(self.folder, name)):
-                with open(os.path.join(self.folder, name), 'a') as records:
-                    os.fsync(records.fileno())
-        write_json(os.path.join(self.folder, 'summary.json'), dict(summary, finished=True))
-        self._unlock()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.writer.close()
-        if not os.path.exists(os.path.join(self.folder, 'epochs.csv')):
-            _clear(self.folder)
-            os.remove(os.path.join(self.folder, 'settings.json'))
-            if not os.listdir(self.folder):
-                os.rmdir(self.folder)
-        self._unlock()
-
-    def _unlock(self):
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    __del__ = _unlock
-
-    def text(self):
-        """Writes epochs.txt: the table of epochs for people."""
-        with open(os.path.join(self.folder, 'epochs.csv'), newline='') as source:
-            header, *rows = list(csv.reader(source))
-        rows = [[row[0]] + ['{:.5g}'.format(float(cell)) for cell in row[1:]] for row in rows]
-        with open(os.path.join(self.folder, 'epochs.txt'), 'w') as out:
-            out.write(command_line.table(header, rows) + '\n')
-
-    def _append(self, name, header, rows):
-        path = os.path.join(self.folder, name)
-        new = not os.path.exists(path)
-        with open(path, 'a', newline='') as out:
-            table = csv.writer(out, lineterminator='\n')
-            if new:
-                table.writerow(header)
-            table.writerows(rows)
-
-
-def mask_image(masks, tensor_pixels=4, epoch_pixels=16):
-    """(1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8: trained tensors in blue.
-
-    masks: (first epoch, (N,) bool) of each selection. The output is at the top, as in a network
-    drawn from the ground up; a selection is as wide as the epochs that it lasted.
-    """
-    columns = []
-    for i, (epoch, mask) in enumerate(masks):
-        until = masks[i + 1][0] if i + 1 < len(masks) else epoch + 1
-        columns += [mask] * (until - epoch)
-    grid = np.stack(columns, axis=1)[::-1]  # (N, epochs)
-    pixels = np.where(grid[..., None], (0, 114, 178), (233, 233, 233)).astype(np.uint8)
-    return pixels.repeat(tensor_pixels, axis=0).repeat(epoch_pixels, axis=1)[None]

@@ -56,17 +56,19 @@ def settled_ms(function):
 class Clock:
     """Monotonic seconds in named buckets; `with clock('step')` adds to one.
 
-    meter: energy.Meter, which runs in all of them but validation; None for none.
+    meter: energy.Meter, which runs in those that count as training; None for none.
     """
+    TRAINING = ('step', 'selection')
 
     def __init__(self, meter=None):
-        self.seconds = dict(step=0.0, selection=0.0, validation=0.0)
+        self.seconds = dict.fromkeys(self.TRAINING + ('validation', 'checkpoint', 'resume',
+                                                      'lost'), 0.0)
         self._meter = meter
 
     @contextlib.contextmanager
     def __call__(self, bucket):
         with contextlib.ExitStack() as stack:
-            if self._meter is not None and bucket != 'validation':
+            if self._meter is not None and bucket in self.TRAINING:
                 stack.enter_context(self._meter.running())
             begin = time.perf_counter()
             try:
@@ -81,4 +83,14 @@ class Clock:
 
     @property
     def train_seconds(self):
-        return self.seconds['step'] + self.seconds['selection']
+        return sum(self.seconds[bucket] for bucket in self.TRAINING)
+
+    def state(self):
+        """What `restore` takes: all that was counted so far."""
+        return dict(seconds=self.seconds, meter=self._meter and self._meter.state())
+
+    def restore(self, state):
+        """Goes on from `state`, with what is being counted now on top."""
+        self.seconds.update(state['seconds'])
+        if self._meter is not None and state['meter'] is not None:
+            self._meter.restore(state['meter'])

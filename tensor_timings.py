@@ -4,6 +4,7 @@ NumPy alone; profiler.py and measured_totals.py make it, selection_solver_DP.py 
 """
 
 import csv
+import hashlib
 import json
 import os
 from typing import Any, Dict, List, NamedTuple, Tuple
@@ -210,7 +211,7 @@ class TensorTimings(NamedTuple):
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
-        _write_whole(path, json.dumps(content))
+        _write_whole(path, json.dumps(dict(content, checksum=_checksum(content))))
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
                   '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
@@ -223,8 +224,10 @@ class TensorTimings(NamedTuple):
         """The table that save wrote; ValueError where the file is not one."""
         with open(path) as source:
             content = json.load(source)
-        if not isinstance(content, dict) or set(content) != set(cls._fields) - {'cache'}:
-            raise ValueError("'{}' is not a timing table of this version".format(path))
+        stored = content.pop('checksum', None) if isinstance(content, dict) else None
+        if stored is None or stored != _checksum(content) or (
+                set(content) != set(cls._fields) - {'cache'}):
+            raise ValueError("'{}' is not a timing table of this version, or damaged".format(path))
         for field in ('t_dw', 't_dy', 't_up', 'group_ms', 'traced_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
         content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
@@ -232,6 +235,10 @@ class TensorTimings(NamedTuple):
         content['estimated'] = np.array(content['estimated'], dtype=bool)
         content['shapes'] = [tuple(shape) for shape in content['shapes']]
         return cls(**content)
+
+
+def _checksum(content):
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def group_matrix(groups, num_tensors):

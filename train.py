@@ -1,23 +1,32 @@
-"""The training loop, one for all schemes, and the schemes: which tensors are trained when.
+"""The training loop, one for all schemes: what was chosen is trained, tested, recorded, and kept.
 
-Time is kept in three buckets, which add up to all but writing the records. `step`: the loop over
+Time is kept in buckets, which add up to all but writing the records. `step`: the loop over
 the batches, input wait included. `selection`: the optimizer and the graph that steps are cut from,
-importance, solving, and the first call of every new step function, which compiles it. `validation`:
-the test set, and outside every reported training time.
+importance, solving, and the first call of every new step function, which compiles it. Outside every
+reported training time are `validation`, the test set, `checkpoint`, and `resume`: what a run that
+was interrupted makes once more to go on. `lost` is what it had trained behind its checkpoint.
 """
 
-import itertools
-import time
+import contextlib
 from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 import keras_stack
 from backbone import output_layer
-from cache_prices import Budget, CachePrices
-from closed_loop import ClosedLoop, steps_drift_ms
-from epoch import CONVERT, READ, Diverged, plain_calls, run_epoch, validate
-from importance import Evaluator, evaluate_importance
+from checkpoint import Interrupted, Keeper
+from epoch import (
+    CONVERT,
+    READ,
+    Diverged,
+    EpochProgress,
+    EpochResult,
+    plain_calls,
+    run_epoch,
+    validate,
+)
+from forward_graph import Cut
+from importance import Trial
 from masked_step import StepMaker
 from progress import (
     announce,
@@ -28,8 +37,8 @@ from progress import (
     summary_of,
 )
 from schemes import SCHEMES
-from selection_solver_DP import choose_tensors, layers_of, reachable
 from stopwatch import Clock
+from tensor_timings import CachePrice, TensorTimings
 from training_step import evaluation_function, make_optimizer
 
 
@@ -95,12 +104,16 @@ class Scheme(NamedTuple):
 
     select: (epoch, 1-based; EpochResult of the last one or None) -> Choice, or None to go on as
     before; called before every epoch.
+    state: () -> what of it changes while it trains, a tree for checkpoint.py. restore: (state, the
+    Choice in training, assign) -> StepMaker to go on with; it calls assign(maker) once the model
+    and its optimizer are such as they were, which gives them their values. None where nothing
+    changes but what is trained.
     """
     name: str
     select: Callable
+    state: Callable = lambda: None
+    restore: Optional[Callable] = None
 
-
-# ---------------------------------------------------------------- schemes
 
 def fixed_scheme(name, mask):
     """A scheme that trains the (N,) bool mask from start to end."""
@@ -116,126 +129,6 @@ def fixed_mask(name, model):
                                 np.array([id(v) in head for v in variables]))
 
 
-def elastic_scheme(name, maker, probe, timings, settings, metric='gradient_update', cache=None):
-    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
-    4).
-
-    maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
-    its next batches. timings: TensorTimings of this model on this machine. With
-    settings.closed_loop they are kept true while the device changes speed.
-    cache: cached_epochs.PrefixCache, whose prices then count, or None. With one, rho holds for the
-    run, see cache_prices.Budget.
-    Where steps take more or less than predicted between two selections, so much that by the next it
-    adds up to more than choosing takes, the tensors are chosen again by the importance that was
-    evaluated last; with interval 0 never.
-    Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
-    smallest_rho before.
-    """
-    return Scheme(name, ElasticSelection(maker, probe, timings, settings, metric, cache))
-
-
-class ElasticSelection:
-    """The `select` of an elastic_scheme, with its arguments.
-
-    importance_seconds: spent on importance so far.
-    """
-
-    def __init__(self, maker, probe, timings, settings, metric, cache):
-        self.importance_seconds = 0.0
-        self._maker, self._timings, self._settings, self._cache = maker, timings, settings, cache
-        self._batches, self._metric = iter(probe), metric
-        self._evaluator = Evaluator(maker, settings.seed)
-        self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
-        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-        self._dates, self._budget = due_epochs(settings), Budget(settings)
-        self._current, self._choosing_seconds = None, 0.0
-
-    def __call__(self, epoch, last):
-        if last is not None:
-            self._learn_from(last)
-        due = epoch in self._dates
-        if not due and not self._drifted(epoch, last):
-            return None
-        batch, trials = next(self._batches), []
-        del self._evaluator.pass_ms[:]
-        importance = self._importance(batch, epoch, trials) if due else self._current.importance
-        begin = time.perf_counter()
-        table, drift = self._table_now(batch, last)
-        rho = self._settings.rho if self._cache is None else self._budget.rho(epoch)
-        chosen = self._chosen(importance, table, rho, epoch, due)
-        if chosen is None:
-            return None
-        self._choosing_seconds = time.perf_counter() - begin
-        mask, fallback, table = chosen
-        self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
-        return self._current
-
-    def _learn_from(self, last):
-        """What the steps of the last epoch tell: rho that is spent, waiting for the input."""
-        if self._cache is not None:
-            self._budget.spend(self._current, last)
-        if self._loop is None:
-            return
-        if last.kind not in (READ, CONVERT):
-            self._loop.waited(last.wait_ms)
-        elif self._cache is not None and last.kind == READ:
-            self._cache.waited(last.wait_ms)
-
-    def _drifted(self, epoch, last):
-        """Whether, by the next selection, steps will have drifted by more than choosing takes, if
-        they go on as in the epoch before.
-        """
-        if self._loop is None or not self._settings.interval:
-            return False
-        ms = last.ms[last.kind]
-        drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
-        epochs = until(self._dates, epoch, self._settings.num_epochs) - epoch
-        return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
-
-    def _importance(self, batch, epoch, trials):
-        """(N,) importance on this batch and the next ones; adds its Trials to the list."""
-        begin, maker = time.perf_counter(), self._maker
-        others = (next(self._batches) for _ in range(self._settings.probe_batches - 1))
-        importance = evaluate_importance(maker.model, maker.optimizer,
-                                         itertools.chain([batch], others), self._metric,
-                                         self._evaluator, trials)
-        if not np.isfinite(importance).all():
-            raise Diverged('gradients are no longer finite at the selection before epoch {}: '
-                           'use a smaller --learning_rate'.format(epoch))
-        self.importance_seconds += time.perf_counter() - begin
-        return importance
-
-    def _table_now(self, batch, last):
-        """(TensorTimings as the device is now, drift of its shares since the profile)."""
-        if self._loop is None:
-            return self._timings, 0.0
-        current = self._current
-        ran = () if last is None else (
-            current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
-        drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
-        return self._loop.timings, drift
-
-    def _chosen(self, importance, table, rho, epoch, due):
-        """(mask, fallback, table with the cache's price), or None to go on as before."""
-        if self._cache is None:
-            rho = reachable(table, rho, self._layers)
-            return choose_tensors(table, importance, rho, self._layers) + (table,)
-        prices = CachePrices(self._cache, table, epoch, self._settings.num_epochs + 1)
-        if not due and rho < prices.smallest_rho(self._layers):
-            return None  # too few epochs are left to fill another cache for
-        return prices.chosen(importance, rho, self._layers)
-
-
-def due_epochs(settings):
-    """Epochs, from 1, before which tensors are selected: every `interval`; 0: once."""
-    return list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
-
-
-def until(dates, epoch, num_epochs):
-    """The epoch before which the selection of `epoch` ends, or that behind the last."""
-    return min([date for date in dates if date > epoch] + [num_epochs + 1])
-
-
 # ---------------------------------------------------------------- the loop
 
 def optimizer_for(dataset, settings, variables):
@@ -249,63 +142,179 @@ def count_steps(dataset):
     return dataset.train_size // int(dataset.train.element_spec[0].shape[0])
 
 
-def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None, cache=None):
+RECORDS = (Choice, Trial, TensorTimings, CachePrice, Cut, EpochResult)  # that checkpoints hold
+
+
+class _Run:
+    """What changes while a run trains.
+
+    epoch: 1-based, the one that is trained, or to be trained next. chosen: the Choice that was made
+    before it, None where none was. progress: EpochProgress of it, None between epochs. result:
+    EpochResult of the last one. rows: of record_epoch, step_ms: kind of Call -> ms, of all so far.
+    before, importance_before: clock.seconds and importance_seconds as the epoch began.
+    """
+
+    def __init__(self, model, dataset, make_scheme, settings, penalty, clock, cache):
+        self.model, self.clock, self.cache = model, clock, cache
+        self.optimizer = optimizer_for(dataset, settings, model.trainable_variables)
+        self.maker = StepMaker(model, self.optimizer, settings.weight_decay,
+                               *dataset.train.element_spec, penalty=penalty)
+        self.scheme = make_scheme(self.maker)
+        if cache is not None:
+            cache.attach(self.maker)
+        self.evaluate = evaluation_function(model)
+        self.epoch, self.choice, self.chosen, self.step = 1, None, None, None
+        self.progress = self.result = None
+        self.rows, self.step_ms = [], {}
+        self.before, self.importance_before = dict.fromkeys(clock.seconds, 0.0), 0.0
+
+    def select(self):
+        """Asks the scheme what to train in the next epoch, and makes its step ready."""
+        self.importance_before = importance_seconds(self.scheme)
+        self.chosen = choice = self.scheme.select(self.epoch, self.result)
+        if choice is None:
+            return
+        if choice.maker is not None:
+            self._use(choice.maker)
+        self.choice = choice._replace(maker=None)  # which keeps a model alive that may be replaced
+        if self.step is None or (choice.mask != self.step.mask).any():
+            self.step = None  # the old graph goes before the new one comes
+            self.step = self.maker.step(choice.mask)
+        if self.cache is not None:
+            self.cache.begin(self.step, choice.timings)
+
+    def _use(self, maker):
+        self.maker, self.step = maker, None
+        self.model, self.optimizer = maker.model, maker.optimizer
+        self.evaluate = evaluation_function(self.model)
+
+    @contextlib.contextmanager
+    def naming_the_rate(self):
+        """A Diverged that is raised within also says what the learning rate was."""
+        try:
+            yield
+        except Diverged as error:
+            raise Diverged('{} (it was {:.3g})'.format(
+                error, float(keras_stack.learning_rate(self.optimizer))))
+
+    def row(self, tested):
+        """The record of the epoch that has ended; tested: (loss, accuracy)."""
+        result, seconds = self.result, self.clock.seconds
+        return dict(
+            epoch=self.epoch, learning_rate=float(keras_stack.learning_rate(self.optimizer)),
+            train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
+            test_accuracy=tested[1], test_loss=tested[0],
+            step_ms=float(np.median(result.step_ms)),
+            importance_seconds=importance_seconds(self.scheme) - self.importance_before,
+            train_seconds=self.clock.train_seconds,
+            **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
+
+    def next_epoch(self, row):
+        """Once the epoch is recorded."""
+        self.rows.append(row)
+        for kind, ms in self.result.ms.items():
+            self.step_ms.setdefault(kind, []).extend(ms)
+        self.before, self.progress = dict(self.clock.seconds), None
+        self.epoch += 1
+
+    # ------------------------------------------------------------------------- checkpoints
+
+    PLAIN_FIELDS = ('epoch', 'choice', 'result', 'rows', 'before', 'importance_before')
+
+    def state(self):
+        """The tree for a checkpoint, at the end of a step."""
+        return dict(
+            {name: getattr(self, name) for name in self.PLAIN_FIELDS},
+            has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
+            step_ms={kind: np.array(ms) for kind, ms in self.step_ms.items()},
+            variables=self.maker.values(),
+            scheme=self.scheme.state(), cache=self.cache and self.cache.state(),
+            clock=self.clock.state())
+
+    def restore(self, state):
+        """Goes on from `state`."""
+        for name in self.PLAIN_FIELDS:
+            setattr(self, name, state[name])
+        self.chosen = self.choice if state['has_chosen'] else None
+        self.progress = state['progress'] and EpochProgress(state['progress'])
+        self.step_ms = {kind: ms.tolist() for kind, ms in state['step_ms'].items()}
+
+        def assign(maker):
+            maker.assign(state['variables'])
+        if self.scheme.restore is None:
+            assign(self.maker)
+        else:
+            self._use(self.scheme.restore(state['scheme'], self.choice, assign))
+        self.step = self.choice and self.maker.step(self.choice.mask)
+        if self.cache is not None:
+            self.cache.restore(state['cache'], self.step)
+        self.clock.restore(state['clock'])
+
+
+def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None, cache=None,
+          keeper=None, resumed=None):
     """Trains the model and records every epoch; returns (measured part of the summary, the model).
 
     make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
     cache: cached_epochs.PrefixCache of this data set, or None.
-    dataset: datasets.Dataset. recorder: runs.Recorder. penalty: see TrainingStep.
+    dataset: datasets.Dataset. recorder: recorder.Recorder. penalty: see TrainingStep.
     meter: energy.Meter of what training uses, or None.
+    keeper: checkpoint.Keeper; None keeps nothing. resumed: the tree of a checkpoint to go on from,
+    see checkpoint.read.
     The model returned is another one where the scheme replaced it.
-    Raises Diverged when the loss stops being finite.
+    Raises Diverged when the loss stops being finite, and Interrupted, with a checkpoint behind it,
+    when the keeper says stop.
     """
-    steps, evaluate = count_steps(dataset), evaluation_function(model)
-    clock, step, rows, step_ms = Clock(meter), None, [], {}
-    before, result = dict(clock.seconds), None
-    with clock('selection'):
-        optimizer = optimizer_for(dataset, settings, model.trainable_variables)
-        maker = StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                          penalty=penalty)
-        scheme = make_scheme(maker)
-        if cache is not None:
-            cache.attach(maker)
-    for epoch in range(1, settings.num_epochs + 1):
-        importance_before = importance_seconds(scheme)
-        with clock('selection'):
-            choice = scheme.select(epoch, result)
-            if choice is not None and choice.maker is not None:
-                maker, step = choice.maker, None
-                model, optimizer = maker.model, maker.optimizer
-                evaluate = evaluation_function(model)
-            if choice is not None and (step is None or (choice.mask != step.mask).any()):
-                step = None  # the old graph goes before the new one comes
-                step = maker.step(choice.mask)
-            if choice is not None and cache is not None:
-                cache.begin(step, choice.timings)
-        if choice is not None:
-            announce(choice, settings, clock.seconds['selection'] - before['selection'], cache)
+    steps, clock, keeper = count_steps(dataset), Clock(meter), keeper or Keeper()
+    with clock('selection' if resumed is None else 'resume'):
+        run = _Run(model, dataset, make_scheme, settings, penalty, clock, cache)
+        if resumed is not None:
+            run.restore(resumed['run'])
+            clock.seconds['lost'] += resumed['lost_seconds']
+
+    def keep():
+        with clock('checkpoint'):
+            keeper.keep(dict(run=run.state(), records=recorder.state()))
+        if keeper.stop() and run.epoch <= settings.num_epochs:
+            raise Interrupted(run.epoch, run.progress.count if run.progress else 0)
+    if keeper.stop():
+        keep()
+    while run.epoch <= settings.num_epochs:
+        if run.progress is None:
+            with clock('selection'):
+                run.select()
+            if run.chosen is not None:
+                announce(run.chosen, settings, clock.seconds['selection'] - run.before['selection'],
+                         cache)
+            run.progress = EpochProgress()
         with clock('step'):
-            calls = cache.calls(step, epoch) if cache is not None else plain_calls(
-                step, dataset.batches(dataset.order(epoch), dataset.view(epoch)))
-            result = run_epoch(calls, steps, epoch_label(epoch, settings.num_epochs))
-        clock.move(result.first_call_seconds, 'step', 'selection')
+            calls, run.result = calls_of(run, dataset), None
+        while run.result is None:
+            with clock('step'), run.naming_the_rate():
+                run.result = run_epoch(calls, steps, epoch_label(run.epoch, settings.num_epochs),
+                                       run.progress, keeper.due)
+            if run.result is None:
+                keep()
         with clock('validation'):
-            test_loss, test_accuracy = validate(evaluate, dataset.test)
-        for kind, ms in result.ms.items():
-            step_ms.setdefault(kind, []).extend(ms)
-        row = dict(
-            epoch=epoch, learning_rate=float(keras_stack.learning_rate(optimizer)),
-            train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
-            test_accuracy=test_accuracy, test_loss=test_loss,
-            step_ms=float(np.median(result.step_ms)),
-            importance_seconds=importance_seconds(scheme) - importance_before,
-            train_seconds=clock.train_seconds,
-            **{name + '_seconds': seconds - before[name]
-               for name, seconds in clock.seconds.items()})
-        before = dict(clock.seconds)
-        record_epoch(recorder, scheme, model, choice, row, result, cache)
-        rows.append(row)
+            tested = validate(run.evaluate, dataset.test, keeper.stop)
+        if tested is None:
+            keep()  # as all steps were done; raises
+        clock.move(run.result.first_call_seconds, 'step', 'selection')
+        clock.move(run.result.again_seconds, 'step', 'resume')
+        row = run.row(tested)
+        record_epoch(recorder, run.scheme, run.model, run.chosen, row, run.result, cache)
+        run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
+        keep()
     if cache is not None:
         cache.end()
-    return summary_of(rows, clock, scheme, step_ms, cache), model
+    return summary_of(run.rows, clock, run.scheme, run.step_ms, cache), run.model
+
+
+def calls_of(run, dataset):
+    """The epoch.Calls that are left of the epoch of a _Run."""
+    done = run.progress.count
+    if run.cache is not None:
+        return run.cache.calls(run.step, run.epoch, done)
+    return plain_calls(run.step, dataset.batches(dataset.order(run.epoch)[done:],
+                                                 dataset.view(run.epoch)))

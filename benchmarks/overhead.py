@@ -105,7 +105,8 @@ def scheme_of(maker, prepared, table, rho, selections):
     """`select` of the elastic scheme, each time on another batch of noise."""
     import tensorflow as tf
 
-    from train import Settings, elastic_scheme
+    from elastic import elastic_scheme
+    from train import Settings
 
     def probe():
         rng = np.random.RandomState(1)

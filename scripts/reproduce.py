@@ -4,7 +4,7 @@
         [--seeds N]
 
 scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated; an
-interrupted one starts over; figures share the runs that they have in common. A failed run is told
+interrupted one goes on; figures share the runs that they have in common. A failed run is told
 at the end, and the others still run.
 """
 
@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -180,9 +181,8 @@ def run_all(runs):
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
-        status = subprocess.call([sys.executable, 'main.py'] + list(run.flags), cwd=ROOT,
-                                 preexec_fn=_die_with_parent)
-        if status in (-2, 130):  # Ctrl-C is meant for all of it
+        status = _status_of([sys.executable, 'main.py'] + list(run.flags))
+        if status in _stopped():  # that is meant for all of it
             raise KeyboardInterrupt
         if status and not impossible([run]):  # that is told at the end, and no failure
             failed.append('failed with status {}: {}'.format(status, run.name))
@@ -211,11 +211,29 @@ def check_device(finished):
                                 run.name, host, this_device()))
 
 
+def _stopped():
+    """Exit statuses of a run that a signal ended: behind a checkpoint, or at once."""
+    from interrupt import SIGNALS
+    numbers = [getattr(signal, name) for name in SIGNALS]
+    return [128 + number for number in numbers] + [-number for number in numbers]
+
+
+def _status_of(command):
+    """Exit status of a child, which is waited for: the terminal's Ctrl-C stops it as well, behind a
+    checkpoint.
+    """
+    child = subprocess.Popen(command, cwd=ROOT, preexec_fn=_die_with_parent)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.wait()
+        raise
+
+
 def _die_with_parent():
     """In the child: a killed script leaves no training behind that the next one would meet."""
     if sys.platform.startswith('linux'):
         import ctypes
-        import signal
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from refusals import assert_refused
-from test_main import flags, script
+from small_runs import flags, script
 
 import keras_stack
 import main

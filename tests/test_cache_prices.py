@@ -6,8 +6,7 @@ nothing, and what is chosen does not hang on how fast it happened to be.
 
 import numpy as np
 import pytest
-from tensorflow import keras
-from test_cached_epochs import (
+from cached_runs import (
     BATCH,
     DEEP,
     HEAD,
@@ -24,8 +23,10 @@ from test_cached_epochs import (
     ran,
     watched,
 )
+from tensorflow import keras
 from test_cached_selection import random_masks
 
+import elastic
 import keras_stack
 import prefix_cache
 import train
@@ -34,7 +35,7 @@ from epoch import CONVERT, FILL, PLAIN, READ, EpochResult
 from masked_step import StepMaker
 from prefix_steps import PrefixSteps
 from profiler import profile_model
-from runs import Recorder
+from recorder import Recorder
 from training_step import make_optimizer
 
 LATE = mask_from(6)  # the last convolution and the head
@@ -97,7 +98,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     def choice_of(epoch):
         if before is not None:
             before(epoch, cache)
-        until = train.until(dates, epoch, num_epochs)
+        until = elastic.until(dates, epoch, num_epochs)
         prices = CachePrices(cache, table, epoch, until)
         choices[epoch] = train.Choice(masks[epoch], timings=prices.at_own_cut(masks[epoch]))
         return choices[epoch]
@@ -108,7 +109,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     if make_cache is not Watched or at:  # which does something after it was priced
         return cache, choices
     for epoch, choice in choices.items():
-        taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
+        taken = sum(cache.kinds[epoch - 1:elastic.until(dates, epoch, num_epochs) - 1], [])
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
             converted = taken.count(CONVERT)
@@ -149,7 +150,7 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     settings = train.Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
                               learning_rate=0.01, closed_loop=False)
     cache, chosen = Watched(dataset, str(tmp_path)), {}
-    train.train(network(), dataset, lambda maker: watched(train.elastic_scheme(
+    train.train(network(), dataset, lambda maker: watched(elastic.elastic_scheme(
         'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen),
         settings, Recorder(str(tmp_path / 'r')), cache=cache)
     assert 'out of reach' not in capsys.readouterr().out

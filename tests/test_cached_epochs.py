@@ -4,41 +4,45 @@
 import contextlib
 import csv
 import os
-import resource
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from cached_runs import (
+    BATCH,
+    DEEP,
+    HEAD,
+    HEAD_ALONE,
+    IMAGES,
+    MIDDLE,
+    SIZE,
+    NearlyAlone,
+    Watched,
+    behind,
+    bits,
+    digits,
+    files_of_at_most,
+    frozen_body,
+    in_a_file,
+    kinds,
+    mask_from,
+    network,
+    ran,
+    watched,
+)
 from tensorflow import keras
 from test_prefix_steps import Centred
 
+import elastic
 import keras_stack
 import prefix_cache
 import train
 from cache_prices import fill_share, left_over
 from cached_epochs import PrefixCache
-from datasets import load_dataset
 from epoch import CONVERT, FILL, PLAIN, READ
 from models import build_model
 from profiler import profile_model
-from runs import Recorder
+from recorder import Recorder
 from selection_solver_DP import smallest_rho
-
-SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
-HEAD = 8  # place of the head's kernel and bias, behind four convolutions
-
-
-def network():
-    """Four convolutions wide enough that to read their outputs back is cheaper; the second has the
-    thinnest output but for the head's averages.
-    """
-    keras_stack.set_seed(0)
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = keras.layers.Rescaling(1 / 255)(inputs) if hasattr(keras.layers, 'Rescaling') else inputs
-    for filters, strides in ((16, 2), (4, 2), (16, 1), (16, 2)):
-        x = keras.layers.Conv2D(filters, 3, strides, 'same', activation='relu')(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
 
 
 @pytest.fixture(scope='module')
@@ -49,65 +53,6 @@ def dataset():
 @pytest.fixture(scope='module')
 def timings():
     return profile_model(network(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
-
-
-def digits(**more):
-    return load_dataset('digits', SIZE, BATCH, train_images=IMAGES, validation_steps=1, **more)
-
-
-def mask_from(k):
-    return np.arange(HEAD + 2) >= k
-
-
-DEEP, MIDDLE, HEAD_ALONE = mask_from(2), mask_from(4), mask_from(HEAD)
-
-
-class Watched(PrefixCache):
-    """Knows the kinds of the steps of each epoch, and does `at` (epoch, step) before a step."""
-
-    def __init__(self, dataset, folder, at=None, **more):
-        super().__init__(dataset, folder, **more)
-        self.kinds, self.at = [], at or {}
-
-    def calls(self, step, epoch):
-        self.kinds.append([])
-        for call in super().calls(step, epoch):
-            self.at.get((epoch, len(self.kinds[-1])), lambda cache: None)(self)
-            self.kinds[-1].append(call.kind)
-            yield call
-
-
-def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=train.Choice,
-        learning_rate=0.05, **settings):
-    """(bits of weights and losses, measured summary) of a run.
-
-    masks: epoch -> mask that is trained from then on; or what choice_of makes a Choice of.
-    """
-    model = network() if model is None else model
-
-    def select(epoch, last):
-        return choice_of(masks[epoch]) if epoch in masks else None
-    recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
-    rows = []
-    recorder.epoch = rows.append
-    result, model = train.train(
-        model, dataset, lambda maker: train.Scheme('forced', select),
-        train.Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings), recorder,
-        cache=cache)
-    losses = [(row['train_loss'], row['test_loss'], row['test_accuracy']) for row in rows]
-    return losses + bits(model), result
-
-
-def bits(model):
-    return [keras_stack.raw(variable).numpy().tobytes() for variable in model.variables]
-
-
-def kinds(*epochs):
-    return [[kind] * 7 for kind in epochs]
-
-
-def in_a_file(monkeypatch):
-    monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb=None: (0, 10 ** 9))
 
 
 # ---------------------------------------------------------------- the same bits
@@ -151,18 +96,6 @@ def test_a_cached_run_of_a_saved_model_is_the_uncached_one(tmp_path, dataset, mo
     assert cached == plain and cache.kinds == kinds(FILL, FILL, READ, FILL)
 
 
-def watched(scheme, chosen, times=1):
-    """The scheme, which puts its Choices into the dict, by epoch; it sees so many times the steps.
-    """
-    def select(epoch, last):
-        choice = scheme.select(epoch, last and last._replace(
-            ms={kind: ms * times for kind, ms in last.ms.items()}))
-        if choice is not None:
-            chosen[epoch] = choice
-        return choice
-    return scheme._replace(select=select)
-
-
 @pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
 def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings, scheme):
     """Masks that the solver chooses at the cached price; the head alone, which has no table."""
@@ -172,7 +105,7 @@ def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
 
     def make(maker):
-        return watched(train.elastic_scheme(
+        return watched(elastic.elastic_scheme(
             scheme, maker, dataset.probe, timings, settings, cache=cache) if scheme.startswith(
                 'elastic') else train.fixed_scheme(scheme, HEAD_ALONE), chosen)
     recorder = Recorder(str(tmp_path / 'r'))
@@ -197,20 +130,6 @@ def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings
         left -= sum(choice.predicted_of(kind)[0] for kind in expected) / table.t_step
 
 
-def frozen_body():
-    """Nearly all of a step is the forward pass of layers that never train, and their output thin:
-    to read it back pays on any machine.
-    """
-    keras_stack.set_seed(0)
-    x = inputs = keras.Input((SIZE, SIZE, 3))
-    for filters, strides in ((128, 1), (128, 1), (8, 4)):
-        x = keras.layers.Conv2D(filters, 3, strides, 'same', activation='relu', trainable=False)(x)
-    for _ in range(2):
-        x = keras.layers.Conv2D(16, 3, padding='same', activation='relu')(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
-
-
 def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes_on(tmp_path,
                                                                                   dataset):
     """The table says that to read back saves a third of what it does: steps that read drift, in
@@ -221,7 +140,7 @@ def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes
     settings = train.Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), frozen_body(), {}
     recorder = Recorder(str(tmp_path / 'r'))
-    result, model = train.train(model, dataset, lambda maker: watched(train.elastic_scheme(
+    result, model = train.train(model, dataset, lambda maker: watched(elastic.elastic_scheme(
         'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen, 10000),
         settings, recorder, cache=cache)
     assert {1, 3} <= set(chosen) and chosen[1].trials
@@ -298,17 +217,6 @@ def test_a_new_view_is_stored_anew(tmp_path):
 
 
 # ---------------------------------------------------------------- disks that fail
-
-@contextlib.contextmanager
-def files_of_at_most(nbytes):
-    """The system then refuses to write more, as a full disk does."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
 
 def lost_once(printed):
     lines = [line for line in printed.splitlines() if 'without the prefix cache' in line]
@@ -414,22 +322,6 @@ def test_the_store_is_freed_at_the_end_and_at_a_selection_that_needs_another(tmp
     ran(tmp_path, dataset, {1: MIDDLE, 3: DEEP}, cache)
     assert stores[0] is not stores[1] and not any(map(len, stores))
     assert cache.cut is None
-
-
-class NearlyAlone(keras.layers.Layer):
-    """Its rows differ beside others as little as rounding makes them differ on some devices."""
-
-    def call(self, x):
-        return x + 1e-6 * tf.reduce_mean(x, 0)
-
-
-def behind(layer):
-    """The convolutions of `network`, the layer, and the head."""
-    small = network()
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = keras.models.clone_model(keras.Model(small.input, small.layers[-3].output))(inputs)
-    x = keras.layers.GlobalAveragePooling2D()(layer(x))
-    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
 
 
 @pytest.mark.parametrize('exact, layer, said', [

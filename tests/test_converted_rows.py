@@ -4,8 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from test_cache_prices import LATE, branches, compared, mask_of, table_of
-from test_cached_epochs import (
+from cached_runs import (
     BATCH,
     DEEP,
     HEAD,
@@ -19,6 +18,7 @@ from test_cached_epochs import (
     mask_from,
     network,
 )
+from test_cache_prices import LATE, branches, compared, mask_of, table_of
 
 import prefix_cache
 import train

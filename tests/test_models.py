@@ -1,97 +1,33 @@
-"""The networks: names, preprocessing, frozen statistics, saved models, portable weights.
-
-`python tests/test_models.py`, run on the paper's stack, writes the stored files of tests/data that
-today's stack is held against.
-"""
+"""The networks: names, preprocessing, frozen statistics."""
 
 import json
 import os
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import (
+    MOBILENET_VARIABLES,
+    ROOT,
+    SMALL,
+    backbones,
+    described,
+    photos,
+    saved,
+    small_base,
+    small_classifier,
+    train,
+    user_classifier,
+    values,
+)
 from tensorflow import keras
 
 import backbone
 import keras_stack
 import models
 from command_line import UserError
-from training_step import TrainingStep, evaluation_function, make_optimizer
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DATA = os.path.join(ROOT, 'tests', 'data')
-MOBILENET_VARIABLES = os.path.join(DATA, 'mobilenetv2_035_variables.json')
-PAPER_WEIGHTS = os.path.join(DATA, 'small_classifier_keras_2_7.npz')
-PAPER_OUTPUT = os.path.join(DATA, 'small_classifier_keras_2_7.json')
-SMALL = (16, 16, 3)
-
-
-def photos(shape=(32, 32, 3), batch=4, seed=0):
-    """(B, H, W, 3) float32 in 0..255."""
-    return np.random.RandomState(seed).uniform(0, 255, (batch,) + shape).astype(np.float32)
-
-
-def small_base(shape=SMALL, filters=6):
-    """Convolution, depthwise convolution, batch normalisation: (B, 16, 16, 3) -> (B, 8, 8, 8)."""
-    inputs = keras.Input(shape)
-    x = keras.layers.Rescaling(1 / 255.0)(inputs)
-    x = keras.layers.Conv2D(filters, 3, strides=2, padding='same', use_bias=False, name='stem')(x)
-    x = keras.layers.BatchNormalization(name='stem_bn')(x)
-    x = keras.layers.ReLU(name='stem_relu')(x)
-    x = keras.layers.DepthwiseConv2D(3, padding='same', use_bias=False, name='depthwise')(x)
-    x = keras.layers.BatchNormalization(name='depthwise_bn')(x)
-    x = keras.layers.Conv2D(8, 1, activation='relu', name='project')(x)
-    return keras.Model(inputs, x, name='small_base')
-
-
-def small_classifier(num_classes=3, bn_statistics='frozen', filters=6):
-    return backbone.classifier(small_base(filters=filters), None, SMALL, num_classes, bn_statistics)
-
-
-def user_classifier(num_classes=3, activation='softmax'):
-    """What a user may have saved: a nested network that ends in probabilities."""
-    return keras.Sequential([keras.Input(SMALL), small_base(),
-                             keras.layers.GlobalAveragePooling2D(), keras.layers.Dropout(0.3),
-                             keras.layers.Dense(num_classes, activation=activation)])
-
-
-def sequential(*layers):
-    return keras.Sequential([keras.Input(SMALL), keras.layers.Rescaling(1 / 255.0),
-                             keras.layers.Flatten()] + list(layers))
-
-
-def saved(model, folder, name=None):
-    path = os.path.join(str(folder), name or keras_stack.MODEL_FILE)
-    model.save(path)
-    return path
-
-
-def set_to_distinct_values(model, seed=0):
-    """Every array different, variances positive: a swap of any two would show."""
-    rng = np.random.RandomState(seed)
-    for variable in model.weights:
-        variable.assign(rng.uniform(0.1, 0.9, tuple(variable.shape)).astype(np.float32))
-
-
-def values(variables):
-    return [keras_stack.raw(v).numpy().copy() for v in variables]
-
-
-def train(model, images, num_classes=3, steps=3, rate=0.05):
-    labels = tf.constant(np.arange(len(images)) % num_classes, tf.int32)
-    variables = model.trainable_variables
-    step = TrainingStep(model, make_optimizer('sgd', rate, 100, variables),
-                        np.ones(len(variables), bool), weight_decay=5e-4)
-    return [float(step(tf.constant(images), labels)[0]) for _ in range(steps)]
-
-
-def backbones(model):
-    return [layer for layer in keras_stack.flat_layers(model)
-            if isinstance(layer, backbone.Backbone)]
-
 
 # --- names
 
@@ -176,13 +112,6 @@ def test_variables_of_mobilenetv2_have_the_same_names_shapes_and_order_on_both_s
     with open(MOBILENET_VARIABLES) as stored:
         expected = json.load(stored)
     assert described(mobilenet) == expected
-
-
-def described(model):
-    """kind -> [name, shape] of every variable in order."""
-    return {kind: [[keras_stack.variable_name(v), [int(n) for n in v.shape]] for v in variables]
-            for kind, variables in (('trainable', model.trainable_weights),
-                                    ('statistics', model.non_trainable_weights))}
 
 
 def test_an_input_too_small_for_the_network_is_a_user_error():
@@ -342,294 +271,3 @@ def test_frozen_statistics_turn_off_dropout_and_stochastic_depth_inside_the_base
     assert (np.abs(first - second).max() > 0.1) == (bn_statistics == 'train')
     dropped = [model(images, training=True).numpy() for _ in range(2)]
     assert (dropped[0] != dropped[1]).any()  # that of the head stays
-
-
-
-# --- saved models
-
-
-def test_our_saved_classifier_comes_back_with_its_weights_and_is_not_wrapped_again(tmp_path):
-    model = small_classifier()
-    set_to_distinct_values(model)
-    images = photos(SMALL)
-    again = models.build_model(saved(model, tmp_path), SMALL, 3)
-    np.testing.assert_allclose(again(images, training=False), model(images, training=False),
-                               rtol=1e-5)
-    assert len(backbones(again)) == 1
-    assert described(again) == described(model)
-
-
-@pytest.mark.parametrize('build, in_logits', [
-    (lambda: user_classifier(activation='softmax'), False),
-    (lambda: user_classifier(activation=None), True),
-    (lambda: sequential(keras.layers.Dense(3), keras.layers.Softmax()), False),
-    (lambda: sequential(keras.layers.Dense(3), keras.layers.Activation('softmax')), False),
-    (lambda: sequential(keras.layers.Dense(3, activation='softmax')), False),
-    (lambda: sequential(keras.layers.Dense(7, activation='softmax'), keras.layers.Dense(3)), True)],
-    ids=['nested softmax', 'nested logits', 'Softmax layer', 'Activation layer', 'softmax',
-         'softmax inside'])
-def test_the_loss_of_a_saved_classifier_is_that_of_what_it_outputs(build, in_logits, tmp_path):
-    model = models.build_model(saved(build(), tmp_path), SMALL, 3)
-    images, labels = photos(SMALL), np.array([0, 1, 2, 1])
-    outputs = model(images, training=False).numpy().astype(np.float64)
-    if in_logits:
-        outputs = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs.sum(axis=1), 1, atol=1e-5)
-    by_hand = -np.log(outputs[np.arange(4), labels]).sum()
-    loss, _ = evaluation_function(model)(tf.constant(images), tf.constant(labels, tf.int32))
-    assert float(loss) == pytest.approx(by_hand, rel=1e-4)
-
-
-def test_a_saved_feature_map_gets_a_new_head_and_keeps_its_weights(tmp_path):
-    base = small_base()
-    set_to_distinct_values(base)
-    model = models.build_model(saved(base, tmp_path), SMALL, 7)
-    assert model.output_shape == (None, 7)
-    assert [keras_stack.variable_name(v) for v in model.trainable_weights[-2:]] == [
-        'head/kernel', 'head/bias']
-    for mine, loaded in zip(values(base.trainable_weights), values(model.trainable_weights)):
-        np.testing.assert_array_equal(mine, loaded)
-
-
-def test_a_saved_classifier_for_another_number_of_classes_is_refused(tmp_path):
-    path = saved(user_classifier(num_classes=4), tmp_path)
-    with pytest.raises(UserError, match='tells 4 classes apart, the data has 3'):
-        models.build_model(path, SMALL, 3)
-
-
-def test_a_saved_model_for_another_input_size_is_refused(tmp_path):
-    path = saved(user_classifier(), tmp_path)
-    with pytest.raises(UserError, match='takes images of 16x16x3, not 32x32x3: set --input_size'):
-        models.build_model(path, (32, 32, 3), 3)
-
-
-def test_a_file_that_is_no_saved_model_is_refused(tmp_path):
-    path = str(tmp_path / keras_stack.MODEL_FILE)
-    with open(path, 'wb') as out:
-        out.write(b'not a model')
-    with pytest.raises(UserError, match='is not a saved Keras model that this stack can read'):
-        models.build_model(path, SMALL, 3)
-
-
-def test_weights_given_beside_a_saved_model_are_used_or_refused_but_never_ignored(tmp_path):
-    path = saved(user_classifier(), tmp_path)
-    with pytest.raises(UserError, match='saved model .* brings its weights'):
-        models.build_model(path, SMALL, 3, 'none')
-    h5 = str(tmp_path / 'other.h5')
-    with open(h5, 'wb') as out:
-        out.write(b'any weights')
-    with pytest.raises(UserError):
-        models.build_model(path, SMALL, 3, h5)
-
-
-# --- portable weights
-
-
-@pytest.fixture
-def weights_file(tmp_path):
-    model = small_classifier()
-    set_to_distinct_values(model)
-    path = str(tmp_path / 'weights.npz')
-    models.save_weights(model, path)
-    return model, path
-
-
-def assert_untouched_by(model, path, match):
-    before = values(model.weights)
-    with pytest.raises(UserError, match=match) as error:
-        models.load_weights(model, path)
-    for mine, now in zip(before, values(model.weights)):
-        np.testing.assert_array_equal(mine, now)
-    return str(error.value)
-
-
-def test_weights_round_trip_exactly(weights_file):
-    model, path = weights_file
-    other = small_classifier()
-    models.load_weights(other, path)
-    assert len(values(model.weights)) == len(values(other.weights)) == 14
-    for mine, loaded in zip(values(model.weights), values(other.weights)):
-        np.testing.assert_array_equal(mine, loaded)
-    assert not os.path.exists(path + '.part')
-
-
-@pytest.mark.parametrize('name', ['weights.npz', keras_stack.MODEL_FILE, 'model.h5'])
-def test_what_normalization_was_set_to_survives_saving(name, tmp_path):
-    """Keras' layer of that name, in EfficientNet, reads its weights only when told to."""
-    def build(*weights):
-        return models.build_model('EfficientNetB0', (32, 32, 3), 3, *weights,
-                                  bn_statistics='frozen')
-    keras_stack.set_seed(0)
-    model, images = build('none'), photos(batch=16)
-    layer = next(layer for layer in keras_stack.flat_layers(model)
-                 if isinstance(layer, keras.layers.Normalization))
-    layer.set_weights([np.array([0.2, 0.5, 0.7]), np.array([0.1, 0.4, 0.9]), np.array(1)])
-    layer.finalize_state()
-    backbone.statistics_from_batch(model, images)  # else the image does not show in the output
-    path = str(tmp_path / name)
-    if name.endswith('.npz'):
-        models.save_weights(model, path)
-        again = build(path)
-    else:
-        model.save(path)
-        again = models.build_model(path, (32, 32, 3), 3)
-    expected = model(images, training=False).numpy()
-    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max()
-    np.testing.assert_allclose(again(images, training=False).numpy(), expected, rtol=0,
-                               atol=1e-5 * np.abs(expected).max())
-
-
-def test_weights_are_read_by_build_model(tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)
-    set_to_distinct_values(model)
-    models.save_weights(model, path)
-    again = models.build_model('mobilenetv2', (32, 32, 3), 3, path, alpha=0.35)
-    for mine, loaded in zip(values(model.weights), values(again.weights)):
-        np.testing.assert_array_equal(mine, loaded)
-
-
-def test_weights_are_read_without_pickle(weights_file, tmp_path):
-    model, path = weights_file
-    with np.load(path) as stored:
-        arrays = dict(stored)
-
-    class Payload:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / 'executed'),)
-    key = next(iter(sorted(k for k in arrays if k.startswith('trainable/'))))
-    arrays[key] = np.array([Payload()], dtype=object)
-    np.savez(path, **arrays)
-    assert_untouched_by(model, path, 'cannot be read')
-    assert not (tmp_path / 'executed').exists()
-
-
-@pytest.mark.parametrize('share', [0.0, 0.001, 0.1, 0.5, 0.9, 0.99, 0.999])
-def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, share):
-    _, path = weights_file
-    with open(path, 'rb') as whole:
-        content = whole.read()
-    with open(path, 'wb') as cut:
-        cut.write(content[:int(share * len(content))])
-    assert_untouched_by(small_classifier(), path, 'cannot be read, it may be cut short')
-
-
-@pytest.mark.parametrize('content', [
-    b'PK\x03\x04 not a zip', b'not even close', b'\x89HDF\r\n\x1a\n'])
-def test_a_file_that_is_no_archive_is_refused(content, tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    with open(path, 'wb') as out:
-        out.write(content)
-    assert_untouched_by(small_classifier(), path, 'cannot be read')
-
-
-def test_a_single_array_under_the_name_of_an_archive_is_refused(tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    with open(path, 'wb') as out:
-        np.save(out, np.ones(3))
-    assert_untouched_by(small_classifier(), path, 'weights.npz')
-
-
-def test_any_damaged_byte_is_refused_or_harmless_but_never_crashes(weights_file):
-    model, path = weights_file
-    with open(path, 'rb') as whole:
-        content = whole.read()
-    expected = values(model.weights)
-    rng = np.random.RandomState(0)
-    refused = 0
-    for position in rng.randint(len(content), size=300):
-        damaged = bytearray(content)
-        damaged[position] ^= 1 << rng.randint(8)
-        with open(path, 'wb') as out:
-            out.write(damaged)
-        try:
-            models.load_weights(model, path)
-        except UserError:
-            refused += 1
-        for mine, now in zip(expected, values(model.weights)):
-            np.testing.assert_array_equal(mine, now)
-    assert refused > 150
-
-
-def test_another_program_s_npz_is_refused(tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    np.savez(path, kernel=np.ones((3, 3)))
-    assert_untouched_by(small_classifier(), path, 'is not a weights file of this project')
-
-
-def test_every_mismatch_of_another_architecture_is_named(weights_file):
-    message = assert_untouched_by(small_classifier(filters=7), weights_file[1],
-                                  'weights of another architecture')
-    for name, own in (('stem/kernel 3x3x3x6', 'stem/kernel 3x3x3x7'),
-                      ('stem_bn/gamma 6', 'stem_bn/gamma 7'), ('stem_bn/beta 6', 'stem_bn/beta 7'),
-                      ('depthwise/kernel 3x3x6x1', 'depthwise/kernel 3x3x7x1'),
-                      ('depthwise_bn/gamma 6', 'depthwise_bn/gamma 7'),
-                      ('depthwise_bn/beta 6', 'depthwise_bn/beta 7'),
-                      ('project/kernel 1x1x6x8', 'project/kernel 1x1x7x8'),
-                      ('stem_bn/moving_mean 6', 'stem_bn/moving_mean 7'),
-                      ('stem_bn/moving_variance 6', 'stem_bn/moving_variance 7'),
-                      ('depthwise_bn/moving_mean 6', 'depthwise_bn/moving_mean 7'),
-                      ('depthwise_bn/moving_variance 6', 'depthwise_bn/moving_variance 7')):
-        assert '{} in the file, {} in the model'.format(name, own) in message
-    assert '(11 mismatches)' in message.split('\n')[0]
-
-
-def test_a_file_with_fewer_arrays_says_how_many(weights_file):
-    model, path = weights_file
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    del arrays[sorted(key for key in arrays if key.startswith('trainable/'))[-1]]
-    np.savez(path, **arrays)
-    assert_untouched_by(model, path, '9 trainable arrays in the file, 10 in the model')
-
-
-def test_another_number_of_classes_starts_the_head_anew_and_says_so(weights_file):
-    model, path = weights_file
-    other = small_classifier(num_classes=9)
-    head = values(other.trainable_weights[-2:])
-    with pytest.warns(UserWarning, match='the head starts anew .*head/kernel 8x3 in the file'):
-        models.load_weights(other, path)
-    for mine, now in zip(head, values(other.trainable_weights[-2:])):
-        np.testing.assert_array_equal(mine, now)
-    for kind in ('trainable_weights', 'non_trainable_weights'):
-        end = -2 if kind == 'trainable_weights' else None
-        for mine, loaded in zip(values(getattr(model, kind)[:end]),
-                                values(getattr(other, kind)[:end])):
-            np.testing.assert_array_equal(mine, loaded)
-
-
-def test_the_same_number_of_classes_loads_without_a_warning(weights_file):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        models.load_weights(small_classifier(), weights_file[1])
-
-
-def test_weights_written_on_the_paper_s_stack_give_the_stored_output():
-    with open(PAPER_OUTPUT) as stored:
-        expected = np.array(json.load(stored))
-    model = small_classifier(num_classes=5)
-    models.load_weights(model, PAPER_WEIGHTS)
-    assert np.ptp(expected, axis=0).min() > 0.01
-    np.testing.assert_allclose(model(stored_images(), training=False).numpy(), expected, atol=1e-5)
-
-
-def stored_images():
-    """(4, 16, 16, 3) float32, the same on every version of NumPy, each of another brightness."""
-    return photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
-
-
-def write_stored_files():
-    assert not keras_stack.KERAS_3, "run this on the paper's stack"
-    model = small_classifier(num_classes=5)
-    backbone.statistics_from_batch(model, tf.constant(stored_images()))
-    train(model, stored_images(), num_classes=5, rate=0.01, steps=10)
-    models.save_weights(model, PAPER_WEIGHTS)
-    with open(PAPER_OUTPUT, 'w') as out:
-        json.dump(model(stored_images(), training=False).numpy().tolist(), out)
-    mobilenet = models.build_model('mobilenetv2', (32, 32, 3), 5, 'none', alpha=0.35)
-    with open(MOBILENET_VARIABLES, 'w') as out:
-        json.dump(described(mobilenet), out, separators=(',', ':'))
-
-
-if __name__ == '__main__':
-    write_stored_files()

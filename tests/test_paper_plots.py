@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from made_runs import EPOCHS, MASKS, TENSORS, edit_csv, make_run, read_csv
 from matplotlib.colors import to_hex
-from test_plot import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run, read_csv
+from test_plot import assert_figure
 
 import paper_plots
 from command_line import UserError

@@ -1,6 +1,5 @@
-"""The figures: numbers equal to the records, and no figure from records with a hole."""
+"""The figures: numbers equal to the records, and what is written of them."""
 
-import csv
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from made_runs import EPOCHS, MASKS, SHARE, TABLE, TENSORS, edit_csv, make_run, read_csv, stored
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from test_selection_solver_DP import branching_table
@@ -15,71 +15,7 @@ from test_selection_solver_DP import branching_table
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from command_line import UserError
-from runs import EPOCH_COLUMNS, SelectionRow, read_run, selection_per_epoch
-
-EPOCHS, TENSORS = 4, 9
-SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
-MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # by first epoch
-TABLE = {'key': {'model': 'mobilenetv2'}, 'names': ['stem/kernel', 'block/kernel', 'head/bias'],
-         't_dw': [3.25, 1.5, 0.25], 't_dy': [0.5, 2.0, 0.0], 't_fp': 4.0, 't_bp': 7.5,
-         't_update': 0.75}
-
-
-def stored(folder, table=TABLE):
-    """Path of the table's file."""
-    (folder / 'timings.json').write_text(json.dumps(table), encoding='utf-8')
-    return folder / 'timings.json'
-
-
-def write_csv(path, rows):
-    with open(str(path), 'w', encoding='utf-8', newline='') as file:
-        csv.writer(file).writerows(rows)
-
-
-def read_csv(path):
-    with open(str(path), encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
-
-
-def edit_csv(path, row, column, value):
-    """Changes one cell; `row` counts from 1 below the header."""
-    rows = [list(line) for line in csv.reader(path.read_text(encoding='utf-8').splitlines())]
-    rows[row][rows[0].index(column)] = value
-    write_csv(path, rows)
-
-
-def epoch_rows(step_seconds, accuracy):
-    rows = []
-    for epoch in range(1, EPOCHS + 1):
-        test = accuracy * (1 - 0.5 ** epoch)
-        rows.append([epoch, 1e-3 / epoch, test + 0.05, 1.5 - test, 0.0, test, 1.75 - test,
-                     10.0, step_seconds - 1.0, 1.0, 0.5, 3.0, epoch * step_seconds])
-    return rows
-
-
-def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_seconds=50.0,
-             accuracy=0.8, share=SHARE, **changes):
-    folder = logs / name
-    folder.mkdir(parents=True)
-    elastic = scheme.startswith('elastic')
-    summary = {
-        'run_name': name, 'scheme': scheme, 'model_name': 'mobilenetv2',
-        'dataset_name': 'oxford_iiit_pet', 'rho': rho if elastic else None,
-        'importance': 'loss_drop' if elastic else None, 'seed': seed, 'epochs': EPOCHS,
-        'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
-        'host': 'pi4b', 'finished': True}
-    summary.update(changes)
-    write_csv(folder / 'epochs.csv',
-              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy))
-    if elastic:
-        rows = [list(SelectionRow._fields)]
-        for epoch, mask in MASKS.items():
-            rows += [[epoch, tensor, 'block_{}/kernel'.format(tensor), '3x3x8x8', mask[tensor],
-                      '' if tensor == 0 else 0.1 * tensor, share[tensor] if share else '']
-                     for tensor in range(TENSORS)]
-        write_csv(folder / 'selections.csv', rows)
-    (folder / 'summary.json').write_text(json.dumps(summary), encoding='utf-8')
-    return folder
+from runs import SelectionRow, read_run, selection_per_epoch
 
 
 def assert_figure(paths, output):
@@ -92,10 +28,6 @@ def assert_figure(paths, output):
     with open(str(paths[1]), 'rb') as file:
         content = file.read()
     assert content.startswith(b'%PDF') and content.rstrip().endswith(b'%%EOF')
-
-
-def folder_content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_read_run_returns_the_records(tmp_path):
@@ -212,129 +144,6 @@ def test_timing_bars_are_drawn_from_the_table_that_the_profiler_stores(tmp_path)
     rows = read_csv(str(tmp_path / 'figure.csv'))
     assert [row['name'] for row in rows] == list(table.names)
     assert {row['model'] for row in rows} == {'branching'}
-
-
-@pytest.mark.parametrize('change, says', [
-    ({'t_dy': None}, 'not a number'), ({'t_dw': [1.0, 2.0]}, '3 names, 2 t_dw'),
-    ({'t_fp': float('nan')}, 'not a number'), ({'names': None}, 'no timing table'),
-    ({'key': 7}, 'no timing table'), ({'names': [], 't_dw': [], 't_dy': []}, '0 names')])
-def test_a_broken_timing_table_is_refused(tmp_path, change, says):
-    with pytest.raises(UserError, match=says):
-        plot.timing_bars(stored(tmp_path, dict(TABLE, **change)), tmp_path / 'timings')
-    with pytest.raises(UserError, match='lacks t_update'):
-        plot.timing_bars(stored(tmp_path, {key: TABLE[key] for key in TABLE if key != 't_update'}),
-                         tmp_path / 't')
-
-
-def drop_rows(folder, name, keep):
-    rows = (folder / name).read_text(encoding='utf-8').splitlines(True)
-    (folder / name).write_text(''.join(rows[:keep]), encoding='utf-8')
-
-
-def set_summary(folder, **changes):
-    path = folder / 'summary.json'
-    summary = json.loads(path.read_text(encoding='utf-8'))
-    path.write_text(json.dumps(dict(summary, **changes)), encoding='utf-8')
-
-
-BREAKS = {
-    'unfinished: it has no': lambda run: (run / 'summary.json').unlink(),
-    'cannot read .*summary.json': lambda run: (run / 'summary.json').write_text('{"scheme": '),
-    'is not a JSON object': lambda run: (run / 'summary.json').write_text('[]'),
-    'summary.json lacks scheme': lambda run: (run / 'summary.json').write_text('{}'),
-    'scheme is magic_training': lambda run: set_summary(run, scheme='magic_training'),
-    'finished is False': lambda run: set_summary(run, finished=False),
-    'unfinished: epochs.csv has 3 of the 4': lambda run: drop_rows(run, 'epochs.csv', 4),
-    'unfinished: epochs.csv has 0 of the 4': lambda run: drop_rows(run, 'epochs.csv', 1),
-    'epochs.csv cannot be read': lambda run: (run / 'epochs.csv').unlink(),
-    "epochs.csv, row 2: test_loss is ''": lambda run: edit_csv(
-        run / 'epochs.csv', 2, 'test_loss', ''),
-    "epochs.csv, row 3: test_accuracy is 'nan'": lambda run: edit_csv(
-        run / 'epochs.csv', 3, 'test_accuracy', 'nan'),
-    "epochs.csv, row 4: step_ms is 'fast'": lambda run: edit_csv(
-        run / 'epochs.csv', 4, 'step_ms', 'fast'),
-    'epochs.csv, row 2: epoch is 3': lambda run: edit_csv(run / 'epochs.csv', 2, 'epoch', '3'),
-    'epochs.csv has no column train_seconds': lambda run: edit_csv(
-        run / 'epochs.csv', 0, 'train_seconds', 'seconds'),
-    'train_seconds does not grow': lambda run: edit_csv(
-        run / 'epochs.csv', 3, 'train_seconds', '99.0'),
-    'selections.csv has no column time_share': lambda run: edit_csv(
-        run / 'selections.csv', 0, 'time_share', 'share'),
-    "selections.csv, row 5: selected is ''": lambda run: edit_csv(
-        run / 'selections.csv', 5, 'selected', ''),
-    "selections.csv, row 2: tensor is 'x'": lambda run: edit_csv(
-        run / 'selections.csv', 2, 'tensor', 'x'),
-    'selection of epoch 3 does not name each of the tensors 0 to 8 once':
-        lambda run: drop_rows(run, 'selections.csv', 2 * TENSORS),
-    'selections of epochs 1 to 9': lambda run: edit_csv(run / 'selections.csv', 18, 'epoch', '9')}
-
-
-@pytest.mark.parametrize('says', list(BREAKS))
-def test_a_hole_names_the_run_and_leaves_old_figures(tmp_path, says):
-    good, bad = make_run(tmp_path, 'good', 'full_training'), make_run(tmp_path, 'bad_run')
-    figures = tmp_path / 'figures'
-    plot.accuracy_over_time([good, bad], figures / 'curves')
-    plot.selection_map(bad, figures / 'map')
-    before = folder_content(figures)
-    BREAKS[says](bad)
-    for draw in (lambda: plot.accuracy_over_time([good, bad], figures / 'curves'),
-                 lambda: plot.selection_map(bad, figures / 'map')):
-        with pytest.raises(UserError, match="^run 'bad_run': .*" + says):
-            draw()
-    assert folder_content(figures) == before
-
-
-def test_a_missing_run_is_named_with_the_nearest(tmp_path):
-    make_run(tmp_path, 'elastic_seed0')
-    with pytest.raises(UserError, match="run 'elastic_sed0': no folder .*'elastic_seed0'"):
-        read_run(tmp_path / 'elastic_sed0')
-
-
-def test_a_run_without_selections_has_no_map(tmp_path):
-    with pytest.raises(UserError, match="run 'full': selections.csv is absent"):
-        plot.selection_map(make_run(tmp_path, 'full', 'full_training'), tmp_path / 'map')
-
-
-@pytest.mark.parametrize('key, value', [
-    ('host', 'jetson'), ('dataset_name', 'digits'), ('stack', 'TensorFlow 2.7')])
-def test_runs_that_do_not_compare_are_refused(tmp_path, key, value):
-    first = make_run(tmp_path, 'first')
-    second = make_run(tmp_path, 'second', 'full_training', **{key: value})
-    with pytest.raises(UserError, match="run 'second' has {} {}, run 'first'".format(key, value)):
-        plot.accuracy_over_time([first, second], tmp_path / 'curves')
-
-
-def test_seeds_of_unequal_length_and_repeated_runs_are_refused(tmp_path):
-    first = make_run(tmp_path, 'first')
-    second = make_run(tmp_path, 'second', seed=1, epochs=3)
-    drop_rows(second, 'epochs.csv', 4)
-    with pytest.raises(UserError, match="run 'second' has epochs 3, run 'first' has 4"):
-        plot.accuracy_over_time([first, second], tmp_path / 'curves')
-    with pytest.raises(UserError, match="run 'first': given twice"):
-        plot.accuracy_over_time([first, str(first) + '/'], tmp_path / 'curves')
-    with pytest.raises(UserError, match='no run given'):
-        plot.accuracy_over_time([], tmp_path / 'curves')
-
-
-def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
-    figures = tmp_path / 'figures'
-    plot.timing_bars(stored(tmp_path), figures / 'timings')
-    before = folder_content(figures)
-    with pytest.raises(AttributeError):  # fails in the middle of the drawing
-        plot.write_figure(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(),
-                          ['a'], [])
-    assert folder_content(figures) == before
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='cannot write'):
-        plot.timing_bars(stored(tmp_path), tmp_path / 'file' / 'timings')
-
-
-def test_what_a_killed_drawing_left_is_gone_after_the_next(tmp_path):
-    (tmp_path / '.timings.part.png').write_bytes(b'half')
-    plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
-    (tmp_path / '.figure.part.pdf').write_bytes(b'half')
-    plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
-    assert sorted(path.name for path in tmp_path.glob('.*')) == ['.timings.part.png']  # not its own
 
 
 def test_labels_of_points_that_lie_together_cover_neither_each_other_nor_a_marker():

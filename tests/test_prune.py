@@ -5,9 +5,9 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import SMALL as SAVED_SHAPE
+from small_models import saved, sequential, user_classifier
 from tensorflow import keras
-from test_models import SMALL as SAVED_SHAPE
-from test_models import saved, sequential, user_classifier
 
 import keras_stack
 from backbone import classifier, statistics_from_batch

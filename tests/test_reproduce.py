@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from test_plot import folder_content, make_run
+from made_runs import folder_content, make_run
 from test_selection_solver_DP import tangled_table
 
 import figure_grid

@@ -11,9 +11,12 @@ import keras_stack
 import train
 from backbone import Backbone
 from datasets import load_dataset
+from elastic import elastic_scheme
+from epoch import Diverged
 from models import build_model
 from profiler import profile_model
-from runs import EPOCH_COLUMNS, Recorder, read_run
+from recorder import Recorder
+from runs import EPOCH_COLUMNS, read_run
 from stopwatch import Clock
 from training_step import make_optimizer
 
@@ -43,7 +46,7 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
     def make(maker):
         if timings is None:
             return train.fixed_scheme(name, train.fixed_mask(name, model))
-        scheme = train.elastic_scheme(name, maker, dataset.probe, timings, settings)
+        scheme = elastic_scheme(name, maker, dataset.probe, timings, settings)
         return scheme._replace(select=spy(scheme.select)) if spy else scheme
     recorder = Recorder(str(folder))
     result, model = train.train(model, dataset, make, settings, recorder)
@@ -251,7 +254,7 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
-    with pytest.raises(train.Diverged, match='smaller --learning_rate'):
+    with pytest.raises(Diverged, match=r'epoch 1/4.* smaller --learning_rate \(it was .*e\+17\)'):
         run(tmp_path / 'r', dataset, 'full_training',
             train.Settings(num_epochs=4, learning_rate=1e18))
     assert not (tmp_path / 'r' / 'summary.json').exists()

@@ -1,0 +1,219 @@
+"""The checkpoint of a run: all that it takes to go on as if nothing had happened.
+
+    resume/last     in the run's folder, the newest one; `before` is the one before it
+
+A file is one line, which names what it is and carries the SHA-256 of the rest, and then an npz of
+arrays and of `tree`, the JSON that says what they are. It is written beside the newest, flushed to
+the disk and renamed: at any instant there is a whole one, whatever fails. Nothing in it can run
+code. Takes and gives trees of plain values and arrays; what they mean, train.py knows.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import zipfile
+
+import numpy as np
+
+from command_line import UserError
+
+FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
+MAGIC = b'ElasticTrainer checkpoint 1 '
+HEADER = len(MAGIC) + 64 + 1  # the digest in hexadecimal, a line feed
+TREE = 'tree'
+ALIVE_SECONDS = 10  # how often a run shows, by its checkpoint's time, that it still trains
+PIECE = 2 ** 20
+
+
+class Interrupted(Exception):
+    """A run was told to stop, and has: (epoch, 1-based, steps of it that are done)."""
+
+
+class Damaged(Exception):
+    """What a file holds is not a checkpoint, or no longer: one line."""
+
+
+# ---------------------------------------------------------------- trees
+
+def _packed(value, arrays):
+    """JSON of a tree, whose arrays are added to the dict `arrays`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        name = 'array_{}'.format(len(arrays))
+        arrays[name] = value
+        return {'array': name}
+    if isinstance(value, dict):
+        return {'dict': {key: _packed(of_key, arrays) for key, of_key in value.items()}}
+    if hasattr(value, '_asdict'):
+        return {'record': type(value).__name__, 'fields': _packed(value._asdict(), arrays)}
+    for name, kind in COLLECTIONS.items():
+        if isinstance(value, kind):
+            items = sorted(value) if kind is frozenset else value
+            return {name: [_packed(item, arrays) for item in items]}
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        raise TypeError('{!r} does not go into a checkpoint'.format(value))
+    return value
+
+
+COLLECTIONS = {'list': list, 'tuple': tuple, 'frozenset': frozenset}
+
+
+def _unpacked(value, arrays, records):
+    """The tree of _packed; records: name -> the NamedTuple of that name."""
+    if not isinstance(value, dict):
+        return value
+    if 'array' in value:
+        return arrays[value['array']]
+    if 'dict' in value:
+        return {key: _unpacked(of_key, arrays, records) for key, of_key in value['dict'].items()}
+    if 'record' in value:
+        return records[value['record']](**_unpacked(value['fields'], arrays, records))
+    name, items = next(iter(value.items()))
+    return COLLECTIONS[name](_unpacked(item, arrays, records) for item in items)
+
+
+# ---------------------------------------------------------------- files
+
+def write(folder, tree):
+    """Writes the checkpoint of the run in `folder`; the newest one so far becomes the one before.
+
+    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None.
+    OSError where it cannot be written: then all is as it was.
+    """
+    place, arrays = os.path.join(folder, FOLDER), {}
+    content = json.dumps(_packed(tree, arrays)).encode()
+    os.makedirs(place, exist_ok=True)
+    part, last, before = [os.path.join(place, name) for name in (LAST + '.part', LAST, BEFORE)]
+    try:
+        with open(part, 'w+b') as out:
+            out.write(bytes(HEADER))
+            np.savez(out, **dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
+            digest = _digest(out)
+            out.seek(0)
+            out.write(MAGIC + digest.encode() + b'\n')
+            out.flush()
+            os.fsync(out.fileno())
+        if os.path.exists(last):
+            os.replace(last, before)
+        os.replace(part, last)
+        _flush_folder(place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def _digest(file):
+    """SHA-256, in hexadecimal, of all behind the header."""
+    file.seek(HEADER)
+    digest = hashlib.sha256()
+    for piece in iter(lambda: file.read(PIECE), b''):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _flush_folder(path):
+    """Waits until the names in a folder are on the disk, too."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(folder, records=()):
+    """The tree of the newest whole checkpoint of the run in `folder`, None where it has none.
+
+    With it go `headers`, `lost_seconds`, for which the run went on behind it, and `damaged`, a line
+    on why it is not the newest, else None.
+    records: the NamedTuple classes that a tree may hold. UserError where no file is whole.
+    """
+    reasons, found = [], headers(folder)
+    for name in (LAST, BEFORE):
+        path = os.path.join(folder, FOLDER, name)
+        if not os.path.exists(path):
+            continue
+        try:
+            tree = _read_file(path, records)
+            return dict(tree, headers=found, damaged='; '.join(reasons) or None,
+                        lost_seconds=max(0.0, os.path.getmtime(path) - tree['written']))
+        except Damaged as error:
+            reasons.append(str(error))
+    if reasons:
+        raise UserError('no checkpoint of {} can be read ({}); begin anew with --restart'.format(
+            folder, '; '.join(reasons)))
+    return None
+
+
+def headers(folder):
+    """First lines of the checkpoints there are: others whenever one was written."""
+    found = []
+    for name in (LAST, BEFORE):
+        with contextlib.suppress(OSError):
+            with open(os.path.join(folder, FOLDER, name), 'rb') as file:
+                found.append(file.read(HEADER))
+    return found
+
+
+def _read_file(path, records):
+    try:
+        with open(path, 'rb') as file:
+            header = file.read(HEADER)
+            if not header.startswith(MAGIC):
+                raise Damaged('{} is no checkpoint of this version'.format(path))
+            if header != MAGIC + _digest(file).encode() + b'\n':
+                raise Damaged('{} is damaged'.format(path))
+            file.seek(HEADER)
+            with np.load(file, allow_pickle=False) as stored:
+                tree = json.loads(stored[TREE].tobytes().decode())
+                return _unpacked(tree, stored, {kind.__name__: kind for kind in records})
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise Damaged('{} cannot be read: {}'.format(path, error))
+
+
+def remove(folder):
+    """Removes the checkpoints of the run in `folder`."""
+    shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
+
+
+
+class Keeper:
+    """Says when a checkpoint is due, and writes it.
+
+    folder: of the run. minutes: between two, beside those at the end of epochs. about: dict, what
+    is true of this process and goes into each. stop: () -> bool, whether the run shall end.
+    Without a folder it keeps nothing.
+    """
+
+    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False):
+        self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
+        self.stop = stop
+        self._last = self._alive = time.perf_counter()
+        self._failed = False
+
+    def due(self):
+        """Whether the step that has just ended is one to write a checkpoint behind."""
+        now = time.perf_counter()
+        if self._folder is not None and now - self._alive > ALIVE_SECONDS:
+            self._alive = now
+            with contextlib.suppress(OSError):
+                os.utime(os.path.join(self._folder, FOLDER, LAST))
+        return self.stop() or now - self._last > self._seconds
+
+    def keep(self, tree):
+        """Writes a checkpoint. Where that fails it says so, once, and the run goes on."""
+        if self._folder is None:
+            return
+        try:
+            write(self._folder, dict(tree, about=self._about, written=time.time()))
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                print('no checkpoint could be written ({}); training goes on'.format(
+                    error.strerror or error))
+            self._failed = True
+        self._last = time.perf_counter()

@@ -1,0 +1,174 @@
+"""A user's own images: one sub-folder of images per class. Takes a path, gives Splits (batches.py).
+
+Nothing outside the folder is read, no link followed out of it, and no image is decoded whose header
+says that it would fill the memory.
+"""
+
+import os
+import warnings
+
+import numpy as np
+
+from batches import Split, resized
+from command_line import UserError, first_line, nearest
+from digits import SPLIT_SEED, cut
+
+FOLDER = 'folder:'  # before the path, where the name of a data set is asked for
+TEST_SHARE = 0.2
+IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
+MOST_PIXELS = 10 ** 8  # of an image: 300 MB once it is decoded
+
+
+def check_folder(path):
+    """UserError unless there is a folder of folders at `path`. Loads nothing."""
+    path = os.path.expanduser(path)
+    if not os.path.isdir(path):
+        parent, last = os.path.split(os.path.abspath(path))
+        hint = nearest(last, _folders(parent)) if path and os.path.isdir(parent) else ''
+        raise UserError("no folder '{}'{}; give {}PATH".format(path, hint, FOLDER))
+    if not _folders(path):
+        raise UserError("folder '{}' has no sub-folders; put the images of each class into a "
+                        "sub-folder named after the class".format(path))
+
+
+def folder_splits(name, input_size, data_dir):
+    """PATH/train and PATH/test (or val, validation) if both hold class folders; else the class
+    folders of PATH itself, with a fixed, stratified 20 % of their images as the test split.
+    """
+    path = os.path.expanduser(name[len(FOLDER):])
+    folders = {folder.lower(): os.path.join(path, folder) for folder in _folders(path)}
+    tests = [folders[key] for key in ('test', 'val', 'validation') if key in folders]
+    if 'train' in folders and tests and _folders(folders['train']) and _folders(tests[0]):
+        classes, test_classes = [_images_by_class(part, path) for part in (folders['train'],
+                                                                           tests[0])]
+        unknown = sorted(set(test_classes) - set(classes))
+        if unknown:
+            raise UserError("test class '{}' has no training images: no such folder in {}".format(
+                unknown[0], folders['train']))
+    else:
+        rng, files_of = np.random.RandomState(SPLIT_SEED), _images_by_class(path, path)
+        parts = {name: cut(files_of[name], TEST_SHARE, rng) for name in sorted(files_of)}
+        classes, test_classes = [{name: parts[name][i] for name in parts} for i in (0, 1)]
+    tests = sum(len(files) for files in test_classes.values())
+    if len(classes) < 2 or not tests:
+        raise UserError("folder '{}' has {} class(es) and {} test image(s); it takes two classes, "
+                        "and two images of a class to test on one".format(
+                            path, len(classes), tests))
+    names = tuple(sorted(classes))
+    return (names,) + tuple(
+        _folder_split(part, names, input_size) for part in (classes, test_classes))
+
+
+def _folders(path):
+    return sorted(entry for entry in os.listdir(path)
+                  if not entry.startswith('.') and os.path.isdir(os.path.join(path, entry)))
+
+
+def _check_links(root, path, entries):
+    """UserError where one of the entries of the folder `path` is a link that leaves `root`."""
+    inside = os.path.join(os.path.realpath(root), '')
+    for entry in entries:
+        place = os.path.join(path, entry)
+        if os.path.islink(place) and not os.path.realpath(place).startswith(inside):
+            raise UserError("'{}' is a link to {}, outside of {}: copy what it leads to, or give "
+                            'the folder that holds both'.format(place, os.path.realpath(place),
+                                                                root))
+
+
+def _images_by_class(path, root):
+    """{class name: sorted paths of its images}; UserError naming the classes without images, or a
+    link out of the folder `root`.
+    """
+    classes = {}
+    _check_links(root, os.path.dirname(path), [os.path.basename(path)] if path != root else [])
+    _check_links(root, path, _folders(path))
+    for name in _folders(path):
+        files = [file for file in sorted(os.listdir(os.path.join(path, name)))
+                 if file.lower().endswith(IMAGE_TYPES) and not file.startswith('.')]
+        _check_links(root, os.path.join(path, name), files)
+        classes[name] = [os.path.join(path, name, file) for file in files]
+    empty = ["'{}'".format(name) for name in sorted(classes) if not classes[name]]
+    if empty:
+        raise UserError('no images ({}) in class folder {} of {}'.format(
+            ', '.join(IMAGE_TYPES), ', '.join(empty), path))
+    return classes
+
+
+def _folder_split(classes, names, input_size):
+    import tensorflow as tf
+    pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
+    files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
+
+    def fetch(index):
+        return (resized(tf.io.read_file(tf.gather(files, index)), input_size),
+                tf.gather(labels, index))
+
+    return Split(input_size, lambda: labels, len(files), fetch, files)
+
+
+def fault_of(path, input_size):
+    """Why the image at `path` cannot be used, in one line; None where it can."""
+    import tensorflow as tf
+    try:
+        resized(tf.io.read_file(path), input_size)
+    except (tf.errors.OpError, ValueError) as error:
+        return first_line(getattr(error, 'message', error))
+
+
+def too_large(path):
+    """Why the image at `path` must not be decoded, by its header alone; None where it may be."""
+    from PIL import Image
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                width, height = image.size
+    except Image.DecompressionBombError as error:
+        return str(error)
+    except Exception:  # no image, or damaged: whoever decodes it tells
+        return None
+    return None if width * height <= MOST_PIXELS else '{:,} x {:,} pixels, {:,} at most'.format(
+        width, height, MOST_PIXELS)
+
+
+def check_sizes(split):
+    """UserError for the first image of a folder's Split that is too large to be decoded."""
+    for path in split.files or ():
+        reason = too_large(path)
+        if reason:
+            raise UserError("cannot read image '{}': {}; make it smaller, or --skip_bad_images"
+                            .format(path, reason))
+
+
+def readable(split, left_out):
+    """The Split without images that cannot be read, whose paths are added to the list `left_out`.
+
+    One that cannot be read later gives way to the next that can.
+    """
+    import tensorflow as tf
+    from tqdm import tqdm
+    if split.files is None:
+        return split
+    bad = {path for path in tqdm(split.files, 'images', unit='image', leave=False, disable=None)
+           if too_large(path) or fault_of(path, split.input_size)}
+    left_out += sorted(bad)
+    good = [i for i, path in enumerate(split.files) if path not in bad]
+    files, labels = [split.files[i] for i in good], split.labels()[good]
+    if not files:
+        raise UserError('none of the {} images in {} can be read'.format(
+            split.size, os.path.dirname(split.files[0])))
+
+    def image(index):
+        for i in range(index, index + len(files)):
+            path = files[i % len(files)]
+            if path not in left_out:
+                try:
+                    return (resized(tf.io.read_file(path), split.input_size).numpy(),
+                            labels[i % len(files)])
+                except (tf.errors.OpError, ValueError):
+                    left_out.append(path)
+        raise OSError('no image can be read any more')
+
+    def fetch(index):
+        return tuple(tf.numpy_function(image, [index], (tf.uint8, tf.int32)))
+    return split._replace(labels=lambda: labels, size=len(files), fetch=fetch, files=files)

@@ -1,0 +1,195 @@
+"""Real processes that are killed, told to stop, or run out of disk: nothing is lost.
+
+SLOW_TESTS=1 kills ten runs of each scheme; without, CI's part, two of one.
+"""
+
+import contextlib
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from cached_runs import SIZE, network
+from small_runs import ROOT
+
+import checkpoint
+import keras_stack
+
+SLOW = bool(os.environ.get('SLOW_TESTS'))
+TIMES = 'seconds', 'step_ms'
+
+
+@pytest.fixture(scope='module')
+def logs(tmp_path_factory):
+    """A folder for runs, with a network in it whose ops are deterministic on both stacks."""
+    folder = tmp_path_factory.mktemp('logs')
+    network().save(str(folder / keras_stack.MODEL_FILE))
+    return folder
+
+
+def command(logs, name, *more):
+    """Of some seconds of training, a checkpoint behind every step."""
+    return [sys.executable, 'main.py', '--model_name', str(logs / keras_stack.MODEL_FILE),
+            '--bn_statistics', 'frozen', '--input_size', str(SIZE), '--batch_size', '8',
+            '--dataset_name', 'digits', '--train_images', '320', '--num_epochs', '5',
+            '--learning_rate', '0.05', '--validation_steps', '8', '--prefix_cache', 'off',
+            '--interval', '2', '--rho', '0.7', '--closed_loop', '0', '--save_model',
+            '--checkpoint_minutes', '1e-9', '--logs_dir', str(logs),
+            '--run_name', name] + list(more)
+
+
+SCHEMES = {
+    'full': ['--train_type', 'full_training'],
+    'elastic': ['--train_type', 'elastic_training', '--importance', 'gradient_update'],
+    'prune': ['--train_type', 'prune_training', '--prune_interval', '1',
+              '--prune_threshold', '0.1'],
+    'adam': ['--train_type', 'full_training', '--optimizer', 'adam', '--learning_rate', '0.001',
+             '--augmentation', 'flip+rotate']}
+
+
+def started(arguments):
+    usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            universal_newlines=True, env=usual)
+
+
+def finished(arguments):
+    """(exit status, output, errors)."""
+    child = started(arguments)
+    out, err = child.communicate()
+    return child.returncode, out, err
+
+
+def wait_until_it_trains(child, folder, behind=0):
+    """Waits for a checkpoint that is newer than `behind`, of time.time; False where it ended."""
+    path = str(folder / checkpoint.FOLDER / checkpoint.LAST)
+    while child.poll() is None:
+        if os.path.exists(path) and os.path.getmtime(path) > behind:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def outcome(folder):
+    """What a run ends with: weights, records without times."""
+    records = []
+    for name in ('epochs.csv', 'selections.csv'):
+        with open(str(folder / name)) as source:
+            records += [{column: value for column, value in row.items()
+                         if not column.endswith(TIMES)} for row in csv.DictReader(source)]
+    with np.load(str(folder / 'checkpoint' / 'weights.npz')) as weights:
+        return records, {name: weights[name].tobytes() for name in weights.files}
+
+
+@pytest.mark.parametrize('scheme, kills', [
+    (scheme, 10 if SLOW else 2) for scheme in SCHEMES if SLOW or scheme == 'elastic'])
+def test_a_killed_run_ends_as_one_that_was_not(logs, scheme, kills):
+    code, _, err = finished(command(logs, scheme + '_whole', *SCHEMES[scheme]))
+    assert code == 0, err
+    rng, folder, done = np.random.RandomState(len(scheme)), logs / (scheme + '_killed'), 0
+    arguments = command(logs, scheme + '_killed', *SCHEMES[scheme])
+    while done < kills:
+        began, child = time.time(), started(arguments)
+        if not wait_until_it_trains(child, folder, began):
+            break  # it was quicker
+        time.sleep(rng.uniform(0, 3 / kills))
+        child.kill()
+        child.communicate()
+        done += 1
+    code, out, err = finished(arguments)
+    assert code == 0, err
+    assert done >= min(kills, 2) and ('goes on in epoch' in out or 'already finished' in out)
+    assert outcome(folder) == outcome(logs / (scheme + '_whole'))
+    assert not (folder / checkpoint.FOLDER).exists()
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_behind_a_checkpoint(logs, number):
+    name = signal.Signals(number).name
+    arguments = command(logs, name, '--train_type', 'full_training', '--num_epochs', '40')
+    child = started(arguments)
+    assert wait_until_it_trains(child, logs / name)
+    child.send_signal(number)
+    begin = time.perf_counter()
+    _, err = child.communicate()
+    assert child.returncode == 128 + number and time.perf_counter() - begin < 15
+    assert err.strip().startswith('stopped by {} in epoch '.format(name))
+    assert 'the same command goes on from there' in err and 'Traceback' not in err
+    code, out, err = finished(arguments)
+    assert code == 0 and 'goes on in epoch ' in out, err
+
+
+def test_a_signal_before_training_ends_it_at_once_and_leaves_nothing(logs):
+    child = started(command(logs, 'early'))
+    time.sleep(1.0)
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    assert child.returncode in (143, -15) and not (logs / 'early').exists()
+
+
+def test_a_hang_up_does_not_end_a_run_under_nohup(logs):
+    arguments = command(logs, 'nohup', '--train_type', 'full_training')
+    child = started(['nohup'] + arguments)
+    assert wait_until_it_trains(child, logs / 'nohup')
+    child.send_signal(signal.SIGHUP)
+    child.communicate()
+    assert child.returncode == 0
+
+
+def test_a_second_process_is_refused(logs):
+    arguments = command(logs, 'one_only', '--train_type', 'full_training', '--num_epochs', '40')
+    child = started(arguments)
+    assert wait_until_it_trains(child, logs / 'one_only')
+    code, _, err = finished(arguments)
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    assert code == 2 and err.startswith('error: ') and 'another process' in err
+    assert child.returncode == 143  # it was not disturbed
+
+
+def test_other_settings_are_refused_and_restart_begins_anew(logs):
+    arguments = command(logs, 'anew', '--train_type', 'full_training')
+    child = started(arguments)
+    assert wait_until_it_trains(child, logs / 'anew')
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    code, _, err = finished(arguments + ['--seed', '5'])
+    assert code == 2 and 'other settings' in err and '--restart' in err
+    code, out, err = finished(arguments + ['--seed', '5', '--restart'])
+    assert code == 0 and 'goes on' not in out, err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounts a file system')
+def test_a_card_that_fills_up_costs_no_run(logs, tmp_path):
+    """Everything goes to 8 MB, of which another program takes all while it trains, then frees it.
+    """
+    card = tmp_path / 'card'
+    card.mkdir()
+    if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', str(card)],
+                       stderr=subprocess.DEVNULL):
+        pytest.skip('may not mount a file system here')
+    try:
+        network().save(str(card / keras_stack.MODEL_FILE))
+        arguments = command(card, 'full', '--train_type', 'full_training', '--num_epochs', '8')
+        child = started(arguments)
+        assert wait_until_it_trains(child, card / 'full')
+        with open(str(card / 'other'), 'wb', buffering=0) as other:
+            with contextlib.suppress(OSError):
+                while True:
+                    other.write(bytes(4096))
+        out, err = child.communicate()
+        assert 'Traceback' not in err
+        os.remove(str(card / 'other'))
+        if child.returncode:
+            assert child.returncode == 2 and err.startswith('error: '), err
+            code, out, err = finished(arguments)
+            assert code == 0 and 'goes on in epoch' in out, err
+        else:
+            assert 'no checkpoint could be written' in out
+        assert (card / 'full' / 'summary.json').exists()
+    finally:
+        subprocess.call(['umount', '-l', str(card)])

@@ -1,0 +1,173 @@
+"""Command lines that fail: bad input and broken models answer in one line and touch nothing."""
+
+import os
+import re
+
+import pytest
+from refusals import assert_refused
+from small_runs import flags, script
+
+import command_line
+import keras_stack
+import main
+import profiler
+from command_line import UserError
+
+# ---------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--model_name', 'resnet5'], "unknown model 'resnet5' (did you mean"),
+    (['--dataset_name', 'caltech_birds'], "did you mean 'caltech_birds2011'?"),
+    (['--train_type', 'elastic'], 'did you mean'),
+    (['--train_type', 'full_trainin'], "did you mean 'full_training'?"),
+    (['--prune_penalty_ratio', '1'], '--prune_penalty_ratio'),
+    (['--prune_threshold', '0'], '--prune_threshold'),
+    (['--prune_interval', '-1'], '--prune_interval'), (['--granularity', 'block'], 'choose from'),
+    (['--rho', '0'], '--rho'), (['--rho', '1.01'], '--rho'), (['--rho', 'nan'], '--rho'),
+    (['--rho', '-0.5'], '--rho'), (['--batch_size', '0'], '--batch_size'),
+    (['--learning_rate', '-1'], '--learning_rate'), (['--learning_rate', 'inf'], 'learning_rate'),
+    (['--num_epochs', '0'], '--num_epochs'), (['--interval', '-1'], '--interval'),
+    (['--interval', '1.5'], '--interval'), (['--probe_batches', '0'], '--probe_batches'),
+    (['--weight_decay', 'nan'], '--weight_decay'), (['--num_classes', '1'], '--num_classes'),
+    (['--save_model', 'maybe'], 'is not 1, 0, true or false'),
+    (['--optimizer', 'sdg'], "choose from"),
+    (['--weights', '/nowhere/w.npz'], "no weights file at '/nowhere/w.npz'"),
+    (['--meter_csv', '/nowhere/meter.csv'], 'cannot read the meter log'),
+    (['--steps_per_epoch', '0'], '--steps_per_epoch'), (['--warmup_steps', '-1'], '--warmup_steps'),
+    (['--validation_steps', '0'], '--validation_steps'),
+    (['--views', 'hold'], 'choose from'), (['--augmentation', 'rotate'], 'choose from'),
+    (['--train_images', '1'], '--train_images'),
+    (['--train_images', '63'], '--train_images 63 is less than a batch; allowed: 64'),
+    (['--run_name', '../outside'], 'leaves'), (['--run_name', '/tmp/outside'], 'leaves'),
+    (['--run_name', 'a/../../b'], 'leaves'), (['--run_name', '.'], 'leaves'),
+    (['--train_type', 'elastic_training_weight_magnitude', '--importance', 'gradient_update'],
+     'contradicts'),
+    (['--dataset_name', 'folder:/nowhere/at/all'], '/nowhere/at/all'),
+])
+def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
+                                                                 words):
+    assert_refused(flags(tmp_path) + arguments, words, tmp_path, capsys)
+
+
+def test_a_mistake_answers_without_tensorflow(tmp_path):
+    """TensorFlow takes seconds to import; a poisoned one proves that it is not touched."""
+    (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
+    for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
+                      ['main.py', '--model_name', 'resnet5'], ['main.py', '--rho', '7'],
+                      ['main.py', '--dataset_name', 'dogs'],
+                      ['profiler.py', '--model_name', 'resnet5']):
+        code, out, err = script(*arguments, PYTHONPATH=str(tmp_path))
+        assert code == (0 if '--help' in arguments else 2), err
+        assert 'tensorflow was imported' not in out + err and 'Traceback' not in err
+        if code and 'usage:' not in err:
+            assert err.startswith('error: ') and err.count('\n') == 1
+
+
+def test_num_classes_that_contradict_the_data(tmp_path):
+    with pytest.raises(UserError, match='--num_classes 37 contradicts digits_shifted.*10 classes'):
+        main.main(flags(tmp_path, '--num_classes', '37'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_a_warm_up_as_long_as_the_run(tmp_path):
+    with pytest.raises(UserError, match='--warmup_steps 24 .* the 24 steps .* allowed: 0 to 23'):
+        main.main(flags(tmp_path, '--num_epochs', '2', '--warmup_steps', '24'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_input_size_the_model_cannot_take(tmp_path):
+    with pytest.raises(UserError, match='16x16'):
+        main.main(flags(tmp_path, '--input_size', '16'))
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_folder_with_an_empty_class_or_a_broken_image(tmp_path):
+    for name in ('cat', 'dog'):
+        (tmp_path / 'data' / name).mkdir(parents=True)
+    arguments = flags(tmp_path / 'logs', '--dataset_name', 'folder:{}'.format(tmp_path / 'data'))
+    with pytest.raises(UserError, match='cat'):
+        main.main(arguments)
+    for name in ('cat', 'dog'):
+        for i in range(6):
+            (tmp_path / 'data' / name / '{}.jpg'.format(i)).write_bytes(b'not an image')
+    with pytest.raises(UserError, match=r'\.jpg'):
+        main.main(arguments + ['--batch_size', '4'])
+    assert not (tmp_path / 'logs').exists()
+
+
+def test_weights_truncated_or_of_another_architecture(tmp_path):
+    from models import build_model, save_weights
+    path = str(tmp_path / 'vgg.npz')
+    save_weights(build_model('MobileNet', (32, 32, 3), 10, 'none', alpha=0.25), path)
+    with pytest.raises(UserError, match='another architecture'):
+        main.main(flags(tmp_path / 'logs', '--weights', path))
+    with open(path, 'r+b') as stored:
+        stored.truncate(os.path.getsize(path) // 2)
+    with pytest.raises(UserError, match='cannot be read'):
+        main.main(flags(tmp_path / 'logs', '--weights', path))
+    assert not (tmp_path / 'logs').exists()
+
+
+# ---------------------------------------------------------------- models that fail
+
+def failing_model(kind):
+    """A classifier of 32x32 images and 10 classes that loads, and then cannot be trained."""
+    from tensorflow import keras
+    inputs = keras.Input((None, None, 3) if kind == 'too small' else (32, 32, 3))
+    x = keras.layers.Conv2D(2, 3, name='first')(inputs)
+    if kind == 'too small':
+        for i in range(4):
+            x = keras.layers.MaxPooling2D(3)(keras.layers.Conv2D(2, 3, name='c{}'.format(i))(x))
+    elif kind == 'index':  # only when it runs: the index of a row that is not there
+        x = keras.layers.Embedding(5, 4, name='lookup')(keras.layers.Flatten()(inputs))
+        return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+    elif kind == 'memory':
+        x = keras.layers.UpSampling2D(4096, name='huge')(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+@pytest.mark.parametrize('script_main', [main.main, profiler.main])
+@pytest.mark.parametrize('kind, words', [
+    ('too small', r"error: layer 'c\d' \(Conv2D\): .*[Nn]egative"),
+    ('index', r'error: .*lookup.*(\[0, 5\)|row by row)'),
+    ('memory', r'error: .*huge.*use a smaller --batch_size or --input_size')])
+def test_a_model_that_fails_is_named_in_one_line_and_leaves_nothing(tmp_path, capsys, script_main,
+                                                                   kind, words):
+    path, folder = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
+    failing_model(kind).save(path)
+    arguments = ['--model_name', path, '--input_size', '32', '--batch_size', '8', '--dataset_name',
+                 'digits', '--logs_dir', str(folder), '--num_classes', '10']
+    if script_main is main.main:
+        arguments += ['--train_type', 'full_training', '--steps_per_epoch', '3']
+    with pytest.raises(SystemExit) as stop:
+        command_line.run(script_main, arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and re.match(words, error) and error.count('\n') == 1
+    assert not folder.exists() or os.listdir(str(folder)) == []
+
+
+def test_a_bug_of_ours_shows_its_traceback(tmp_path, monkeypatch):
+    """Also one inside a layer that is ours."""
+    from backbone import Backbone
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    failing_model(None).save(path)
+    monkeypatch.setattr(Backbone, 'call', lambda self, images, training=None: images.no_such_thing)
+    with pytest.raises(AttributeError, match='no_such_thing'):
+        command_line.run(main.main, flags(tmp_path / 'logs', '--model_name', path, '--weights',
+                                          'imagenet', '--train_type', 'full_training'))
+
+
+def test_a_failed_measurement_leaves_the_table_that_was_there(tmp_path):
+    folder = tmp_path / 'net_profile'
+    with profiler.whole_or_not_at_all(str(folder)) as new:
+        (tmp_path / new / 'timings.json').write_text('first')
+    with pytest.raises(KeyError):
+        with profiler.whole_or_not_at_all(str(folder)) as new:
+            (tmp_path / new / 'timings.json').write_text('second')
+            raise KeyError
+    assert (folder / 'timings.json').read_text() == 'first'
+    assert os.listdir(str(tmp_path)) == ['net_profile']
+    with profiler.whole_or_not_at_all(str(folder)) as new:
+        (tmp_path / new / 'trace').write_text('third')
+    assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['trace']

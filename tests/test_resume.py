@@ -1,0 +1,233 @@
+"""Runs that are cut off and go on: the same weights, selections and records as if they were not."""
+
+import csv
+import os
+
+import numpy as np
+import pytest
+from cached_runs import (
+    BATCH,
+    DEEP,
+    HEAD_ALONE,
+    MIDDLE,
+    SIZE,
+    bits,
+    digits,
+    in_a_file,
+    network,
+)
+from tensorflow import keras
+
+import checkpoint
+import keras_stack
+import prefix_cache
+import train
+from cached_epochs import PrefixCache
+from checkpoint import Interrupted, Keeper
+from elastic import elastic_scheme
+from profiler import profile_model
+from prune import GroupLasso, prune_scheme
+from recorder import Recorder
+
+STEPS, EPOCHS = 7, 4  # seven steps an epoch
+TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
+         'validation_seconds', 'train_seconds')
+
+
+class StopsBehind(Keeper):
+    """Says stop behind so many steps, counted from where the process began."""
+
+    def __init__(self, folder, steps):
+        super().__init__(folder, about={}, stop=lambda: self.left <= 0)
+        self.left = steps
+
+    def due(self):
+        self.left -= 1
+        return super().due()
+
+
+def normalised():
+    """With all that has a state: moving statistics, dropout where its state can be kept."""
+    keras_stack.set_seed(0)
+    x = inputs = keras.Input((SIZE, SIZE, 3))
+    for filters in (8, 16):
+        x = keras.layers.Conv2D(filters, 3, 2, 'same', use_bias=False)(x)
+        x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    if keras_stack.KERAS_3:
+        x = keras.layers.Dropout(0.3)(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+@pytest.fixture(scope='module')
+def timings():
+    return profile_model(network(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+
+
+@pytest.fixture(scope='module')
+def rates(tmp_path_factory):
+    """What copying rows takes, measured once: two runs choose alike only by the same prices."""
+    folder = str(tmp_path_factory.mktemp('rates'))
+    return {place: [prefix_cache.measured_rates(size, BATCH, folder if place == 'disk' else None)
+                    for size in (1 << 12, 1 << 18)] for place in ('memory', 'disk')}
+
+
+class Setting:
+    """One way to train: everything that a process makes anew before it trains."""
+
+    def __init__(self, name, folder, timings, rates=None, model=network, cached=False, data=None,
+                 metric='gradient_update', threshold=None, **settings):
+        self.name, self.folder, self.timings, self.rates = name, str(folder), timings, rates
+        self.model, self.cached, self.metric, self.data = model, cached, metric, data or {}
+        self.threshold = threshold
+        self.settings = train.Settings(**dict(dict(
+            num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False),
+            **settings))
+
+    def process(self, behind=10 ** 9):
+        """As one process does: from the checkpoint that is there to the end, or to a stop behind so
+        many steps. The trained model, or None.
+        """
+        keras.backend.clear_session()  # names of layers begin anew
+        dataset, model = digits(**self.data), self.model()
+        resumed = checkpoint.read(self.folder, train.RECORDS)
+        cache = penalty = None
+        if self.cached:
+            cache = PrefixCache(dataset, self.folder, exact=True)
+            cache._measured = dict(self.rates)
+        if self.name == 'prune_training':
+            penalty = GroupLasso(model, dataset.probe, 0.2)
+
+        def make(maker):
+            if self.name == 'elastic_training':
+                return elastic_scheme(self.name, maker, dataset.probe, self.timings, self.settings,
+                                      self.metric, cache)
+            if self.name == 'prune_training':
+                return prune_scheme(self.name, maker, dataset, self.settings, penalty, 1,
+                                    self.threshold)
+            return train.fixed_scheme(self.name, train.fixed_mask(self.name, model))
+        recorder = Recorder(self.folder, resumed=resumed and resumed['records'])
+        try:
+            result, model = train.train(
+                model, dataset, make, self.settings, recorder, penalty, cache=cache,
+                keeper=StopsBehind(self.folder, behind), resumed=resumed)
+        except Interrupted:
+            return None
+        finally:
+            recorder.writer.close()
+            if cache is not None:
+                cache.end()
+        return result, model
+
+    def records(self):
+        """Rows of both tables, without times."""
+        found = []
+        for name in ('epochs.csv', 'selections.csv'):
+            with open(os.path.join(self.folder, name)) as source:
+                found.append([{column: value for column, value in row.items()
+                               if column not in TIMES} for row in csv.DictReader(source)])
+        return found
+
+
+def assert_cut_is_whole(tmp_path, cuts, *arguments, **more):
+    """A run that is cut behind so many steps each time ends as one that is not."""
+    whole = Setting(arguments[0], tmp_path / 'whole', *arguments[1:], **more)
+    result, model = whole.process()
+    parts = Setting(arguments[0], tmp_path / 'parts', *arguments[1:], **more)
+    for steps in cuts:
+        assert parts.process(steps) is None
+    again, other = parts.process()
+    assert parts.records() == whole.records()
+    assert bits(other) == bits(model)
+    for key in ('final_accuracy', 'final_loss', 'epochs', 'cache_hits', 'cache_misses',
+                'cache_converted', 'channels_removed'):
+        assert again.get(key) == result.get(key), key
+    return again
+
+
+FIRST, MIDDLE_OF_2, END_OF_2, TWICE = [1], [10], [14], [3, 15]
+
+
+@pytest.mark.parametrize('cuts', [FIRST, MIDDLE_OF_2, END_OF_2, TWICE, [STEPS * EPOCHS - 1]])
+@pytest.mark.parametrize('name', ['full_training', 'traditional_tl_training'])
+def test_fixed_schemes(tmp_path, timings, name, cuts):
+    assert_cut_is_whole(tmp_path, cuts, name, timings)
+
+
+@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, TWICE])
+@pytest.mark.parametrize('name, optimizer', [
+    ('full_training', 'sgd'), ('bn_plus_bias_training', 'sgd'), ('full_training', 'adam')])
+def test_statistics_dropout_slots_and_views(tmp_path, timings, name, optimizer, cuts):
+    assert_cut_is_whole(tmp_path, cuts, name, timings, model=normalised, optimizer=optimizer,
+                        data=dict(augmentation='flip+rotate'), warmup_steps=5)
+
+
+@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, END_OF_2, TWICE])
+@pytest.mark.parametrize('metric, interval, optimizer', [
+    ('gradient_update', 1, 'sgd'), ('gradient_update', 2, 'adam'), ('gradient_update', 0, 'sgd'),
+    ('random', 1, 'sgd')])
+def test_elastic_training(tmp_path, timings, metric, interval, optimizer, cuts):
+    assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, metric=metric,
+                        interval=interval, optimizer=optimizer, probe_batches=2)
+
+
+@pytest.mark.parametrize('cuts', [[3], MIDDLE_OF_2, END_OF_2, [16, 3]])
+@pytest.mark.parametrize('place', ['memory', 'file'])
+def test_the_prefix_cache_is_filled_again(tmp_path, timings, rates, monkeypatch, place, cuts):
+    if place == 'file':
+        in_a_file(monkeypatch)
+    again = assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, rates, cached=True,
+                                rho=0.5)
+    assert again['cache_hits'] > 0
+
+
+@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, [16, 3]])
+def test_the_head_alone_with_the_cache_and_held_views(tmp_path, timings, rates, cuts):
+    again = assert_cut_is_whole(tmp_path, cuts, 'traditional_tl_training', timings, rates,
+                                cached=True,
+                                data=dict(views='held', interval=2, augmentation='flip+rotate'))
+    assert again['cache_hits'] > 0
+
+
+@pytest.mark.parametrize('cuts', [[3], MIDDLE_OF_2, END_OF_2, [16, 3]])
+def test_pruning_goes_on_with_the_smaller_network(tmp_path, timings, cuts):
+    again = assert_cut_is_whole(tmp_path, cuts, 'prune_training', timings, model=normalised,
+                                threshold=0.1)
+    assert again['channels_removed'] > 0
+
+
+def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
+    """Deeper, less deep (rows are converted), and in the very epoch that converts."""
+    masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}
+    ends = []
+    for place, cuts in (('whole', []), ('parts', [9, 8, 1])):
+        folder = str(tmp_path / place)
+        for steps in cuts + [10 ** 9]:
+            keras.backend.clear_session()
+            dataset, model = digits(), network()
+            resumed = checkpoint.read(folder, train.RECORDS)
+            cache = PrefixCache(dataset, folder, exact=True)
+            cache._measured = dict(rates)
+            recorder = Recorder(folder, resumed=resumed and resumed['records'])
+            try:
+                result, model = train.train(
+                    model, dataset, lambda maker: train.Scheme(
+                        'forced', lambda epoch, last: train.Choice(masks[epoch]) if epoch in masks
+                        else None), train.Settings(num_epochs=4, learning_rate=0.05), recorder,
+                    cache=cache, keeper=StopsBehind(folder, steps), resumed=resumed)
+            except Interrupted:
+                cache.end()
+        ends.append(bits(model) + [result['cache_hits'], result['cache_misses']])
+    assert ends[0] == ends[1]
+
+
+def test_training_time_counts_each_step_once(tmp_path, timings):
+    parts = Setting('full_training', tmp_path, timings)
+    for _ in range(2):
+        assert parts.process(5) is None
+    result, _ = parts.process()
+    steps = np.sum([float(row['step_seconds']) for row in csv.DictReader(
+        open(os.path.join(parts.folder, 'epochs.csv')))])
+    assert result['step_seconds'] == pytest.approx(steps)
+    assert result['resume_seconds'] > 0 and result['checkpoint_seconds'] > 0
+    assert result['lost_seconds'] < 1  # each stop was behind a checkpoint
