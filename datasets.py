@@ -46,6 +46,7 @@ class Dataset(NamedTuple):
     num_images: int  # training images in all, numbered from 0
     order: Callable  # epoch, from 1 -> (steps, B) int64: the numbers that `train` goes through
     view: Callable  # epoch, from 1 -> int, of the view (augmentation.py) that its images are in
+    files: List  # paths of a folder's images; none of other data sets
     left_out: List  # paths of images that could not be read so far, see skip_bad_images
     batches: Callable  # numbers (steps, B) int64, steps >= 0, view -> tf.data of these batches
 
@@ -124,6 +125,7 @@ def load_dataset(name, input_size, batch_size, data_dir=None, *, seed=0, cache='
         probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
         train_size=steps * batch_size if steps_per_epoch else train.size, test_size=tested,
         num_images=train.size, left_out=left_out, view=view,
+        files=list(train.files or ()) + list(test.files or ()),
         order=lambda epoch: epochs.order(epoch - 1),
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
 

@@ -195,15 +195,17 @@ def run_name(args):
     return os.path.normpath(name)
 
 
+NO_SETTINGS = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',
+               'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images')
+
+
 def run_settings(args):
     """dict of what decides the outcome of a run: a folder is reused only by the same."""
     settings = {flag: value for flag, value in vars(args).items()
-                if flag not in ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir',
-                                'cache_gb', 'checkpoint_minutes', 'restart', 'trust_model')}
+                if flag not in NO_SETTINGS}
     if not is_elastic(args):
         settings.update(dict.fromkeys(('rho', 'interval', 'importance', 'granularity',
                                        'probe_batches', 'closed_loop')))
-    settings['skip_bad_images'] = args.skip_bad_images or None  # as before there was such a flag
     if args.views == 'held':  # of every scheme
         settings['interval'] = args.interval
     if not may_use_cache(args):

@@ -141,34 +141,44 @@ def check_sizes(split):
 
 
 def readable(split, left_out):
-    """The Split without images that cannot be read, whose paths are added to the list `left_out`.
-
-    One that cannot be read later gives way to the next that can.
+    """The Split in which an image that cannot be read, now or later, gives way to the next; paths of
+    such go to the list `left_out`. Numbers of images stay, so that an interrupted run goes on.
     """
     import tensorflow as tf
     from tqdm import tqdm
     if split.files is None:
         return split
-    bad = {path for path in tqdm(split.files, 'images', unit='image', leave=False, disable=None)
-           if too_large(path) or fault_of(path, split.input_size)}
-    left_out += sorted(bad)
-    good = [i for i, path in enumerate(split.files) if path not in bad]
-    files, labels = [split.files[i] for i in good], split.labels()[good]
-    if not files:
+    files, labels = split.files, split.labels().copy()
+    left_out += [path for path in tqdm(files, 'images', unit='image', leave=False, disable=None)
+                 if too_large(path) or fault_of(path, split.input_size)]
+
+    def stands_for(index):
+        """Number of the image that is shown for the one of this number."""
+        for i in range(index, index + len(files)):
+            if files[i % len(files)] not in left_out:
+                return i % len(files)
         raise UserError('none of the {} images in {} can be read'.format(
-            split.size, os.path.dirname(split.files[0])))
+            len(files), os.path.dirname(files[0])))
+    for index in [index for index, path in enumerate(files) if path in left_out]:
+        labels[index] = split.labels()[stands_for(index)]
 
     def image(index):
-        for i in range(index, index + len(files)):
-            path = files[i % len(files)]
-            if path not in left_out:
-                try:
-                    return (resized(tf.io.read_file(path), split.input_size).numpy(),
-                            labels[i % len(files)])
-                except (tf.errors.OpError, ValueError):
-                    left_out.append(path)
-        raise OSError('no image can be read any more')
+        while True:
+            found = stands_for(index)
+            try:
+                content = tf.io.read_file(files[found])
+                return resized(content, split.input_size).numpy(), split.labels()[found]
+            except (tf.errors.OpError, ValueError):
+                left_out.append(files[found])
 
     def fetch(index):
         return tuple(tf.numpy_function(image, [index], (tf.uint8, tf.int32)))
-    return split._replace(labels=lambda: labels, size=len(files), fetch=fetch, files=files)
+    return split._replace(labels=lambda: labels, fetch=fetch)
+
+
+def first_fault(files, input_size):
+    """(path, why it cannot be read) of the first such image, or None."""
+    for path in files:
+        reason = too_large(path) or fault_of(path, input_size)
+        if reason:
+            return path, reason

@@ -256,8 +256,11 @@ def place_of(resumed):
 
 def train_and_record(args, folder, recorder, model, dataset, table, cache, keeper, resumed):
     """Trains, prints and records; returns the exit status."""
+    import tensorflow as tf
+
     import train
     from epoch import Diverged
+    from folders import first_fault
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
@@ -268,6 +271,12 @@ def train_and_record(args, folder, recorder, model, dataset, table, cache, keepe
     except Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1
+    except tf.errors.OpError:
+        bad = first_fault(dataset.files, args.input_size)
+        if bad is None:
+            raise
+        raise UserError("cannot read image '{}' any more ({}); repair it, or --skip_bad_images: "
+                        'the run then goes on from its last checkpoint'.format(*bad))
     if dataset.left_out:
         print('{} images could not be read and were left out: {}'.format(
             len(dataset.left_out), ', '.join(dataset.left_out[:10])))

@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import message
 
 import tf_internals
 from backward_graph import CONTROL_FLOW, FREE_OPS, Node, analyse, constants, merged, topological
@@ -24,6 +25,7 @@ OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
 ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
 # Ops that TensorFlow's auto-clustering puts in the place of those it has compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
+LONGEST = 10 ** 15  # ps: no op takes a quarter of an hour
 PATIENCE = 1.0  # seconds within which an op starts that has a thread to run on
 
 
@@ -158,9 +160,7 @@ def read_trace(path, num_steps, gpu=None):
     gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). UserError where the trace
     then has no kernels: times of launches say nothing.
     """
-    space = tf_internals.xplane_pb2.XSpace()
-    with open(path, 'rb') as trace:
-        space.ParseFromString(trace.read())
+    space = _space(path)
     host, device = {}, {}
     gpus = [plane.name for plane in space.planes if plane.name.startswith('/device:GPU')]
     for plane in space.planes:
@@ -172,6 +172,9 @@ def read_trace(path, num_steps, gpu=None):
                 name = (_kernel_op if on_device else _host_op)(plane, event)
                 if name:
                     times = device if on_device else host
+                    if not 0 <= event.duration_ps <= LONGEST:
+                        raise UserError("'{}' is damaged: {} took {} ps".format(
+                            path, name, event.duration_ps))
                     times.setdefault(name, []).append(event.duration_ps / 1e9)
     if not device and (gpus or tf.config.list_physical_devices('GPU') if gpu is None else gpu):
         raise UserError(
@@ -183,6 +186,17 @@ def read_trace(path, num_steps, gpu=None):
     # One op may launch several kernels: their sum counts.
     result.update({name: float(np.sum(ms)) / num_steps for name, ms in device.items()})
     return result
+
+
+def _space(path):
+    """The XSpace in a file; UserError where it is none."""
+    space = tf_internals.xplane_pb2.XSpace()
+    try:
+        with open(path, 'rb') as trace:
+            space.ParseFromString(trace.read())
+    except (OSError, message.DecodeError, UnicodeDecodeError) as error:
+        raise UserError("'{}' is no trace that can be read: {}".format(path, error))
+    return space
 
 
 def _op(text):

@@ -1,10 +1,12 @@
 """Runs that are cut off and go on: the same weights, selections and records as if they were not."""
 
 import csv
+import glob
 import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from cached_runs import (
     BATCH,
     DEEP,
@@ -119,6 +121,13 @@ class Setting:
                 cache.end()
         return result, model
 
+    def points(self):
+        """(tag, epoch) of all that TensorBoard shows, sorted: a double would stand twice."""
+        return sorted((value.tag, event.step)
+                      for path in glob.glob(os.path.join(self.folder, 'events.out.*'))
+                      for event in tf.compat.v1.train.summary_iterator(path)
+                      for value in event.summary.value)
+
     def records(self):
         """Rows of both tables, without times."""
         found = []
@@ -137,7 +146,8 @@ def assert_cut_is_whole(tmp_path, cuts, *arguments, **more):
     for steps in cuts:
         assert parts.process(steps) is None
     again, other = parts.process()
-    assert parts.records() == whole.records()
+    assert parts.records() == whole.records() and parts.points() == whole.points()
+    assert len(set(parts.points())) == len(parts.points()) > EPOCHS
     assert bits(other) == bits(model)
     for key in ('final_accuracy', 'final_loss', 'epochs', 'cache_hits', 'cache_misses',
                 'cache_converted', 'channels_removed'):
@@ -145,34 +155,41 @@ def assert_cut_is_whole(tmp_path, cuts, *arguments, **more):
     return again
 
 
-FIRST, MIDDLE_OF_2, END_OF_2, TWICE = [1], [10], [14], [3, 15]
+MIDDLE_OF_2, END_OF_2, TWICE = [10], [14], [3, 15]
 
 
-@pytest.mark.parametrize('cuts', [FIRST, MIDDLE_OF_2, END_OF_2, TWICE, [STEPS * EPOCHS - 1]])
-@pytest.mark.parametrize('name', ['full_training', 'traditional_tl_training'])
+@pytest.mark.parametrize('name, cuts', [
+    ('full_training', [1]), ('full_training', TWICE), ('traditional_tl_training', END_OF_2),
+    ('full_training', [STEPS * EPOCHS - 1])])
 def test_fixed_schemes(tmp_path, timings, name, cuts):
     assert_cut_is_whole(tmp_path, cuts, name, timings)
 
 
-@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, TWICE])
+@pytest.mark.parametrize('epochs', [1, EPOCHS])
+def test_a_run_that_is_told_to_stop_while_it_is_tested(tmp_path, timings, monkeypatch, epochs):
+    monkeypatch.setattr(StopsBehind, 'due', lambda keeper: setattr(
+        keeper, 'left', keeper.left - 1))  # none is due in mid-epoch
+    assert_cut_is_whole(tmp_path, [STEPS * epochs], 'full_training', timings)
+
+
 @pytest.mark.parametrize('name, optimizer', [
     ('full_training', 'sgd'), ('bn_plus_bias_training', 'sgd'), ('full_training', 'adam')])
-def test_statistics_dropout_slots_and_views(tmp_path, timings, name, optimizer, cuts):
-    assert_cut_is_whole(tmp_path, cuts, name, timings, model=normalised, optimizer=optimizer,
+def test_statistics_dropout_slots_and_views(tmp_path, timings, name, optimizer):
+    assert_cut_is_whole(tmp_path, TWICE, name, timings, model=normalised, optimizer=optimizer,
                         data=dict(augmentation='flip+rotate'), warmup_steps=5)
 
 
-@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, END_OF_2, TWICE])
-@pytest.mark.parametrize('metric, interval, optimizer', [
-    ('gradient_update', 1, 'sgd'), ('gradient_update', 2, 'adam'), ('gradient_update', 0, 'sgd'),
-    ('random', 1, 'sgd')])
+@pytest.mark.parametrize('metric, interval, optimizer, cuts', [
+    ('gradient_update', 1, 'sgd', TWICE), ('gradient_update', 2, 'adam', MIDDLE_OF_2),
+    ('gradient_update', 2, 'sgd', END_OF_2), ('gradient_update', 0, 'sgd', END_OF_2),
+    ('random', 1, 'sgd', MIDDLE_OF_2)])
 def test_elastic_training(tmp_path, timings, metric, interval, optimizer, cuts):
     assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, metric=metric,
                         interval=interval, optimizer=optimizer, probe_batches=2)
 
 
-@pytest.mark.parametrize('cuts', [[3], MIDDLE_OF_2, END_OF_2, [16, 3]])
-@pytest.mark.parametrize('place', ['memory', 'file'])
+@pytest.mark.parametrize('place, cuts', [
+    ('memory', [3]), ('memory', END_OF_2), ('memory', [16, 3]), ('file', MIDDLE_OF_2)])
 def test_the_prefix_cache_is_filled_again(tmp_path, timings, rates, monkeypatch, place, cuts):
     if place == 'file':
         in_a_file(monkeypatch)
@@ -181,15 +198,14 @@ def test_the_prefix_cache_is_filled_again(tmp_path, timings, rates, monkeypatch,
     assert again['cache_hits'] > 0
 
 
-@pytest.mark.parametrize('cuts', [MIDDLE_OF_2, [16, 3]])
-def test_the_head_alone_with_the_cache_and_held_views(tmp_path, timings, rates, cuts):
-    again = assert_cut_is_whole(tmp_path, cuts, 'traditional_tl_training', timings, rates,
+def test_the_head_alone_with_the_cache_and_held_views(tmp_path, timings, rates):
+    again = assert_cut_is_whole(tmp_path, [10, 10], 'traditional_tl_training', timings, rates,
                                 cached=True,
                                 data=dict(views='held', interval=2, augmentation='flip+rotate'))
     assert again['cache_hits'] > 0
 
 
-@pytest.mark.parametrize('cuts', [[3], MIDDLE_OF_2, END_OF_2, [16, 3]])
+@pytest.mark.parametrize('cuts', [[3], END_OF_2, [16, 3]])
 def test_pruning_goes_on_with_the_smaller_network(tmp_path, timings, cuts):
     again = assert_cut_is_whole(tmp_path, cuts, 'prune_training', timings, model=normalised,
                                 threshold=0.1)
@@ -197,7 +213,7 @@ def test_pruning_goes_on_with_the_smaller_network(tmp_path, timings, cuts):
 
 
 def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
-    """Deeper, less deep (rows are converted), and in the very epoch that converts."""
+    """Less deep each time, which needs another cache, and cut in each of these epochs."""
     masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}
     ends = []
     for place, cuts in (('whole', []), ('parts', [9, 8, 1])):
