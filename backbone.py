@@ -138,11 +138,13 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False)
     A network that ends in a feature map (rank 4) gets a new head; one that ends in classes is used
     with the head it has.
     """
-    if not trust and keras_stack.holds_code(path):
-        raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: if "
-                        'you trust whoever made it, --trust_model'.format(path))
     try:
+        if not trust and keras_stack.holds_code(path):
+            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
+                            'if you trust whoever made it, --trust_model'.format(path))
         model = keras_stack.load_model(path, trust)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
             path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))

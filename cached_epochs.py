@@ -213,29 +213,37 @@ class PrefixCache(RowCosts):
         """What `restore` takes: which rows are there; not the rows, which it computes again."""
         rows = old = None
         if self.cut is not None:
-            rows = dict(cut=self.cut, view=self.view, stored=self._store and self.stored)
+            rows = dict(cut=self.cut, view=self.view,
+                        stored=None if self._store is None else self.stored)
         if self._old is not None:
             old = dict(cut=self._old.cut, view=self._old.view, stored=self._old.store.stored)
         return dict(self._costs(), apart=self._apart, exact=self.exact, skipped=self.skipped,
                     totals=self.totals, rows=rows, old=old, graph=self.prefixes.fingerprint)
 
     def restore(self, state, step):
-        """Goes on from `state` with `step`, the MaskedStep in training."""
+        """Goes on from `state`, None where that run had no cache, with `step`, the MaskedStep in
+        training.
+        """
+        if state is None:
+            return
         self._restore_costs(state)
         self._apart, self.exact, self._totals = state['apart'], state['exact'], state['totals']
         if state['rows'] is None:
             return
         if state['graph'] != self.prefixes.fingerprint:
-            print('without the prefix cache until the next selection: this software makes another '
-                  'graph of the network')
+            self._lose('this software makes another graph of the network')
             return
         rows, old, self.skipped = state['rows'], state['old'], state['skipped']
         self.cut, self._cut_step = rows['cut'], self.prefixes.cached(step.mask, rows['cut'])
         if old is not None:
             self._restore_old(old, step.mask)
+        for made in (self._cut_step.fill, self._cut_step.read) + (
+                () if self._old is None else (self._old.step,)):
+            made.again = True
         if rows['stored'] is not None:
             self._open(rows['view'])
-            self._compute(self._store, self._cut_step.prefix, rows, self._lose)
+            if self._store is not None:
+                self._compute(self._store, self._cut_step.prefix, rows, self._lose)
 
     def _restore_old(self, old, mask):
         make = self.prefixes.outputs(old['cut'].tensors)
@@ -257,7 +265,8 @@ class PrefixCache(RowCosts):
         for row, (inputs, labels) in zip(numbers, tqdm(
                 batches, 'prefix cache', len(numbers), False, unit='batch', disable=None)):
             put_back = np.unique(row, return_index=True)
-            tensors = [tensor.numpy()[put_back[1]] for tensor in make(inputs, labels) + [labels]]
+            tensors = [tensor.numpy()[put_back[1]]
+                       for tensor in list(make(inputs, labels)) + [labels]]
             try:
                 store.put(put_back[0], tensors)
             except CacheLost as error:

@@ -29,7 +29,9 @@ PIECE = 2 ** 20
 
 
 class Interrupted(Exception):
-    """A run was told to stop, and has: (epoch, 1-based, steps of it that are done)."""
+    """A run was told to stop, and has: (epoch, 1-based; steps of it that are done; whether there is
+    a checkpoint of that).
+    """
 
 
 class Damaged(Exception):
@@ -42,7 +44,8 @@ def _packed(value, arrays):
     """JSON of a tree, whose arrays are added to the dict `arrays`."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if hasattr(value, 'read_value') or (
+            isinstance(value, np.ndarray) and not value.dtype.hasobject):
         name = 'array_{}'.format(len(arrays))
         arrays[name] = value
         return {'array': name}
@@ -81,8 +84,9 @@ def _unpacked(value, arrays, records):
 def write(folder, tree):
     """Writes the checkpoint of the run in `folder`; the newest one so far becomes the one before.
 
-    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None.
-    OSError where it cannot be written: then all is as it was.
+    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, tf.Variables (read
+    one after the other, to become arrays), numbers, str, None. OSError where it cannot be written:
+    then all is as it was.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
     content = json.dumps(_packed(tree, arrays)).encode()
@@ -91,7 +95,12 @@ def write(folder, tree):
     try:
         with open(part, 'w+b') as out:
             out.write(bytes(HEADER))
-            np.savez(out, **dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
+            with zipfile.ZipFile(out, 'w') as archive:  # as np.savez, one array at a time
+                arrays[TREE] = np.frombuffer(content, np.uint8)
+                for name, array in arrays.items():
+                    with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
+                        array = array if isinstance(array, np.ndarray) else array.numpy()
+                        np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
             digest = _digest(out)
             out.seek(0)
             out.write(MAGIC + digest.encode() + b'\n')
@@ -100,7 +109,7 @@ def write(folder, tree):
         if os.path.exists(last):
             os.replace(last, before)
         os.replace(part, last)
-        _flush_folder(place)
+        flush_folder(place)
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(part)
@@ -116,13 +125,14 @@ def _digest(file):
     return digest.hexdigest()
 
 
-def _flush_folder(path):
-    """Waits until the names in a folder are on the disk, too."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def flush_folder(path):
+    """Waits until the names in a folder are on the disk, too, where the file system can."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read(folder, records=()):
@@ -175,6 +185,12 @@ def _read_file(path, records):
         raise Damaged('{} cannot be read: {}'.format(path, error))
 
 
+def remove_damaged(folder):
+    """Removes the newest checkpoint, so that the one before it is not replaced by it."""
+    with contextlib.suppress(OSError):
+        os.remove(os.path.join(folder, FOLDER, LAST))
+
+
 def remove(folder):
     """Removes the checkpoints of the run in `folder`."""
     shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
@@ -186,34 +202,40 @@ class Keeper:
 
     folder: of the run. minutes: between two, beside those at the end of epochs. about: dict, what
     is true of this process and goes into each. stop: () -> bool, whether the run shall end.
-    Without a folder it keeps nothing.
+    Without a folder it keeps nothing. written: of the checkpoint that the run goes on from.
     """
 
-    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False):
+    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
+                 written=None):
         self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
         self.stop = stop
         self._last = self._alive = time.perf_counter()
-        self._failed = False
+        self._written, self._failed = written, False
 
     def due(self):
         """Whether the step that has just ended is one to write a checkpoint behind."""
         now = time.perf_counter()
-        if self._folder is not None and now - self._alive > ALIVE_SECONDS:
+        if self._written is not None and now - self._alive > ALIVE_SECONDS:
             self._alive = now
-            with contextlib.suppress(OSError):
-                os.utime(os.path.join(self._folder, FOLDER, LAST))
+            with contextlib.suppress(OSError):  # not the time of day, which may be set
+                os.utime(os.path.join(self._folder, FOLDER, LAST),
+                         (time.time(), self._written + now - self._last))
         return self.stop() or now - self._last > self._seconds
 
     def keep(self, tree):
-        """Writes a checkpoint. Where that fails it says so, once, and the run goes on."""
+        """Writes a checkpoint of tree(); whether it could. Where not, it says so, once, and the run
+        goes on.
+        """
         if self._folder is None:
-            return
+            return False
+        written, begin = time.time(), time.perf_counter()
         try:
-            write(self._folder, dict(tree, about=self._about, written=time.time()))
-            self._failed = False
+            write(self._folder, dict(tree(), about=self._about, written=written))
+            os.utime(os.path.join(self._folder, FOLDER, LAST), (written, written))
+            self._written, self._last, self._failed = written, begin, False
         except OSError as error:
             if not self._failed:
                 print('no checkpoint could be written ({}); training goes on'.format(
                     error.strerror or error))
-            self._failed = True
-        self._last = time.perf_counter()
+            self._last, self._failed = time.perf_counter(), True
+        return not self._failed

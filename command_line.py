@@ -17,8 +17,8 @@ import warnings
 VERSION = '1.0.0'  # CHANGELOG.md tells what is new
 
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
-               errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+PERMISSIONS = (errno.EACCES, errno.EPERM)
 DISK_REMEDY = ('; once the disk takes files again, the same command goes on from the last '
                'checkpoint, if there is one')
 
@@ -133,9 +133,9 @@ def in_one_line(error):
     while chain[-1].__context__ is not None and not chain[-1].__suppress_context__:
         chain.append(chain[-1].__context__)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename)
-                               if error.filename else '', DISK_REMEDY)
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:
+        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename) if error.filename
+                               else '', DISK_REMEDY if error.errno in DISK_ERRORS else '')
     if errors and isinstance(error, errors.OpError) and any(
             os.strerror(number) in str(error) for number in DISK_ERRORS):
         remedy = DISK_REMEDY

@@ -9,10 +9,11 @@ is a pure function of (seed, epoch), augmentation of (seed, image, view): runs w
 see bit-identical batches, whether the images come from memory or are decoded in each epoch.
 """
 
+import hashlib
 import os
 import urllib.error
 import urllib.request
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Dataset(NamedTuple):
     num_images: int  # training images in all, numbered from 0
     order: Callable  # epoch, from 1 -> (steps, B) int64: the numbers that `train` goes through
     view: Callable  # epoch, from 1 -> int, of the view (augmentation.py) that its images are in
+    fingerprint: str  # of which images these are, as far as that can be told without reading them
     files: List  # paths of a folder's images; none of other data sets
     left_out: List  # paths of images that could not be read so far, see skip_bad_images
     batches: Callable  # numbers (steps, B) int64, steps >= 0, view -> tf.data of these batches
@@ -69,35 +71,50 @@ def augmentation_of(name, given=None):
     return by_name if given is None else one_of(given, KINDS, 'augmentation')
 
 
-def load_dataset(name, input_size, batch_size, data_dir=None, *, seed=0, cache='auto',
-                 steps_per_epoch=None, validation_steps=None, views='fresh', interval=4,
-                 augmentation=None, train_images=None, skip_bad_images=False):
-    """Dataset `name`, whole images resized to input_size x input_size.
-
-    Every iter(train) begins the next epoch and should be run through.
-    Every iter(probe) goes on with a newly shuffled order.
+class DataSettings(NamedTuple):
+    """How a data set is read; see flags.py for the flags of the same names.
 
     data_dir: folder of the TensorFlow Datasets (default: TFDS_DATA_DIR or ~/tensorflow_datasets).
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
-    cache: 'memory' decodes all images now and keeps them as uint8, 'none' decodes them each
-        epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
-        'unread' is 'none' without the check that all images of a folder can be read.
     steps_per_epoch: an epoch is that many batches at most, each epoch of other images.
     validation_steps: that many batches of test images at most, evenly spaced among all.
     views, interval: see view_of_epoch. augmentation: see augmentation_of.
     train_images: train on that many images only, of each class equally many, as far as it has them.
     skip_bad_images: of a folder, leave out those that cannot be read, now or later.
+    """
+    data_dir: Optional[str] = None
+    seed: int = 0
+    steps_per_epoch: Optional[int] = None
+    validation_steps: Optional[int] = None
+    views: str = 'fresh'
+    interval: int = 4
+    augmentation: Optional[str] = None
+    train_images: Optional[int] = None
+    skip_bad_images: bool = False
+
+
+def load_dataset(name, input_size, batch_size, cache='auto', **settings):
+    """Dataset `name`, whole images resized to input_size x input_size.
+
+    Every iter(train) begins the next epoch and should be run through.
+    Every iter(probe) goes on with a newly shuffled order.
+
+    cache: 'memory' decodes all images now and keeps them as uint8, 'none' decodes them each
+        epoch, 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
+        'unread' is 'none' without the check that all images of a folder can be read.
+    settings: fields of DataSettings.
 
     Raises UserError for an unknown name, images that cannot be read or downloaded, a batch larger
     than the training split, and a number of images that is not there or misses a class.
     """
-    kind = augmentation_of(name, augmentation)
-    view = view_of_epoch(views, interval, kind)
+    settings = DataSettings(**settings)
+    kind = augmentation_of(name, settings.augmentation)
+    view = view_of_epoch(settings.views, settings.interval, kind)
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
     load = folder_splits if name.startswith(FOLDER) else LOADERS[name]
-    class_names, train, test = load(name, input_size, data_dir)
-    if train_images is not None:
-        train = _subset(train, train_images, name)
+    class_names, train, test = load(name, input_size, settings.data_dir)
+    if settings.train_images is not None:
+        train = _subset(train, settings.train_images, name)
     if batch_size > train.size:
         raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
             batch_size, train.size, name))
@@ -105,29 +122,39 @@ def load_dataset(name, input_size, batch_size, data_dir=None, *, seed=0, cache='
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     left_out = []
-    if skip_bad_images:
+    if settings.skip_bad_images:
         train, test = [readable(split, left_out) for split in (train, test)]
     else:
         check_sizes(train)
         check_sizes(test)
     if cache != 'unread':
         train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
-    steps = min(train.size // batch_size, steps_per_epoch or train.size)
-    epochs, probe = [Stream(number, train, batch_size, count, seed % 2 ** 32, kind != 'none')
+    steps = min(train.size // batch_size, settings.steps_per_epoch or train.size)
+    seed = settings.seed % 2 ** 32
+    epochs, probe = [Stream(number, train, batch_size, count, seed, kind != 'none')
                      for number, count in enumerate((steps, train.size // batch_size))]
     batches = pipeline(epochs, ahead=True)
-    tested = min(test.size, (validation_steps or test.size) * batch_size)
+    tested = min(test.size, (settings.validation_steps or test.size) * batch_size)
     return Dataset(
         name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
         train=passes(epochs, batches, lambda index: view(index + 1), 1),
         test=in_order(test, TESTED_AT_ONCE * batch_size, tested),
         # Reads nothing ahead: that work would slow down the training steps beside it.
         probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
-        train_size=steps * batch_size if steps_per_epoch else train.size, test_size=tested,
+        train_size=steps * batch_size if settings.steps_per_epoch else train.size, test_size=tested,
         num_images=train.size, left_out=left_out, view=view,
         files=list(train.files or ()) + list(test.files or ()),
+        fingerprint=fingerprint(class_names, train, test),
         order=lambda epoch: epochs.order(epoch - 1),
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
+
+
+def fingerprint(class_names, *splits):
+    """str: another one where images were added or removed, or classes renamed."""
+    names = [[os.path.join(*path.split(os.sep)[-2:]) for path in split.files or ()]
+             for split in splits]
+    text = repr((class_names, [split.size for split in splits], names))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augmentation=None):
@@ -143,7 +170,7 @@ def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augm
             _builder(name, root).data_dir)):
         return None, '{} is not prepared in {}'.format(name, root)
     try:
-        dataset = load_dataset(name, input_size, batch_size, data_dir, cache='unread',
+        dataset = load_dataset(name, input_size, batch_size, 'unread', data_dir=data_dir,
                                augmentation=augmentation)
         if dataset.num_classes != num_classes:
             return None, '{} has {} classes, not {}'.format(name, dataset.num_classes, num_classes)

@@ -192,6 +192,7 @@ class Meter:
         self.intervals = []  # [start, end] in seconds since 1970, of all that was measured
         self._sensors, self._notes, self._period = sensors, list(notes), period
         self._joules, self._fault, self._running = 0.0, None, False
+        self._was_set = False  # the clock, in a process before this one
         self._clock_offset = None  # of the wall clock over the monotonic one, at the start
         self._lock, self._closed, self._thread = threading.Lock(), threading.Event(), None
 
@@ -219,14 +220,28 @@ class Meter:
     def state(self):
         """What `restore` takes: all that was measured so far."""
         with self._lock:
-            return dict(joules=self._joules, intervals=self.intervals, fault=self._fault)
+            return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
+                        sensors=[sensor.name for sensor in self._sensors],
+                        clock_was_set=self._clock_was_set())
 
     def restore(self, state):
-        """Adds what an interrupted run measured."""
+        """Adds what an interrupted run measured, with the same sensors."""
+        names = [sensor.name for sensor in self._sensors]
         with self._lock:
             self._joules += state['joules']
             self._fault = self._fault or state['fault']
+            if names != state['sensors']:
+                self._fault = 'sensors are others since the run was interrupted: {} then, {} now' \
+                    .format(*[', '.join(of) or 'none' for of in (state['sensors'], names)])
         self.intervals[:0] = state['intervals']
+        self._was_set = state['clock_was_set']
+
+    def _clock_was_set(self):
+        """Whether the time of day jumped since the first interval: a board without a clock of its
+        own gets it from the network, perhaps in between.
+        """
+        return self._was_set or self._clock_offset is not None and abs(
+            time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
 
     def _watch(self):
         while not self._closed.wait(self._period):
@@ -256,11 +271,9 @@ class Meter:
         source = ', '.join(sensor.name for sensor in self._sensors) or None
         note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
         measured = source is not None and self._fault is None
-        # A board without a clock of its own gets the time from the network, perhaps in between.
-        step = (time.time() - time.perf_counter() - self._clock_offset if self.intervals else 0.0)
         return dict(energy_joules=self._joules if measured else None, energy_source=source,
                     energy_note=note,
-                    training_intervals=self.intervals if abs(step) <= CLOCK_STEP else None)
+                    training_intervals=None if self._clock_was_set() else self.intervals)
 
 
 def main(argv=None):

@@ -79,17 +79,14 @@ class EpochResult(NamedTuple):
 
 
 class EpochProgress:
-    """How far an epoch has come: sums over its steps, and how long each took.
-
-    count: steps done. again_from: the step behind which an interrupted run went on, None for none.
-    """
+    """How far an epoch has come: sums over its steps, and how long each took. count: steps done."""
 
     def __init__(self, state=None):
         self.loss = self.penalty = 0.0
         self.correct = self.seen = self.count = 0
-        self.ms, self.waits, self.firsts, self.again_from = {}, {}, [], None
+        self.ms, self.waits, self.firsts = {}, {}, []
         if state is not None:
-            vars(self).update(state, again_from=state['count'])
+            vars(self).update(state)
 
     def add(self, call, result, loss, ms, wait_ms):
         """One step: its Call, StepResult, loss as a float, and times."""
@@ -100,7 +97,7 @@ class EpochProgress:
             self.ms.setdefault(call.kind, []).append(ms)
             self.waits.setdefault(call.kind, []).append(wait_ms)
         else:
-            self.firsts.append([call.kind, ms, wait_ms, self.count == self.again_from])
+            self.firsts.append([call.kind, ms, wait_ms, call.step.again])
             call.step.called = True
         self.count += 1
 

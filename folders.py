@@ -110,7 +110,8 @@ def fault_of(path, input_size):
     """Why the image at `path` cannot be used, in one line; None where it can."""
     import tensorflow as tf
     try:
-        resized(tf.io.read_file(path), input_size)
+        with tf.device('/CPU:0'):
+            resized(tf.io.read_file(path), input_size)
     except (tf.errors.OpError, ValueError) as error:
         return first_line(getattr(error, 'message', error))
 
@@ -141,8 +142,8 @@ def check_sizes(split):
 
 
 def readable(split, left_out):
-    """The Split in which an image that cannot be read, now or later, gives way to the next; paths of
-    such go to the list `left_out`. Numbers of images stay, so that an interrupted run goes on.
+    """The Split in which an image that cannot be read, now or later, gives way to the next; their
+    paths go to the list `left_out`. Numbers of images stay, so that an interrupted run goes on.
     """
     import tensorflow as tf
     from tqdm import tqdm

@@ -1,8 +1,8 @@
 """Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else is here."""
 
 import contextlib
+import json
 import os
-import re
 import zipfile
 
 import tensorflow as tf
@@ -216,25 +216,40 @@ def load_model(path, trust):
 
 
 def holds_code(path):
-    """Whether a saved model has a Lambda layer: in its configuration, of which every format has a
-    copy in JSON. Reads no more than that; False for what is no model.
+    """Whether a saved model has a Lambda layer, by its configuration, which every format has in
+    JSON. Reads no more than that; False for what is no model. What zipfile, h5py or json raise
+    where it is damaged: then it cannot be told.
     """
-    texts = []
-    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile):
-        if os.path.isdir(path):
-            for name in ('keras_metadata.pb', 'saved_model.pb'):
-                with contextlib.suppress(OSError):
-                    with open(os.path.join(path, name), 'rb') as file:
-                        texts.append(file.read())
-        elif zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                texts.append(archive.read('config.json'))
-        else:
-            import h5py
-            with h5py.File(path, 'r') as file:
-                config = file.attrs['model_config']
-                texts.append(config if isinstance(config, bytes) else config.encode())
-    return any(re.search(rb'"class_name": *"Lambda"', text) for text in texts)
+    return any(_has_lambda(json.loads(text)) for text in _configurations(path))
+
+
+def _configurations(path):
+    """Generator of JSON texts: of each format that the file may be taken for."""
+    if os.path.isdir(path):
+        name = os.path.join(path, 'keras_metadata.pb')
+        if os.path.exists(name):
+            with open(name, encoding='utf-8', errors='replace') as file:
+                text, at = file.read(), 0
+            while text.find('{"', at) >= 0:  # JSON among the bytes of a protocol buffer
+                begin = text.find('{"', at)
+                at = json.JSONDecoder().raw_decode(text, begin)[1]
+                yield text[begin:at]
+        return
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if 'config.json' in archive.namelist():
+                yield archive.read('config.json')
+    import h5py
+    if h5py.is_hdf5(path):
+        with h5py.File(path, 'r') as file:
+            if 'model_config' in file.attrs:
+                yield file.attrs['model_config']
+
+
+def _has_lambda(config):
+    if isinstance(config, dict):
+        return config.get('class_name') == 'Lambda' or any(map(_has_lambda, config.values()))
+    return isinstance(config, list) and any(map(_has_lambda, config))
 
 
 def weights_were_set(model):

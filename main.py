@@ -41,13 +41,10 @@ def start(args):
 
 def load_data(args):
     """The Dataset; UserError where --num_classes or --warmup_steps contradicts it."""
-    from datasets import load_dataset
+    from datasets import DataSettings, load_dataset
     from train import count_steps
-    dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size, args.data_dir,
-                           seed=args.seed, steps_per_epoch=args.steps_per_epoch,
-                           validation_steps=args.validation_steps, views=args.views,
-                           interval=args.interval, augmentation=args.augmentation,
-                           train_images=args.train_images, skip_bad_images=args.skip_bad_images)
+    dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size,
+                           **settings_of(args, DataSettings)._asdict())
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))
@@ -65,8 +62,11 @@ def profile(args, model, dataset):
     return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation, lambda: batch)
 
 
-def timing_table(args, model, dataset, cache):
-    """(TensorTimings of this run, its PrefixCache or None); UserError where rho is out of reach."""
+def timing_table(args, model, dataset, cache, goes_on=False):
+    """(TensorTimings of this run, its PrefixCache or None); UserError where rho is out of reach.
+
+    goes_on: whether the run was interrupted: it then goes on in any case.
+    """
     from selection_solver_DP import layers_of, out_of_reach
     table = profile(args, model, dataset)
     layers = layers_of(model) if args.granularity == 'layer' else None
@@ -76,7 +76,7 @@ def timing_table(args, model, dataset, cache):
                        'image, independent of the other images (batch statistics?)')
     priced = table if cache is None else cache.priced(table, 1, args.num_epochs + 1)
     reason = out_of_reach(priced, args.rho, layers)
-    if reason:
+    if reason and not goes_on:
         raise UserError('--' + reason)
     return table, cache
 
@@ -133,7 +133,12 @@ def penalty_for(args, model, dataset):
 
 def loop_settings(args):
     from train import Settings
-    return Settings(**{field: getattr(args, field) for field in Settings._fields})
+    return settings_of(args, Settings)
+
+
+def settings_of(args, kind):
+    """The NamedTuple of that kind with the flags of the same names."""
+    return kind(**{field: getattr(args, field) for field in kind._fields})
 
 
 def summarise(args, result, cache, dataset):
@@ -160,11 +165,16 @@ def save(folder, model):
     os.makedirs(path + '.part', exist_ok=True)
     save_weights(model, os.path.join(path + '.part', 'weights.npz'))
     model.save(os.path.join(path + '.part', keras_stack.MODEL_FILE))
+    for name in os.listdir(path + '.part'):
+        with open(os.path.join(path + '.part', name), 'rb') as saved:
+            os.fsync(saved.fileno())
     os.rename(path + '.part', path)
+    checkpoint.flush_folder(folder)
     print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
 
 def already_finished(folder):
+    checkpoint.remove(folder)  # where the process ended just behind its summary
     print('already finished with the same settings: {}'.format(folder))
     return 0
 
@@ -213,11 +223,15 @@ def main(argv=None):
         except KeyboardInterrupt:
             if not signals.stop():
                 raise
-            print('\nstopped by {} before anything was trained; the same '
-                  'command begins again'.format(signals.name), file=sys.stderr)
+            print('\nstopped by {} before training went on; the same command {}'.format(
+                signals.name, 'goes on' if checkpoint.headers(folder) else 'begins again'),
+                  file=sys.stderr)
         except checkpoint.Interrupted as error:
-            print('\nstopped by {} in epoch {}, behind step {}; the same command goes on from '
-                  'there'.format(signals.name, *error.args), file=sys.stderr)
+            print('\nstopped by {} in epoch {}, behind step {}; the same command{} {}'.format(
+                signals.name, *(error.args[:2] + (
+                    ' without --restart' if args.restart else '', 'goes on from there'
+                    if error.args[2] else 'goes on from the last checkpoint, if there is one'))),
+                  file=sys.stderr)
         return 128 + signals.caught
 
 
@@ -232,7 +246,10 @@ def run(args, folder, settings, signals):
                         args.trust_model)
     cache, table = prefix_cache_of(args, dataset), None
     if is_elastic(args):
-        table, cache = timing_table(args, model, dataset, cache)
+        table, cache = timing_table(args, model, dataset, cache, resumed is not None)
+    if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
+        raise UserError('the images are others than when the run was interrupted: put them back '
+                        'or begin anew with --restart')
     lock = open_run(folder, settings, resumed, args.restart)
     if lock is None:
         return already_finished(folder)
@@ -241,7 +258,9 @@ def run(args, folder, settings, signals):
         len(model.trainable_variables)))
     if resumed is not None:
         print('goes on in epoch {}, behind step {}'.format(*place_of(resumed)))
-    keeper = checkpoint.Keeper(folder, args.checkpoint_minutes, about_this(settings), signals.stop)
+    keeper = checkpoint.Keeper(folder, args.checkpoint_minutes,
+                               dict(about_this(settings), images=dataset.fingerprint),
+                               signals.stop, resumed and resumed['written'])
     with Recorder(folder, lock, resumed and resumed['records']) as recorder:
         signals.deferred = True
         return train_and_record(args, folder, recorder, model, dataset, table, cache, keeper,
@@ -271,8 +290,10 @@ def train_and_record(args, folder, recorder, model, dataset, table, cache, keepe
     except Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1
-    except tf.errors.OpError:
-        bad = first_fault(dataset.files, args.input_size)
+    except tf.errors.OpError as error:
+        about_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+        bad = None if about_memory or args.skip_bad_images else first_fault(dataset.files,
+                                                                            args.input_size)
         if bad is None:
             raise
         raise UserError("cannot read image '{}' any more ({}); repair it, or --skip_bad_images: "

@@ -82,13 +82,10 @@ class StepMaker:
     @property
     def everything(self):
         """tf.Variables: all that training may change, moving statistics and random states too."""
-        own = {id(variable) for variable in self.variables}
         rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
-        return self.state + [variable for variable in rest if id(variable) not in own]
-
-    def values(self):
-        """Arrays of `everything`."""
-        return [np.asarray(variable.numpy()) for variable in self.everything]
+        rest += self.concrete.variables  # random states that are of no layer
+        found = {id(variable): variable for variable in self.state + rest}
+        return list(found.values())
 
     def assign(self, values):
         """Gives `everything` these values, arrays; UserError where they are of another network."""
@@ -277,6 +274,7 @@ class MaskedStep(GraphFunction):
         self.mask = mask
         self._shapes = shapes or maker.shapes
         self.called = False  # the first call compiles; the loop books it apart
+        self.again = False  # whether an interrupted run had called it before
 
     def __call__(self, inputs, labels):
         batch = tf.nest.flatten((inputs, labels))

@@ -27,10 +27,13 @@ def open_run(folder, settings, resumed=None, restart=False):
         unless_opened.callback(os.close, lock)
         if is_finished(folder, settings, restart):  # what held before need not hold any more
             return None
+        expected = [] if resumed is None else resumed['headers']
+        if not restart and checkpoint.headers(folder) != expected:
+            raise fault(folder, 'another process has trained it meanwhile; start again')
         if resumed is None:
             _clear(folder)
-        elif checkpoint.headers(folder) != resumed['headers']:
-            raise fault(folder, 'another process has trained it meanwhile; start again')
+        elif resumed['damaged']:
+            checkpoint.remove_damaged(folder)
         write_json(os.path.join(folder, 'settings.json'), settings)
         unless_opened.pop_all()
     return lock
@@ -44,13 +47,13 @@ def records_of(folder):
 
 
 def _clear(folder):
-    """Removes the records of a run, but for its settings."""
+    """Removes the records of a run, but for its settings; what it could go on from first."""
+    checkpoint.remove(folder)
     for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     for saved in ('checkpoint', 'checkpoint.part'):
         shutil.rmtree(os.path.join(folder, saved), ignore_errors=True)
-    checkpoint.remove(folder)
 
 
 def _lock(folder):
@@ -132,14 +135,15 @@ class Recorder:
         self.masks, sizes = list(state['masks']), state['sizes']
         present = {name: os.path.getsize(os.path.join(self.folder, name))
                    for name in records_of(self.folder)}
-        short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]]
+        short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
+                 and name.endswith('.csv')]  # TensorBoard's may be cleared
         if short:
             raise fault(self.folder, '{} lost what the checkpoint says it held; begin anew with '
                         '--restart'.format(', '.join(short)))
         for name in present:
-            if name in sizes:
+            if name in sizes and present[name] > sizes[name]:
                 os.truncate(os.path.join(self.folder, name), sizes[name])
-            else:
+            elif name not in sizes:
                 os.remove(os.path.join(self.folder, name))
 
     def finish(self, summary):
@@ -150,6 +154,7 @@ class Recorder:
                  for name in records_of(self.folder) if name.endswith('.csv')}
         write_json(os.path.join(self.folder, 'summary.json'),
                    dict(summary, finished=True, files=files))
+        checkpoint.flush_folder(self.folder)  # its name is there before the checkpoint is not
         checkpoint.remove(self.folder)
         self._unlock()
 

@@ -241,10 +241,13 @@ def is_finished(folder, settings, restart=False):
     if changed:
         raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
                     '{}, or begin it anew with --restart'.format(', '.join(changed), folder))
-    try:  # a power cut may leave a summary that is empty
-        return bool(read_json(os.path.join(folder, 'summary.json')).get('finished'))
-    except UserError:
+    path = os.path.join(folder, 'summary.json')
+    if not os.path.exists(path) or not os.path.getsize(path):  # which a power cut may leave
         return False
+    try:
+        return bool(read_json(path).get('finished'))
+    except UserError as error:
+        raise fault(folder, '{}: mend it, or begin the run anew with --restart'.format(error))
 
 
 def write_json(path, content):

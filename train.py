@@ -155,7 +155,7 @@ class _Run:
     """
 
     def __init__(self, model, dataset, make_scheme, settings, penalty, clock, cache):
-        self.model, self.clock, self.cache = model, clock, cache
+        self.model, self.clock, self.cache, self.penalty = model, clock, cache, penalty
         self.optimizer = optimizer_for(dataset, settings, model.trainable_variables)
         self.maker = StepMaker(model, self.optimizer, settings.weight_decay,
                                *dataset.train.element_spec, penalty=penalty)
@@ -227,7 +227,8 @@ class _Run:
             {name: getattr(self, name) for name in self.PLAIN_FIELDS},
             has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
             step_ms={kind: np.array(ms) for kind, ms in self.step_ms.items()},
-            variables=self.maker.values(),
+            variables=self.maker.everything,
+            penalty=getattr(self.penalty, 'coefficient', None),
             scheme=self.scheme.state(), cache=self.cache and self.cache.state(),
             clock=self.clock.state())
 
@@ -245,7 +246,9 @@ class _Run:
             assign(self.maker)
         else:
             self._use(self.scheme.restore(state['scheme'], self.choice, assign))
-        self.step = self.choice and self.maker.step(self.choice.mask)
+        if self.choice is not None:
+            self.step = self.maker.step(self.choice.mask)
+            self.step.again = True
         if self.cache is not None:
             self.cache.restore(state['cache'], self.step)
         self.clock.restore(state['clock'])
@@ -266,17 +269,19 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
     when the keeper says stop.
     """
     steps, clock, keeper = count_steps(dataset), Clock(meter), keeper or Keeper()
+    if penalty is not None and resumed is not None:
+        penalty.coefficient = resumed['run']['penalty']  # before it becomes a constant of the graph
     with clock('selection' if resumed is None else 'resume'):
         run = _Run(model, dataset, make_scheme, settings, penalty, clock, cache)
         if resumed is not None:
-            run.restore(resumed['run'])
+            run.restore(resumed.pop('run'))  # as large as the model: not to be held any longer
             clock.seconds['lost'] += resumed['lost_seconds']
 
     def keep():
         with clock('checkpoint'):
-            keeper.keep(dict(run=run.state(), records=recorder.state()))
+            kept = keeper.keep(lambda: dict(run=run.state(), records=recorder.state()))
         if keeper.stop() and run.epoch <= settings.num_epochs:
-            raise Interrupted(run.epoch, run.progress.count if run.progress else 0)
+            raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
     if keeper.stop():
         keep()
     while run.epoch <= settings.num_epochs:

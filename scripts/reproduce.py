@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -169,6 +168,7 @@ def step_ms(cell, timings):
 
 def run_all(runs):
     """Runs what is not finished, one after the other; a line of text for each that failed."""
+    from interrupt import status_of, was_stopped
     failed, begin = [], time.perf_counter()
     for i, run in enumerate(runs, 1):
         title = '[{}/{}] {}'.format(i, len(runs), run.name)
@@ -181,8 +181,8 @@ def run_all(runs):
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
-        status = _status_of([sys.executable, 'main.py'] + list(run.flags))
-        if status in _stopped():  # that is meant for all of it
+        status = status_of([sys.executable, 'main.py'] + list(run.flags), ROOT)
+        if was_stopped(status):  # that is meant for all of it
             raise KeyboardInterrupt
         if status and not impossible([run]):  # that is told at the end, and no failure
             failed.append('failed with status {}: {}'.format(status, run.name))
@@ -209,32 +209,6 @@ def check_device(finished):
             raise UserError("run '{}' was made on {}, this is {}: their times do not belong in one "
                             'figure; move its folder away, or go on where it was made'.format(
                                 run.name, host, this_device()))
-
-
-def _stopped():
-    """Exit statuses of a run that a signal ended: behind a checkpoint, or at once."""
-    from interrupt import SIGNALS
-    numbers = [getattr(signal, name) for name in SIGNALS]
-    return [128 + number for number in numbers] + [-number for number in numbers]
-
-
-def _status_of(command):
-    """Exit status of a child, which is waited for: the terminal's Ctrl-C stops it as well, behind a
-    checkpoint.
-    """
-    child = subprocess.Popen(command, cwd=ROOT, preexec_fn=_die_with_parent)
-    try:
-        return child.wait()
-    except KeyboardInterrupt:
-        child.wait()
-        raise
-
-
-def _die_with_parent():
-    """In the child: a killed script leaves no training behind that the next one would meet."""
-    if sys.platform.startswith('linux'):
-        import ctypes
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _meter(run):

@@ -156,10 +156,10 @@ def test_a_disk_that_fills_up_leaves_the_last_one_and_is_said_once(tmp_path, cap
     keeper = checkpoint.Keeper(str(tmp_path))
     with files_of_at_most(2000):
         for _ in range(2):
-            keeper.keep(dict(TREE, large=np.zeros(10 ** 5)))
+            assert not keeper.keep(lambda: dict(TREE, large=np.zeros(10 ** 5)))
     assert read(tmp_path)['epoch'] == 3 and os.listdir(str(place)) == ['last']
     assert capsys.readouterr().out.count('no checkpoint could be written') == 1
-    keeper.keep(dict(TREE, epoch=4))
+    assert keeper.keep(lambda: dict(TREE, epoch=4))
     assert read(tmp_path)['epoch'] == 4
 
 

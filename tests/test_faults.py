@@ -128,7 +128,9 @@ def test_a_signal_before_training_ends_it_at_once_and_leaves_nothing(logs):
     time.sleep(1.0)
     child.send_signal(signal.SIGTERM)
     child.communicate()
-    assert child.returncode in (143, -15) and not (logs / 'early').exists()
+    assert not (logs / 'early').exists()
+    if child.returncode != -signal.SIGTERM:  # before Python had come to the handler
+        assert child.returncode == 143
 
 
 def test_a_hang_up_does_not_end_a_run_under_nohup(logs):

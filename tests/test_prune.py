@@ -11,11 +11,12 @@ from tensorflow import keras
 
 import keras_stack
 from backbone import classifier, statistics_from_batch
+from channels import structure
 from command_line import UserError
 from datasets import load_dataset
 from masked_step import StepMaker
 from models import build_model
-from prune import GroupLasso, prune, prune_scheme, structure
+from prune import GroupLasso, prune, prune_scheme
 from train import Settings
 from training_step import LossScale, make_optimizer
 

@@ -22,10 +22,12 @@ from tensorflow import keras
 
 import checkpoint
 import keras_stack
+import main
 import prefix_cache
 import train
 from cached_epochs import PrefixCache
 from checkpoint import Interrupted, Keeper
+from command_line import UserError
 from elastic import elastic_scheme
 from profiler import profile_model
 from prune import GroupLasso, prune_scheme
@@ -46,6 +48,22 @@ class StopsBehind(Keeper):
     def due(self):
         self.left -= 1
         return super().due()
+
+
+class StopsBetween(StopsBehind):
+    """Says stop while the checkpoint behind an epoch is written: there is no step in progress."""
+
+    def __init__(self, folder, epochs):
+        super().__init__(folder, 10 ** 9)
+        self.epochs = epochs
+
+    def due(self):
+        return False
+
+    def keep(self, tree):
+        self.epochs -= 1
+        self.left = self.epochs and self.left
+        return super().keep(tree)
 
 
 def normalised():
@@ -86,9 +104,9 @@ class Setting:
             num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False),
             **settings))
 
-    def process(self, behind=10 ** 9):
+    def process(self, behind=10 ** 9, kind=StopsBehind):
         """As one process does: from the checkpoint that is there to the end, or to a stop behind so
-        many steps. The trained model, or None.
+        many steps, as `kind` counts them. (result, trained model), or None.
         """
         keras.backend.clear_session()  # names of layers begin anew
         dataset, model = digits(**self.data), self.model()
@@ -112,7 +130,7 @@ class Setting:
         try:
             result, model = train.train(
                 model, dataset, make, self.settings, recorder, penalty, cache=cache,
-                keeper=StopsBehind(self.folder, behind), resumed=resumed)
+                keeper=kind(self.folder, behind), resumed=resumed)
         except Interrupted:
             return None
         finally:
@@ -138,13 +156,13 @@ class Setting:
         return found
 
 
-def assert_cut_is_whole(tmp_path, cuts, *arguments, **more):
+def assert_cut_is_whole(tmp_path, cuts, *arguments, kind=StopsBehind, **more):
     """A run that is cut behind so many steps each time ends as one that is not."""
     whole = Setting(arguments[0], tmp_path / 'whole', *arguments[1:], **more)
     result, model = whole.process()
     parts = Setting(arguments[0], tmp_path / 'parts', *arguments[1:], **more)
     for steps in cuts:
-        assert parts.process(steps) is None
+        assert parts.process(steps, kind) is None
     again, other = parts.process()
     assert parts.records() == whole.records() and parts.points() == whole.points()
     assert len(set(parts.points())) == len(parts.points()) > EPOCHS
@@ -163,6 +181,14 @@ MIDDLE_OF_2, END_OF_2, TWICE = [10], [14], [3, 15]
     ('full_training', [STEPS * EPOCHS - 1])])
 def test_fixed_schemes(tmp_path, timings, name, cuts):
     assert_cut_is_whole(tmp_path, cuts, name, timings)
+
+
+@pytest.mark.parametrize('name, more', [
+    ('full_training', {}), ('elastic_training', {}), ('prune_training', dict(threshold=0.1)),
+    ('elastic_training', dict(cached=True, rho=0.5))])
+def test_cut_between_two_epochs(tmp_path, timings, rates, name, more):
+    assert_cut_is_whole(tmp_path, [1, 2], name, timings, rates, kind=StopsBetween,
+                        model=normalised if name == 'prune_training' else network, **more)
 
 
 @pytest.mark.parametrize('epochs', [1, EPOCHS])
@@ -247,3 +273,21 @@ def test_training_time_counts_each_step_once(tmp_path, timings):
     assert result['step_seconds'] == pytest.approx(steps)
     assert result['resume_seconds'] > 0 and result['checkpoint_seconds'] > 0
     assert result['lost_seconds'] < 1  # each stop was behind a checkpoint
+
+
+def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_path, capsys):
+    args = main.check_arguments(main.parse_arguments([
+        '--dataset_name', 'digits', '--logs_dir', str(tmp_path), '--run_name', 'run']))
+    settings, folder = main.run_settings(args), str(tmp_path / 'run')
+    os.mkdir(folder)
+    about = main.about_this(settings)
+    for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, goes on on'),
+                           (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
+        checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
+        assert main.interrupted_run(args, folder, settings) is not None
+        assert words in capsys.readouterr().out
+    checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
+    with pytest.raises(UserError, match='of other settings; begin anew with --restart'):
+        main.interrupted_run(args, folder, settings)
+    args.restart = True
+    assert main.interrupted_run(args, folder, settings) is None
