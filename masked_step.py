@@ -83,7 +83,9 @@ class StepMaker:
     def everything(self):
         """tf.Variables: all that training may change, moving statistics and random states too."""
         rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
-        rest += self.concrete.variables  # random states that are of no layer
+        # Random states that are of no layer; TensorFlow gives them in any order, names may repeat.
+        places = {id(handle): place for place, handle in enumerate(self.captured)}
+        rest += sorted(self.concrete.variables, key=lambda variable: places[id(variable.handle)])
         found = {id(variable): variable for variable in self.state + rest}
         return list(found.values())
 

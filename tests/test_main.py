@@ -15,7 +15,7 @@ import main
 import profiler
 from command_line import UserError
 from recorder import open_run
-from runs import read_run
+from runs import read_json, read_run
 
 
 @pytest.fixture(scope='module')
@@ -105,7 +105,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_kept(logs, capsys, mon
     for name in os.listdir(str(folder / 'one')):
         if (folder / 'one' / name).is_file():
             assert (folder / 'late' / name).read_bytes() == (folder / 'one' / name).read_bytes()
-    settings = json.loads((folder / 'late' / 'settings.json').read_text())
+    settings = read_json(str(folder / 'late' / 'settings.json'))
     for _ in range(2):  # the lock is free again
         assert open_run(str(folder / 'late'), settings) is None
     with pytest.raises(UserError, match='other settings'):
