@@ -32,6 +32,7 @@ from elastic import elastic_scheme
 from profiler import profile_model
 from prune import GroupLasso, prune_scheme
 from recorder import Recorder
+from runs import EPOCH_COLUMNS
 
 STEPS, EPOCHS = 7, 4  # seven steps an epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
@@ -291,3 +292,27 @@ def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_p
         main.interrupted_run(args, folder, settings)
     args.restart = True
     assert main.interrupted_run(args, folder, settings) is None
+
+
+def test_what_was_recorded_behind_a_checkpoint_is_taken_back(tmp_path):
+    row = dict.fromkeys(EPOCH_COLUMNS, 1.0)
+    recorder = Recorder(str(tmp_path))
+    recorder.epoch(dict(row, epoch=1))
+    state = recorder.state()
+    recorder.epoch(dict(row, epoch=2))
+    recorder.selection(3, ['head/kernel'], [(3,)], [True])
+    recorder.writer.close()
+    (tmp_path / 'events.out.tfevents.later').write_bytes(b'of a process that came later')
+    again = Recorder(str(tmp_path), resumed=state)
+    again.epoch(dict(row, epoch=2))
+    again.writer.close()
+    with open(str(tmp_path / 'epochs.csv')) as source:
+        assert [line['epoch'] for line in csv.DictReader(source)] == ['1', '2']
+    assert not (tmp_path / 'selections.csv').exists()
+    steps = [event.step for path in sorted(glob.glob(str(tmp_path / 'events.out.*')))
+             for event in tf.compat.v1.train.summary_iterator(path)
+             for value in event.summary.value if value.tag == 'train/accuracy']
+    assert steps == [1, 2]
+    (tmp_path / 'epochs.csv').write_text('')
+    with pytest.raises(UserError, match='epochs.csv lost what the checkpoint says .*--restart'):
+        Recorder(str(tmp_path), resumed=state)
