@@ -24,6 +24,7 @@ FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
 MAGIC = b'ElasticTrainer checkpoint 1 '
 HEADER = len(MAGIC) + 64 + 1  # the digest in hexadecimal, a line feed
 TREE = 'tree'
+COST = 0.01  # of a run's time, that checkpoints at the end of short epochs may take
 ALIVE_SECONDS = 10  # how often a run shows, by its checkpoint's time, that it still trains
 PIECE = 2 ** 20
 
@@ -200,9 +201,9 @@ def remove(folder):
 class Keeper:
     """Says when a checkpoint is due, and writes it.
 
-    folder: of the run. minutes: between two, beside those at the end of epochs. about: dict, what
-    is true of this process and goes into each. stop: () -> bool, whether the run shall end.
-    Without a folder it keeps nothing. written: of the checkpoint that the run goes on from.
+    folder: of the run. minutes: at most between two, beside those at the end of epochs. about:
+    dict, what is true of this process and goes into each. stop: () -> bool, whether the run shall
+    end. written: of the checkpoint that the run goes on from. Without a folder it keeps nothing.
     """
 
     def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
@@ -210,7 +211,7 @@ class Keeper:
         self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
         self.stop = stop
         self._last = self._alive = time.perf_counter()
-        self._written, self._failed = written, False
+        self._written, self._failed, self._took = written, False, 0.0
 
     def due(self):
         """Whether the step that has just ended is one to write a checkpoint behind."""
@@ -221,6 +222,13 @@ class Keeper:
                 os.utime(os.path.join(self._folder, FOLDER, LAST),
                          (time.time(), self._written + now - self._last))
         return self.stop() or now - self._last > self._seconds
+
+    def pays(self):
+        """Whether the epoch that has just ended is one to write a checkpoint behind: where epochs
+        are so short that it would take more than COST of the time, not each is.
+        """
+        passed = time.perf_counter() - self._last
+        return self.stop() or self._folder is not None and passed * COST >= self._took
 
     def keep(self, tree):
         """Writes a checkpoint of tree(); whether it could. Where not, it says so, once, and the run
@@ -233,6 +241,7 @@ class Keeper:
             write(self._folder, dict(tree(), about=self._about, written=written))
             os.utime(os.path.join(self._folder, FOLDER, LAST), (written, written))
             self._written, self._last, self._failed = written, begin, False
+            self._took = time.perf_counter() - begin
         except OSError as error:
             if not self._failed:
                 print('no checkpoint could be written ({}); training goes on'.format(

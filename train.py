@@ -310,7 +310,8 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         record_epoch(recorder, run.scheme, run.model, run.chosen, row, run.result, cache)
         run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
-        keep()
+        if keeper.pays():
+            keep()
     if cache is not None:
         cache.end()
     return summary_of(run.rows, clock, run.scheme, run.step_ms, cache), run.model

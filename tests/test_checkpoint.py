@@ -1,6 +1,7 @@
 """The checkpoint's file: what goes in comes out, and whatever is damaged is noticed."""
 
 import os
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,6 +171,19 @@ def test_a_checkpoint_is_due_after_so_many_minutes_and_where_the_run_shall_stop(
     stopping.append(True)
     assert keeper.due()
     assert checkpoint.Keeper(str(tmp_path), minutes=0.0).due()
+
+
+def test_short_epochs_do_not_each_have_a_checkpoint(tmp_path):
+    keeper, kept, begin = checkpoint.Keeper(str(tmp_path)), [], time.perf_counter()
+    assert keeper.pays() and not checkpoint.Keeper().pays()
+    while time.perf_counter() - begin < 1.0:  # epochs of 1 ms
+        if keeper.pays():
+            kept.append(time.perf_counter())
+            keeper.keep(lambda: TREE)
+            took = time.perf_counter() - kept[-1]
+            assert not keeper.pays()
+        time.sleep(0.001)
+    assert 1 <= len(kept) < 1.0 / took / 10
 
 
 def test_what_was_trained_behind_a_checkpoint_is_told(tmp_path):

@@ -13,11 +13,12 @@ import time
 
 import numpy as np
 import pytest
-from cached_runs import SIZE, network
+from cached_runs import SIZE, files_of_at_most, network
 from small_runs import ROOT
 
 import checkpoint
 import keras_stack
+from recorder import Recorder, open_run
 
 SLOW = bool(os.environ.get('SLOW_TESTS'))
 TIMES = 'seconds', 'step_ms'
@@ -168,33 +169,80 @@ def test_other_settings_are_refused_and_restart_begins_anew(logs):
     assert code == 0 and 'goes on' not in out, err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='mounts a file system')
-def test_a_card_that_fills_up_costs_no_run(logs, tmp_path):
-    """Everything goes to 8 MB, of which another program takes all while it trains, then frees it.
-    """
-    card = tmp_path / 'card'
-    card.mkdir()
-    if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', str(card)],
+@pytest.fixture
+def card(tmp_path):
+    """A folder on a file system of its own of 8 MB, with the network in it."""
+    folder = tmp_path / 'card'
+    folder.mkdir()
+    if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', str(folder)],
                        stderr=subprocess.DEVNULL):
         pytest.skip('may not mount a file system here')
     try:
-        network().save(str(card / keras_stack.MODEL_FILE))
-        arguments = command(card, 'full', '--train_type', 'full_training', '--num_epochs', '8')
-        child = started(arguments)
-        assert wait_until_it_trains(child, card / 'full')
-        with open(str(card / 'other'), 'wb', buffering=0) as other:
-            with contextlib.suppress(OSError):
-                while True:
-                    other.write(bytes(4096))
-        out, err = child.communicate()
-        assert 'Traceback' not in err
-        os.remove(str(card / 'other'))
-        if child.returncode:
-            assert child.returncode == 2 and err.startswith('error: '), err
-            code, out, err = finished(arguments)
-            assert code == 0 and 'goes on in epoch' in out, err
-        else:
-            assert 'no checkpoint could be written' in out
-        assert (card / 'full' / 'summary.json').exists()
+        network().save(str(folder / keras_stack.MODEL_FILE))
+        yield folder
     finally:
-        subprocess.call(['umount', '-l', str(card)])
+        subprocess.call(['umount', '-l', str(folder)])
+
+
+def assert_goes_on(arguments, child, folder):
+    """What the child said about a disk that failed, and that the run goes on from there."""
+    out, err = child.communicate()
+    assert 'Traceback' not in err
+    if child.returncode:
+        assert child.returncode == 2 and err.startswith('error: '), err
+        assert 'the same command goes on from the last checkpoint' in err
+    else:
+        assert 'no checkpoint could be written' in out
+    yield
+    if child.returncode:
+        code, out, err = finished(arguments)
+        assert code == 0 and 'goes on in epoch' in out, err
+    assert (folder / 'summary.json').exists()
+    yield
+
+
+def test_a_card_that_fills_up_costs_no_run(card):
+    """Another program takes all that is left while it trains, and then frees it."""
+    arguments = command(card, 'full', '--train_type', 'full_training', '--num_epochs', '8')
+    child = started(arguments)
+    assert wait_until_it_trains(child, card / 'full')
+    with open(str(card / 'other'), 'wb', buffering=0) as other:
+        with contextlib.suppress(OSError):
+            while True:
+                other.write(bytes(4096))
+    goes_on = assert_goes_on(arguments, child, card / 'full')
+    next(goes_on)
+    os.remove(str(card / 'other'))
+    next(goes_on)
+
+
+def test_a_card_that_becomes_read_only_costs_no_run(card):
+    arguments = command(card, 'full', '--train_type', 'full_training', '--num_epochs', '8')
+    child = started(arguments)
+    assert wait_until_it_trains(child, card / 'full')
+    subprocess.check_call(['mount', '--bind', str(card), str(card)])
+    subprocess.check_call(['mount', '-o', 'remount,bind,ro', str(card)])
+    goes_on = assert_goes_on(arguments, child, card / 'full')
+    next(goes_on)
+    subprocess.check_call(['umount', '-l', str(card)])
+    next(goes_on)
+
+
+def test_a_profile_that_may_not_be_written_is_an_error_and_leaves_nothing(logs, tmp_path):
+    arguments = command(tmp_path, 'one', '--model_name', str(logs / keras_stack.MODEL_FILE))
+    limited = ['bash', '-c', 'ulimit -f 16; exec "$@"', 'bash'] + arguments
+    code, out, err = finished(limited)
+    assert code == 2 and 'Traceback' not in err and 'error: ' in err, err
+    assert not (tmp_path / 'one').exists()
+    code, out, err = finished(arguments)
+    assert code == 0, err
+
+
+def test_a_summary_that_cannot_be_written_keeps_the_checkpoint(tmp_path):
+    folder = str(tmp_path / 'run')
+    recorder = Recorder(folder, open_run(folder, {}))
+    checkpoint.write(folder, dict(written=0.0))
+    with files_of_at_most(500), pytest.raises(OSError):
+        recorder.finish(dict(note='x' * 1000))
+    assert checkpoint.read(folder) is not None
+    assert not os.path.exists(os.path.join(folder, 'summary.json'))

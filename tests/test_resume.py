@@ -61,6 +61,9 @@ class StopsBetween(StopsBehind):
     def due(self):
         return False
 
+    def pays(self):
+        return True
+
     def keep(self, tree):
         self.epochs -= 1
         self.left = self.epochs and self.left
@@ -213,6 +216,20 @@ def test_statistics_dropout_slots_and_views(tmp_path, timings, name, optimizer):
 def test_elastic_training(tmp_path, timings, metric, interval, optimizer, cuts):
     assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, metric=metric,
                         interval=interval, optimizer=optimizer, probe_batches=2)
+
+
+def test_the_closed_loop_goes_on_with_the_table_as_it_was(tmp_path, timings):
+    """Times decide there: two runs cannot be the same, but what was learned is not lost."""
+    run = Setting('elastic_training', tmp_path, timings, interval=1, closed_loop=True)
+    assert run.process(STEPS + 3) is None
+    before = checkpoint.read(run.folder, train.RECORDS)['run']['scheme']
+    assert run.process(1) is None
+    after = checkpoint.read(run.folder, train.RECORDS)['run']['scheme']
+    assert before['loop'][0].t_step != timings.t_step
+    for one, other in zip(before['loop'], after['loop']):
+        assert one.t_step == other.t_step
+        np.testing.assert_array_equal(one.group_ms, other.group_ms)
+    assert after['drawn'] == before['drawn'] and after['budget'] == before['budget']
 
 
 @pytest.mark.parametrize('place, cuts', [
