@@ -52,10 +52,16 @@ SCHEMES = {
              '--augmentation', 'flip+rotate']}
 
 
+def heeds_signals():
+    """In the child: also where these tests run in the background, which ignores Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def started(arguments):
     usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            universal_newlines=True, env=usual)
+                            universal_newlines=True, env=usual, preexec_fn=heeds_signals)
 
 
 def finished(arguments):
