@@ -220,19 +220,25 @@ def main(argv=None):
     with Signals() as signals:
         try:
             return run(args, folder, settings, signals)
-        except KeyboardInterrupt:
-            if not signals.stop():
+        except BaseException as error:  # an import that is cut short may make anything of it
+            if not signals.stop() or signals.deferred and not isinstance(
+                    error, checkpoint.Interrupted):
                 raise
-            print('\nstopped by {} before training went on; the same command {}'.format(
-                signals.name, 'goes on' if checkpoint.headers(folder) else 'begins again'),
-                  file=sys.stderr)
-        except checkpoint.Interrupted as error:
-            print('\nstopped by {} in epoch {}, behind step {}; the same command{} {}'.format(
-                signals.name, *(error.args[:2] + (
-                    ' without --restart' if args.restart else '', 'goes on from there'
-                    if error.args[2] else 'goes on from the last checkpoint, if there is one'))),
-                  file=sys.stderr)
+            tell_stop(args, folder, signals, error)
         return 128 + signals.caught
+
+
+def tell_stop(args, folder, signals, error):
+    """Says by which of the Signals the run was stopped, where, and how to go on."""
+    if not isinstance(error, checkpoint.Interrupted):
+        text = 'before training went on; the same command {}'.format(
+            'goes on' if checkpoint.headers(folder) else 'begins again')
+    else:
+        epoch, step, kept = error.args
+        text = 'in epoch {}, behind step {}; the same command{} {}'.format(
+            epoch, step, ' without --restart' if args.restart else '', 'goes on from there' if kept
+            else 'goes on from the last checkpoint, if there is one')
+    print('\nstopped by {} {}'.format(signals.name, text), file=sys.stderr)
 
 
 def run(args, folder, settings, signals):
