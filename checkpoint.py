@@ -96,12 +96,7 @@ def write(folder, tree):
     try:
         with open(part, 'w+b') as out:
             out.write(bytes(HEADER))
-            with zipfile.ZipFile(out, 'w') as archive:  # as np.savez, one array at a time
-                arrays[TREE] = np.frombuffer(content, np.uint8)
-                for name, array in arrays.items():
-                    with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
-                        array = array if isinstance(array, np.ndarray) else array.numpy()
-                        np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+            write_npz(out, dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
             digest = _digest(out)
             out.seek(0)
             out.write(MAGIC + digest.encode() + b'\n')
@@ -114,6 +109,23 @@ def write(folder, tree):
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(part)
+        raise
+
+
+def write_npz(out, arrays):
+    """As np.savez to a file: one array at a time, no pickle, and not another word behind an error.
+
+    arrays: name -> array or tf.Variable.
+    """
+    archive = zipfile.ZipFile(out, 'w')
+    try:
+        for name, array in arrays.items():
+            array = np.asarray(array if isinstance(array, np.ndarray) else array.numpy())
+            with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+        archive.close()
+    except BaseException:
+        archive.fp = None  # else it would try once more as it goes, and print a traceback
         raise
 
 

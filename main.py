@@ -6,6 +6,7 @@
 Everything is checked before anything heavy starts; records go to logs/<run_name>/ (see runs.py).
 """
 
+import errno
 import gc
 import os
 import platform
@@ -164,6 +165,9 @@ def save(folder, model):
     shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted behind this
     os.makedirs(path + '.part', exist_ok=True)
     save_weights(model, os.path.join(path + '.part', 'weights.npz'))
+    needed = 2 ** 20 + 1.5 * os.path.getsize(os.path.join(path + '.part', 'weights.npz'))
+    if shutil.disk_usage(path + '.part').free < needed:  # which HDF5 would tell in a traceback
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     model.save(os.path.join(path + '.part', keras_stack.MODEL_FILE))
     for name in os.listdir(path + '.part'):
         with open(os.path.join(path + '.part', name), 'rb') as saved:

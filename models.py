@@ -13,6 +13,7 @@ import zipfile
 
 import numpy as np
 
+from checkpoint import write_npz
 from command_line import UserError, nearest
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
@@ -119,9 +120,9 @@ def save_weights(model, path):
     arrays = {'format': np.array(WEIGHTS_FORMAT)}
     for kind, variables in _kinds(model):
         for i, variable in enumerate(variables):
-            arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable.numpy()
+            arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable
     with open(path + '.part', 'wb') as out:
-        np.savez(out, **arrays)
+        write_npz(out, arrays)
     os.replace(path + '.part', path)
 
 
