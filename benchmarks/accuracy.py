@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py --quick     (under 15 minutes: one network, one seed)
     python benchmarks/accuracy.py             (over two hours at first; finished runs are kept)
     python benchmarks/accuracy.py --table     (seconds: the table of the runs that are there)
+    python benchmarks/accuracy.py --networks mobilenetv2 --rows 'elastic 0.5'  (and full)
 
 Each network is trained on digits, once for each seed, then adapted to the shifted digits (turned,
 coloured, noisy; 2,250 test images whose originals the source training never saw) by every scheme,
@@ -140,6 +141,20 @@ def rows_of_repeated(network):
             Row('head only', 'traditional_tl_training', cached=True),
             elastic('elastic {:g}, no cache'.format(RHO), RHO)] + [
                 elastic('elastic {:g}'.format(rho), rho)._replace(cached=True) for rho in SHORTER]
+
+
+def rows_for(network, args):
+    """The rows that --quick and --rows leave; UserError for a label that no row has."""
+    rows = rows_of(network, network.name == list(NETWORKS)[0] and not args.quick)
+    if args.quick:
+        rows = [row for row in rows if row.learning_rate is None
+                and (row.rho is None or row.rho in GOALS)]
+    labels = [row.label for row in rows]
+    for label in args.rows or ():
+        if label not in labels:
+            raise command_line.UserError("--rows '{}' is no row of {}; allowed: {}".format(
+                label, network.name, ', '.join(map("'{}'".format, labels))))
+    return [row for row in rows if not args.rows or row.label in args.rows + [FULL]]
 
 
 def stronger(network):
@@ -323,17 +338,15 @@ def main(argv=None):
                           'elastic training the rho that have a target')
     command_line.add_flag(parser, '--table', 'train nothing: the table of the runs that are there')
     _bench.add_flags(parser, 'accuracy', input_size=None)
+    parser.add_argument('--rows', nargs='+', metavar='LABEL', help='these rows of the table alone, '
+                        "and full training, such as 'elastic 0.5' (default: all)")
     args = _bench.parsed(parser, argv)
     if args.quick:
         args.networks, args.seeds = args.networks[:1], 1
     seeds = range(args.seed, args.seed + args.seeds)
     results, tables = [], []
-    for name in args.networks:
+    for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
         network = NETWORKS[name]
-        rows = rows_of(network, variants=name == list(NETWORKS)[0] and not args.quick)
-        if args.quick:
-            rows = [row for row in rows if row.learning_rate is None
-                    and (row.rho is None or row.rho in GOALS)]
         if not args.table:
             try:
                 prepare(network, seeds)
@@ -341,7 +354,7 @@ def main(argv=None):
                 print('{}: its source: {}'.format(name, error), flush=True)
                 continue
             measure(network, rows, seeds)
-        if not args.quick and nothing_pruned(network, seeds):
+        if not (args.quick or args.rows) and nothing_pruned(network, seeds):
             strong = stronger(network)
             rows.insert(1 + [row.scheme for row in rows].index(strong.scheme), strong)
             if not args.table:

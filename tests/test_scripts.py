@@ -287,6 +287,22 @@ print(json.dumps([(r, _accuracy_table.verdict(r, results)) for r in results]))""
     assert '± 0.6' in output  # standard error of 96, 98, 97
 
 
+def test_accuracy_benchmark_trains_the_rows_that_were_asked_for_beside_full_training(tmp_path):
+    script = os.path.join(ROOT, 'benchmarks', 'accuracy.py')
+    status, output, errors = run(sys.executable, script, '--rows', 'elastic 0.4', '--networks',
+                                 'mobilenetv2_repeated', cwd=str(tmp_path))
+    assert (status, output) == (2, '') and len(errors.splitlines()) == 1
+    assert "--rows 'elastic 0.4' is no row of mobilenetv2_repeated" in errors
+    assert "'elastic 0.25'" in errors
+    status, output, errors = run(sys.executable, '-c', """
+import argparse, accuracy
+args = argparse.Namespace(quick=False, rows=['elastic 0.25'])
+network = accuracy.NETWORKS['mobilenetv2_repeated']
+print([row.label for row in accuracy.rows_for(network, args)])""", cwd=str(tmp_path), env=dict(
+        os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
+    assert (status, output) == (0, "['full', 'elastic 0.25']\n"), errors
+
+
 def test_with_the_cache_full_training_of_as_many_epochs_is_an_opponent(tmp_path):
     code = """
 import accuracy
