@@ -62,6 +62,7 @@ class OpTimes(NamedTuple):
     left_out: (event name, ms) that belongs to no node, the longest first.
     forward: name -> ms, of the forward pass. rates: 'op type unit' -> ms per unit of work, as
     measured; op type '*' for all of that unit.
+    kernels: ms per step during which a GPU ran kernels; None on a CPU.
     """
     groups: Dict[int, float]
     update: np.ndarray
@@ -71,6 +72,7 @@ class OpTimes(NamedTuple):
     left_out: List
     forward: Dict[str, float] = {}
     rates: Dict[str, float] = {}
+    kernels: Optional[float] = None
 
 
 def analyse(nodes, num_tensors, owners, work, num_results):
@@ -252,17 +254,20 @@ def topological(nodes):
     return order
 
 
-def attribute(graph, times, num_tensors):
+def attribute(graph, times, num_tensors, kernels=None):
     """OpTimes from a StepGraph and op times (name -> ms, of read_trace).
 
     A compute op without an event is estimated from its work and the measured rate of its op type.
+    kernels: see OpTimes. The trace of a GPU has every kernel, so that an op without one took no
+    time of it: there nothing is estimated.
     """
     times, left_out = _by_node(graph.nodes, times)
     rates = _rates(graph, times)
 
     def spent(name):
-        return times[name] if name in times else estimated_ms(
-            graph.nodes[name].op, graph.work.get(name), rates)
+        if name in times or kernels is not None:
+            return times.get(name, 0.0)
+        return estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
     groups, estimated = {}, {}
     update, update_fixed = np.zeros(num_tensors), 0.0
     for name, mask in graph.backward.items():
@@ -280,7 +285,7 @@ def attribute(graph, times, num_tensors):
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
     coverage = 1 - missed / total if total else 0.0
     return OpTimes(groups, update, update_fixed, estimated, coverage, left_out,
-                   {name: spent(name) for name in graph.forward}, rates)
+                   {name: spent(name) for name in graph.forward}, rates, kernels)
 
 
 def _by_node(nodes, times):

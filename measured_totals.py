@@ -98,7 +98,17 @@ def build_table(names, shapes, times, totals, key, prefix=None):
                          times.left_out[:20], key, spread=totals.spread,
                          traced_ms=np.array([traced[mask] for mask in masks]),
                          t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
-                         cut_bytes=cut_bytes, op_rates=times.rates)
+                         cut_bytes=cut_bytes, op_rates=times.rates,
+                         kernel_share=kernel_share(times.kernels, totals))
+
+
+def kernel_share(kernels, totals):
+    """Share of the untraced full step during which a GPU ran kernels, 0..1; None on a CPU.
+
+    kernels: ms, of OpTimes. Tracing slows the launches down and not what they launch.
+    """
+    step = totals.t_fp + totals.t_bp + totals.t_update + totals.t_always
+    return None if kernels is None else min(1.0, kernels / step)
 
 
 def measured_share(traced, places):

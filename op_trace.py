@@ -15,12 +15,23 @@ import tensorflow as tf
 from google.protobuf import message
 
 import tf_internals
-from backward_graph import CONTROL_FLOW, FREE_OPS, Node, analyse, constants, merged, topological
+from backward_graph import (
+    CONTROL_FLOW,
+    FREE_OPS,
+    Node,
+    analyse,
+    attribute,
+    constants,
+    merged,
+    topological,
+)
 from command_line import UserError
+from gpu_trace import GPU, busy_ps, gpu_work, stats_of
 from training_step import NUM_RESULTS
 
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
+HOST = '/host:CPU'  # the plane of all its threads; what CUPTI saw of them has another
 # Today's event of a call, as of what jit_compile made; the node's name is in its stat `name`.
 ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
 # Ops that TensorFlow's auto-clustering puts in the place of those it has compiled together.
@@ -139,7 +150,7 @@ def record_trace(step, inputs, labels, folder, num_steps):
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
     with serial_ops():
-        step(inputs, labels)
+        step(inputs, labels)[0].numpy()  # nothing of it runs on into the trace
         tf.profiler.experimental.start(folder, options=options)
         try:
             for i in range(num_steps):
@@ -151,39 +162,50 @@ def record_trace(step, inputs, labels, folder, num_steps):
     return max(traces, key=os.path.getmtime)
 
 
+def op_times(graph, path, num_steps, num_tensors, gpu=None):
+    """backward_graph.OpTimes of an xplane file; gpu: see read_trace."""
+    space = _space(path)
+    work = _work(space, gpu)
+    return attribute(graph, _ms_of_ops(path, space, work, num_steps), num_tensors,
+                     busy_ps(work) / 1e9 / num_steps if work else None)
+
+
 def read_trace(path, num_steps, gpu=None):
     """name -> ms per step of every op event in an xplane file.
 
-    An op's time is the median over its events times events per step: one pre-empted step does not
-    count. Where a device (GPU) ran the op, its kernels' time counts and not the host's launch; a
-    kernel of which TensorFlow does not tell the op counts under its own name.
+    On the host an op's time is the median over its events times events per step: one pre-empted
+    step does not count. Where a GPU ran the op, the sum of its kernels counts, and not the launch
+    on the host. In a GPU's trace an op that has an event on the host and no kernel ran there, and
+    takes its time there: ops that are placed on a GPU have no such event at record_trace's level.
     gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). UserError where the trace
     then has no kernels: times of launches say nothing.
     """
     space = _space(path)
-    host, device = {}, {}
-    gpus = [plane.name for plane in space.planes if plane.name.startswith('/device:GPU')]
-    for plane in space.planes:
-        on_device = plane.name.startswith('/device:')
-        for line in plane.lines:
-            if on_device and not line.name.startswith('Stream #'):
-                continue  # sums of the streams, in older releases
-            for event in line.events:
-                name = (_kernel_op if on_device else _host_op)(plane, event)
-                if name:
-                    times = device if on_device else host
-                    if not 0 <= event.duration_ps <= LONGEST:
-                        raise UserError("'{}' is damaged: {} took {} ps".format(
-                            path, name, event.duration_ps))
-                    times.setdefault(name, []).append(event.duration_ps / 1e9)
-    if not device and (gpus or tf.config.list_physical_devices('GPU') if gpu is None else gpu):
+    return _ms_of_ops(path, space, _work(space, gpu), num_steps)
+
+
+def _work(space, gpu):
+    """gpu_trace.gpu_work; gpu, error: see read_trace."""
+    work = gpu_work(space)
+    planes = [plane.name for plane in space.planes if plane.name.startswith(GPU)]
+    if not work and (planes or tf.config.list_physical_devices('GPU') if gpu is None else gpu):
         raise UserError(
             'the trace has no kernels ({}): the driver lets only root look at them; load its '
             'module with NVreg_RestrictProfilingToAdminUsers=0, run as root, or run on the CPU '
             "with CUDA_VISIBLE_DEVICES=''".format(
-                '{} is empty'.format(gpus[0]) if gpus else 'no plane of a GPU'))
+                '{} is empty'.format(planes[0]) if planes else 'no plane of a GPU'))
+    return work
+
+
+def _ms_of_ops(path, space, work, num_steps):
+    host, device = {}, {}
+    for times, name, ps in [(device, item.op, item.duration) for item in work] + [
+            (host, name, ps) for name, ps in _host_events(space)]:
+        if not 0 <= ps <= LONGEST:
+            raise UserError("'{}' is damaged: {} took {} ps".format(path, name, ps))
+        times.setdefault(name, []).append(ps / 1e9)
     result = {name: float(np.median(ms)) * len(ms) / num_steps for name, ms in host.items()}
-    # One op may launch several kernels: their sum counts.
+    # One op may launch several kernels.
     result.update({name: float(np.sum(ms)) / num_steps for name, ms in device.items()})
     return result
 
@@ -199,27 +221,15 @@ def _space(path):
     return space
 
 
-def _op(text):
-    match = OP_EVENT.match(text)
-    return match and match.group(1)
-
-
-def _stat(plane, event, name):
-    for stat in event.stats:
-        if plane.stat_metadata[stat.metadata_id].name == name:
-            return stat.str_value or plane.stat_metadata[stat.ref_value].name
-    return None
-
-
-def _host_op(plane, event):
-    """Node that the event ran; None for an event of the runtime itself."""
-    name = plane.event_metadata[event.metadata_id].name
-    return _stat(plane, event, 'name') if name == ASYNCHRONOUS else _op(name)
-
-
-def _kernel_op(plane, event):
-    """Node whose kernel the event is; its own name where not told; None for a copy of memory."""
-    name, op = plane.event_metadata[event.metadata_id].name, _stat(plane, event, 'tf_op')
-    if op is None and name.startswith(('Memcpy', 'Memset')):
-        return None
-    return _op(op or '') or name
+def _host_events(space):
+    """(node, ps) of every event of an op on the host; none of the runtime's own."""
+    for plane in space.planes:
+        if plane.name == HOST:
+            stat_names = {i: metadata.name for i, metadata in plane.stat_metadata.items()}
+            for event in (event for line in plane.lines for event in line.events):
+                name = plane.event_metadata[event.metadata_id].name
+                op = OP_EVENT.match(name)
+                node = stats_of(event, stat_names).get('name') if name == ASYNCHRONOUS else (
+                    op and op.group(1))
+                if node:
+                    yield node, event.duration_ps

@@ -48,8 +48,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     seconds: about how long the untraced, interleaved runs that give the totals may take.
     The model's variables are as before afterwards.
     """
-    from backward_graph import attribute
-    from op_trace import executed_graph, read_trace, record_trace
+    from op_trace import executed_graph, op_times, record_trace
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,
@@ -74,7 +73,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
         graph = executed_graph(maker, inputs, labels)
         release_memory()
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
-        times = attribute(graph, read_trace(trace, num_steps), len(variables))
+        times = op_times(graph, trace, num_steps, len(variables))
         prefixes = PrefixSteps(maker)
         cuts = prefix_cuts(prefixes, times) if (
             prefixes.rows_apart(inputs, labels) <= ROUNDING) else [None] * len(variables)
@@ -293,13 +292,18 @@ def batch_for(args):
 
 
 def warn_of(table):
-    """Says so where steps varied while they were timed, or, with names, where too little of the
-    traced time could be attributed.
+    """Says so where steps varied while they were timed, where they wait for launches on a GPU, or,
+    with names, where too little of the traced time could be attributed.
     """
     if table.disturbed:
         print('warning: the same step took {:.0f} % more or less from one call to the next; is '
               'something else running? On a quiet machine, profiler.py --force measures again'
               .format(100 * table.spread))
+    if table.launch_bound:
+        print('warning: the GPU runs kernels during only {:.0f} % of a step and waits for launches '
+              'in the rest: leaving out tensors then saves launches more than the kernel time that '
+              'they are priced by, so that rho may be missed; a larger --batch_size helps'.format(
+                  100 * table.kernel_share))
     if table.coverage < MIN_COVERAGE:
         print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
               '(at least {:.0f} % is usual); left out: {}'.format(
@@ -321,8 +325,10 @@ def describe(table):
         [name, '%.2f' % ms, '%.1f' % (100 * ms / full)] for name, ms in (
             ('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
             ('update (t_update)', table.t_update), ('full step', full))])
-    return '{}\n\n{}\n\nattributed: {:.1f} % of the traced time outside the forward pass'.format(
-        tensors, totals, 100 * table.coverage)
+    kernels = '' if table.kernel_share is None else (
+        '\nkernels run during {:.1f} % of a full step'.format(100 * table.kernel_share))
+    return '{}\n\n{}\n\nattributed: {:.1f} % of the traced time outside the forward pass{}'.format(
+        tensors, totals, 100 * table.coverage, kernels)
 
 
 def parse_arguments(argv=None):

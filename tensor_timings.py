@@ -12,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 import numpy as np
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
+MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
 
 
 class CachePrice(NamedTuple):
@@ -73,6 +74,7 @@ class TensorTimings(NamedTuple):
     read; inf where the prefix cannot be cut off.
     op_rates: of backward_graph.OpTimes, by which a cut is placed.
     cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
+    kernel_share: of the full step, in which a GPU ran kernels, 0..1; None on a CPU.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -97,11 +99,17 @@ class TensorTimings(NamedTuple):
     cut_bytes: Any = None
     op_rates: Dict = {}
     cache: Any = None
+    kernel_share: Any = None
 
     @property
     def disturbed(self):
         """Whether something else kept the device busy during the profile."""
         return self.spread > MAX_SPREAD
+
+    @property
+    def launch_bound(self):
+        """Whether the step is as long as its launches take, not its kernels, which are priced."""
+        return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
 
     @property
     def t_step(self):

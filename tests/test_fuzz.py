@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cached_runs import network
 from made_runs import make_run
-from test_op_trace import CPU, xplane
 from timing_tables import table_of_branching
+from xplanes import CPU, GPU, xplane
 
 import checkpoint
 import keras_stack
@@ -146,7 +146,8 @@ def meter(folder):
 
 def trace(folder):
     path = xplane(folder / 'host.xplane.pb', {CPU: [
-        ('a/Conv2D:Conv2D', 1, {}), ('b/MatMul:MatMul', 2, {})]})
+        ('a/Conv2D:Conv2D', 1, {}), ('b/MatMul:MatMul', 2, {})],
+        GPU: [('sgemm', 3, {'tf_op': ('ref', 'b/MatMul:MatMul'), 'kernel_details': 'regs:32'})]})
 
     def check():
         times = read_trace(str(path), 1, gpu=False)

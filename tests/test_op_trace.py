@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from traced_networks import STEPS, branching, traced
+from xplanes import CPU, xplane
 
 import op_trace
 import tf_internals
-from backward_graph import attribute
-from command_line import UserError
 from op_trace import read_trace, serial_ops
 
 
@@ -118,77 +117,6 @@ def test_the_step_runs_on_normally_after_a_trace():
 
 
 # --- reading a trace
-
-
-def xplane(path, planes):
-    """planes: (plane, line) -> [(event name, ms, {stat: str or ("ref", str)}), ...]."""
-    space = tf_internals.xplane_pb2.XSpace()
-    for (plane_name, line_name), events in planes.items():
-        plane = ([p for p in space.planes if p.name == plane_name]
-                 or [space.planes.add(name=plane_name)])[0]
-        line = plane.lines.add(name=line_name) if line_name else None
-
-        def stat_id(text, plane=plane):
-            known = {m.name: i for i, m in plane.stat_metadata.items()}
-            plane.stat_metadata[known.setdefault(text, len(known) + 1)].name = text
-            return known[text]
-        for name, ms, stats in events:
-            i = len(plane.event_metadata) + 1
-            plane.event_metadata[i].name = name
-            event = line.events.add(metadata_id=i, duration_ps=int(ms * 1e9))
-            for key, value in stats.items():
-                stat = event.stats.add(metadata_id=stat_id(key))
-                if isinstance(value, tuple):
-                    stat.ref_value = stat_id(value[1])
-                else:
-                    stat.str_value = value
-    with open(str(path), 'wb') as out:
-        out.write(space.SerializeToString())
-    return str(path)
-
-
-CPU, GPU = ('/host:CPU', 'a thread'), ('/device:GPU:0', 'Stream #13(Compute)')
-
-
-@pytest.mark.parametrize('reference', [False, True])
-def test_time_on_the_gpu_wins_over_the_launch_on_the_host(reference, tmp_path):
-    def op(text):
-        return {'tf_op': ('ref', text) if reference else text, 'other': 'model/x:Add'}
-    path = xplane(tmp_path / 'host.xplane.pb', {
-        CPU: [('model/conv/Conv2D:Conv2D', 0.5, {}), ('model/conv/Conv2D:Conv2D', 0.5, {}),
-              ('model/Cast:Cast', 0.25, {}), ('Executor::Process', 9, {})],
-        GPU: [('volta_sgemm', 2, op('model/conv/Conv2D:Conv2D')),
-              ('im2col', 1, op('model/conv/Conv2D:Conv2D')),
-              ('volta_sgemm', 4, op('model/conv/Conv2D:Conv2D')), ('MemcpyHtoD', 8, {})],
-        # As older releases save them: sums of what is on the streams.
-        ('/device:GPU:0', 'TensorFlow Ops'): [('model/conv/Conv2D:Conv2D', 7, op('x:Conv2D'))]})
-    assert read_trace(path, num_steps=2) == {'model/conv/Conv2D': pytest.approx(7 / 2),
-                                             'model/Cast': pytest.approx(0.25 / 2)}
-
-
-def test_a_kernel_of_no_known_op_counts_as_left_out(tmp_path):
-    case = traced(branching)
-    name = next(n for n in case.graph.backward
-                if case.graph.nodes[n].op == 'Conv2DBackpropFilter')
-    path = xplane(tmp_path / 'host.xplane.pb', {
-        CPU: [(name + ':Conv2DBackpropFilter', 0.5, {})],
-        GPU: [('sgemm', 3, {'tf_op': name + ':Conv2DBackpropFilter'}), ('a_kernel', 1, {})]})
-    times = attribute(case.graph, read_trace(path, num_steps=1), 8)
-    assert times.coverage == pytest.approx(3 / 4)
-    assert times.left_out == [('a_kernel', pytest.approx(1))]
-
-
-@pytest.mark.parametrize('planes, gpu, what', [
-    ({('/device:GPU:0', None): []}, None, '/device:GPU:0 is empty'),
-    ({('/device:GPU:0', 'Stream #7(Memcpy)'): [('MemcpyD2H', 1, {})]}, None, 'GPU:0 is empty'),
-    ({}, True, 'no plane of a GPU')])
-def test_a_gpu_whose_kernels_are_missing_is_an_error_with_the_remedy(planes, gpu, what, tmp_path):
-    path = xplane(tmp_path / 'host.xplane.pb', {CPU: [('a/Conv2D:Conv2D', 1, {})]})
-    assert read_trace(path, 1, gpu=False) == {'a/Conv2D': pytest.approx(1)}
-    path = xplane(tmp_path / 'host.xplane.pb', {**{CPU: [('a/Conv2D:Conv2D', 1, {})]}, **planes})
-    with pytest.raises(UserError, match=what + '.*RestrictProfilingToAdminUsers=0') as error:
-        read_trace(path, 1, gpu=gpu)
-    assert '\n' not in str(error.value) and 'CUDA_VISIBLE_DEVICES' in str(error.value)
 
 
 def test_one_pre_empted_step_does_not_count(tmp_path):

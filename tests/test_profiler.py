@@ -59,6 +59,7 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     assert table.shapes == [tuple(v.shape) for v in model.trainable_variables]
     assert table.key == {'batch': 4} and table.coverage >= profiler.MIN_COVERAGE
     assert table.t_fp > 0 and table.t_bp > 0 and table.t_update > 0 and table.t_dw[0] > 0
+    assert table.kernel_share is None  # on a CPU
     everything = np.ones(8, dtype=bool)
     assert table.backward_time(everything) == pytest.approx(table.t_bp)
     assert table.backward_time(np.arange(8) >= 6) < table.backward_time(np.arange(8) == 0)
