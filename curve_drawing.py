@@ -12,6 +12,8 @@ LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of curve
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
         'linestyle': 'none', 'zorder': 4}
 
+ABOVE = 4  # points above a panel, where its epochs are marked
+
 
 def draw_curve(axis, curve, column, seconds, scale):
     """Draws one plot.Curve, with a marker where its training ends; returns its line."""
@@ -29,10 +31,11 @@ def draw_curve(axis, curve, column, seconds, scale):
 
 
 def mark_epochs(axis, throttled):
-    """Marks epochs above a panel that has them along x; throttled: (epochs,) int."""
+    """Marks epochs closely above a panel that has them along x; throttled: (epochs,) int."""
     if throttled.any():
         epochs = 1 + np.flatnonzero(throttled)
-        axis.plot(epochs, np.full(len(epochs), 1.04), clip_on=False,
+        top = 1 + ABOVE / 72 * axis.figure.dpi / axis.bbox.height
+        axis.plot(epochs, np.full(len(epochs), top), clip_on=False,
                   transform=axis.get_xaxis_transform(), **MARK)
 
 

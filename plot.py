@@ -302,7 +302,8 @@ def _draw_selection(figure, run, mask, share):
     throttled = throttled_runs([run])
     mark_epochs(top, throttled)
     handles = _draw_share_per_epoch(top, mask, share) + legend_of_marks([throttled])
-    figure.legend(handles=handles, loc='upper right', bbox_to_anchor=(1, 0.945))
+    figure.legend(handles=handles, loc='upper right', bbox_to_anchor=(1, 0.945),
+                  labelspacing=0.25 if throttled.any() else None)
     if not np.isnan(share).any():
         side = figure.add_subplot(grid[1, 1], sharey=tensors)
         side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)

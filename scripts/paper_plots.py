@@ -377,8 +377,9 @@ def _draw_panels(figure, runs, shares, throttled, seeds):
         epochs, count = share.shape
         axis.imshow(share.T, cmap=colors, vmin=0, vmax=1, aspect='auto', origin='lower',
                     interpolation='nearest', extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
-        axis.set(title='{} ({:.0f} % trained)'.format(data, 100 * share.mean()), xlabel='epoch')
-        axis.title.set_fontsize(8.5)
+        axis.set_title('{} ({:.0f} % trained)'.format(data, 100 * share.mean()), fontsize=8.5,
+                       pad=11 if throttled[data].any() else None)
+        axis.set_xlabel('epoch')
         axis.tick_params(labelleft=axis is axes[0])
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         mark_epochs(axis, throttled[data])

@@ -131,9 +131,8 @@ def drawn(monkeypatch):
     """The last Figure that was written."""
     figures, write = [], plot.write_figure
 
-    def watched(output, size, draw, header, rows):
-        return write(output, size, lambda figure: figures.append(figure) or draw(figure), header,
-                     rows)
+    def watched(output, size, draw, *table):
+        return write(output, size, lambda figure: figures.append(figure) or draw(figure), *table)
     monkeypatch.setattr(plot, 'write_figure', watched)
     return lambda: figures[-1]
 
@@ -151,8 +150,8 @@ def test_throttled_epochs_are_marked_and_told(tmp_path, drawn):
     assert [row['throttled'] for row in rows] == ['0'] * EPOCHS + ['0', '1', '0', '1']
     for axis, column, scale in zip(drawn().axes, ('test_accuracy', 'test_loss'), (100, 1)):
         (first, second), = marks_of(axis)
-        assert first == pytest.approx([110, scale * float(rows[5][column + '_mean'])])
-        assert second == pytest.approx([220, scale * float(rows[7][column + '_mean'])])
+        assert first == pytest.approx([110 / 60, scale * float(rows[5][column + '_mean'])])
+        assert second == pytest.approx([220 / 60, scale * float(rows[7][column + '_mean'])])
     texts = [text.get_text() for text in drawn().legends[0].texts]
     assert texts[2:] == ['throttled'] and len(texts) == 3
     plot.selection_map(runs[1], tmp_path / 'map')
