@@ -49,6 +49,10 @@ BREAKS = {
         run / 'epochs.csv', 3, 'test_accuracy', 'nan'),
     "epochs.csv, row 4: step_ms is 'fast'": lambda run: edit_csv(
         run / 'epochs.csv', 4, 'step_ms', 'fast'),
+    "epochs.csv, row 2: throttled is 'yes'": lambda run: edit_csv(
+        run / 'epochs.csv', 2, 'throttled', 'yes'),
+    "epochs.csv, row 1: cpu_mhz is 'inf'": lambda run: edit_csv(
+        run / 'epochs.csv', 1, 'cpu_mhz', 'inf'),
     'epochs.csv, row 2: epoch is 3': lambda run: edit_csv(run / 'epochs.csv', 2, 'epoch', '3'),
     'epochs.csv has no column train_seconds': lambda run: edit_csv(
         run / 'epochs.csv', 0, 'train_seconds', 'seconds'),
