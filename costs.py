@@ -213,8 +213,8 @@ def notes_on(args, table):
     notes = ['time: by these steps, tests between epochs included; selecting and preparing images '
              'are not',
              'tensors, prefix cache: of elastic training as if all tensors were equally important',
-             'peak: of the process, with TensorFlow; images, a prefix cache and the memory of a '
-             'GPU come on top']
+             'peak: of the process, with TensorFlow; preparing images, a prefix cache and the memory '
+             'of a GPU come on top']
     if args.num_epochs == 1:
         return notes + ['no prefix cache: no image comes back in one epoch']
     if not np.isfinite(table.cut_bytes).any():
@@ -242,9 +242,9 @@ def describe(costs):
         _or_nothing('{}', row['tensors']), _or_nothing('{:.1f}', row['hours'], scale),
         'not measured' if row['peak_bytes'] is None else '{:,.0f}'.format(row['peak_bytes'] / 1e6)]
             for row in costs['ways']]
-    title = '{} on {} on this device: {} epochs of {:,} images, {} at a time'.format(
-        costs['model'], costs['dataset'], costs['num_epochs'], costs['train_images'],
-        costs['key']['batch_size'])
+    title = '{} on {} on this device, {} epoch{} of {:,} images, {} at a time'.format(
+        costs['model'], costs['dataset'], costs['num_epochs'], 's' * (costs['num_epochs'] > 1),
+        costs['train_images'], costs['key']['batch_size'])
     ways = command_line.table(
         ['way to train', 'prefix cache', 'step (ms)', 'speed-up', 'smallest rho', 'tensors',
          'time ({})'.format(unit), 'peak (MB)'], rows, '<<>>>>>>')

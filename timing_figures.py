@@ -30,7 +30,7 @@ def timing_bars(path, output):
         figure.text(0.075, 0.985, '{}: {}'.format(model, _totals_text(totals)), va='top',
                     fontsize=9)
         _draw_legend(figure, [axis], [' ({:.1f} ms)'.format(sum(each)) for each in (t_dw, t_dy)],
-                     0.94)
+                     0.075, 0.94)
     return write_figure(output, (7.2, 3), draw, ('model',) + HEADER,
                         [[model] + row for row in _rows(*columns)])
 
@@ -60,10 +60,11 @@ def device_bars(paths, output):
                 axes, labels, steps_ms, columns):
             _draw_bars(axis, t_dw, t_dy)
             axis.set(ylabel='ms per step', xlabel=axis.get_xlabel() if axis is axes[-1] else '')
-            axis.set_title('{}\n{}{}'.format(label, _totals_text(totals), '' if axis is axes[0] else
-                                             '; {:.2f} of the first'.format(step_ms / steps_ms[0])),
-                           loc='left', fontsize=7, color='#444444')
-        _draw_legend(figure, axes, ['', ''], 1 - 0.2 / height)
+            slower = '' if axis is axes[0] else '; {:.2f} times the first'.format(
+                step_ms / steps_ms[0])
+            axis.set_title('{}\n{}{}'.format(label, _totals_text(totals), slower), loc='left',
+                           fontsize=7, color='#444444')
+        _draw_legend(figure, axes, ['', ''], 0.09, 1 - 0.22 / height)
     rows = [[table['key']['host'], table['key']['tensorflow'], table['model']] + row
             for table, each in zip(tables, columns) for row in _rows(*each[1:])]
     return write_figure(output, (7.2, 1.3 + 1.75 * len(tables)), draw,
@@ -131,9 +132,9 @@ def _draw_bars(axis, t_dw, t_dy):
     axis.grid(True, axis='y')
 
 
-def _draw_legend(figure, axes, added, top):
-    """One for all axes; added: to the labels of t_dw and t_dy. top: share of the figure's height.
+def _draw_legend(figure, axes, added, left, top):
+    """One for all axes; added: to the labels of t_dw and t_dy. left, top: as shares of the figure.
     """
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, [label + text for label, text in zip(labels, added)], loc='upper left',
-                  bbox_to_anchor=(0.065, top), ncol=2, borderaxespad=0)
+                  bbox_to_anchor=(left, top), ncol=2, borderaxespad=0, borderpad=0)
