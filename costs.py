@@ -213,8 +213,8 @@ def notes_on(args, table):
     notes = ['time: by these steps, tests between epochs included; selecting and preparing images '
              'are not',
              'tensors, prefix cache: of elastic training as if all tensors were equally important',
-             'peak: of the process, with TensorFlow; preparing images, a prefix cache and the memory '
-             'of a GPU come on top']
+             'peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
+             'memory of a GPU come on top']
     if args.num_epochs == 1:
         return notes + ['no prefix cache: no image comes back in one epoch']
     if not np.isfinite(table.cut_bytes).any():
