@@ -164,11 +164,8 @@ def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augm
     num_classes: that labels are for. The others as in load_dataset.
     """
     import tensorflow as tf
-    root = _tfds_root(data_dir)
-    # First by the folder: TensorFlow Datasets takes seconds to import.
-    if name in TFDS_NAMES and not (os.path.isdir(os.path.join(root, name)) and os.path.isdir(
-            _builder(name, root).data_dir)):
-        return None, '{} is not prepared in {}'.format(name, root)
+    if not _is_prepared(name, data_dir):
+        return None, '{} is not prepared in {}'.format(name, _tfds_root(data_dir))
     try:
         dataset = load_dataset(name, input_size, batch_size, 'unread', data_dir=data_dir,
                                augmentation=augmentation)
@@ -177,6 +174,25 @@ def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augm
         return next(iter(dataset.probe)), None
     except (UserError, tf.errors.OpError) as error:
         return None, first_line(error)
+
+
+def sizes_at_hand(name, input_size, data_dir=None):
+    """(classes, training images, test images); None where the data set would first have to be
+    prepared. UserError for a folder that is no data set.
+    """
+    if not _is_prepared(name, data_dir):
+        return None
+    load = folder_splits if name.startswith(FOLDER) else LOADERS[name]
+    class_names, train, test = load(name, input_size, data_dir)
+    return len(class_names), train.size, test.size
+
+
+def _is_prepared(name, data_dir):
+    """False for a photo set that load_dataset would download or unpack."""
+    root = _tfds_root(data_dir)
+    # First by the folder: TensorFlow Datasets takes seconds to import.
+    return name not in TFDS_NAMES or os.path.isdir(os.path.join(root, name)) and os.path.isdir(
+        _builder(name, root).data_dir)
 
 
 def _subset(split, count, name):

@@ -3,18 +3,17 @@
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
+    python plot.py devices TABLE.json [...] --output figures/NAME   the same on several devices
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
 the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
-figure with a message that names it: nothing is skipped or filled in. The paper's figures:
+figure with a message that names it: nothing is skipped or filled in. The TABLE of `timings` is a
+profile's timings.json, those of `devices` are from profiler.py --save_table. The paper's figures:
 scripts/paper_plots.py.
 """
 
 import argparse
-import contextlib
-import csv
 import math
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +21,11 @@ import numpy as np
 import command_line
 from command_line import UserError
 from curve_drawing import draw_curve, legend_of_marks, mark_epochs
+from figure_file import write_figure
 from runs import (
     VARIED,
     distinctions,
     fault,
-    finite,
-    read_json,
     read_run,
     read_runs,
     run_folder,
@@ -35,19 +33,14 @@ from runs import (
     throttled_runs,
 )
 from schemes import SCHEMES
+from timing_figures import device_bars, timing_bars
 
-TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
+TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
 TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
 LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
-KINDS = ('png', 'pdf', 'csv')
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
-RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
-             'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
-             'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
-             'grid.color': '#E4E4E4', 'grid.linewidth': 0.6, 'legend.frameon': False,
-             'pdf.fonttype': 42}
 
 
 class Curve(NamedTuple):
@@ -65,42 +58,6 @@ class Curve(NamedTuple):
     mean: dict
     std: dict
     throttled: np.ndarray
-
-
-def write_figure(output, size, draw, header, rows):
-    """Draws and writes OUTPUT.png, .pdf and .csv; files already there stay whole on failure.
-
-    size: inches; draw: called with the Figure; rows: of the CSV, NaN becomes an empty cell.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-    stem = os.fspath(output)
-    stem = stem[:-4] if stem.endswith('.png') else stem
-    paths = [f'{stem}.{kind}' for kind in KINDS]
-    folder, name = os.path.dirname(stem) or '.', os.path.basename(stem)
-    # Of fixed names: what a killed one leaves, the next one takes.
-    parts = [os.path.join(folder, f'.{name}.part.{kind}') for kind in KINDS]
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(RC_PARAMS)
-            figure = Figure(figsize=size)
-            draw(figure)
-            figure.savefig(parts[0], dpi=150)
-            figure.savefig(parts[1], metadata={'CreationDate': None})
-        with open(parts[2], 'w', encoding='utf-8', newline='') as file:
-            csv.writer(file, lineterminator='\n').writerows(
-                [['' if cell != cell else cell for cell in row] for row in [header] + rows])
-        for part, path in zip(parts, paths):
-            os.replace(part, path)
-    except OSError as error:
-        raise UserError(f'cannot write {stem}: {error}')
-    finally:
-        for part in parts:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-    return paths
 
 
 def accuracy_over_time(run_folders, output):
@@ -327,47 +284,6 @@ def _draw_share_per_epoch(axis, mask, share):
     return handles
 
 
-def timing_bars(path, output):
-    """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
-
-    path: of the profiler's table. Returns the paths written; UserError for a table with a hole.
-    """
-    table = read_json(path)
-    try:
-        model = table['key'].get('model', path)
-        names, *times = [table[key] for key in ('names', 't_dw', 't_dy')]
-        t_dw, t_dy = [[finite(time) for time in column] for column in times]
-        totals = [finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
-        counts = [len(names), len(t_dw), len(t_dy)]
-    except KeyError as error:
-        raise UserError(f'the timing table {path} lacks {error.args[0]}')
-    except (AttributeError, TypeError, ValueError):
-        raise UserError(f'{path} is no timing table, or has a time that is not a number')
-    if len(set(counts)) > 1 or not counts[0]:
-        raise UserError('the timing table {} has {} names, {} t_dw and {} t_dy'.format(
-            path, *counts))
-    title = '{}: forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms per step'.format(
-        model, *totals)
-    rows = [[model, tensor, *row, *totals] for tensor, row in enumerate(zip(names, t_dw, t_dy))]
-    header = 'model tensor name t_dw_ms t_dy_ms t_fp_ms t_bp_ms t_update_ms'.split()
-    return write_figure(output, (7.2, 3), lambda figure: _draw_timings(figure, title, t_dw, t_dy),
-                        header, rows)
-
-
-def _draw_timings(figure, title, t_dw, t_dy):
-    axis = figure.add_axes([0.075, 0.15, 0.915, 0.68])
-    axis.bar(range(len(t_dw)), t_dw, width=0.9, color=TRAINED,
-             label=f't_dw, own gradient ({sum(t_dw):.1f} ms)')
-    axis.bar(range(len(t_dw)), t_dy, width=0.9, bottom=t_dw, color=CARRIED,
-             label=f't_dy, carrying the error gradient to it ({sum(t_dy):.1f} ms)')
-    axis.set(xlim=(-0.8, len(t_dw) - 0.2), ylabel='time (ms per step)',
-             xlabel='tensor index (left: input, right: classifier)')
-    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axis.grid(True, axis='y')
-    figure.text(0.075, 0.985, title, va='top', fontsize=9)
-    figure.legend(loc='upper left', bbox_to_anchor=(0.065, 0.94), ncol=2, borderaxespad=0)
-
-
 def draw_by_name(figures, description, argv=None):
     """Reads FIGURE and its RUNs from the command line, draws it and prints the files written.
 
@@ -391,7 +307,7 @@ def draw_by_name(figures, description, argv=None):
 
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
-                  'timings': (timing_bars, True)},
+                  'timings': (timing_bars, True), 'devices': (device_bars, False)},
                  __doc__, argv)
 
 

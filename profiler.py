@@ -5,7 +5,8 @@
 Records real training steps with the TensorFlow profiler, attributes op times to tensors through the
 graph (backward_graph.py), and writes trace, table (CSV, JSON) under
 logs/<model>_<size>_<classes>_<batch>_profile/. Once per device, model, input, batch and threading:
-the table carries a key of all these and is reused only where the key matches exactly.
+the table carries a key of all these and is reused only where the key matches exactly. Ends with
+what each way to train costs here (costs.py).
 """
 
 import argparse
@@ -335,11 +336,16 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(usage='%(prog)s [--flag VALUE ...]',
                                      description=__doc__.split('\n')[0])
     command_line.add_model_flags(parser)
-    parser.add_argument('--num_classes', type=command_line.number(int, low=2), default=200,
-                        metavar='N',
-                        help='width of the head; steps are timed on a batch of --dataset_name '
-                             'where that has so many classes and need not be prepared first, else '
-                             'on noise (default: %(default)s)')
+    parser.add_argument('--num_classes', type=command_line.number(int, low=2), metavar='N',
+                        help='width of the head (default: that of the data set); steps are timed '
+                             'on a batch of --dataset_name where that has so many classes and need '
+                             'not be prepared first, else on noise')
+    parser.add_argument('--num_epochs', type=command_line.number(int, low=1), default=12,
+                        metavar='N', help='that training shall take, for the table of what each '
+                                          'way to train costs (default: %(default)s)')
+    parser.add_argument('--save_table', metavar='FILE',
+                        help='also write that table, with the times of all tensors, as FILE.json: '
+                             'plot.py devices compares those of several devices')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
                         help='as in training: frozen, without dropout and stochastic depth inside '
                              'the base, for pretrained weights, train from scratch '
@@ -351,23 +357,37 @@ def parse_arguments(argv=None):
 
 def main(argv=None):
     args = parse_arguments(argv)
+    import costs
     from datasets import augmentation_of
     from models import build_model, canonical_name
     args.model_name = canonical_name(args.model_name)
     augmentation = augmentation_of(args.dataset_name, args.augmentation)
+    if args.save_table:
+        costs.check_path(args.save_table)
     command_line.start_tensorflow(args.inter_op_threads)
+    classes, *images = costs.sizes_of(args)
+    args.num_classes = args.num_classes or classes
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics,
                         args.trust_model)
-    table = table_for(args, model, args.num_classes, augmentation, lambda: batch_for(args),
-                      args.force)
+    peaks = {}
+
+    def draw():
+        peaks.update(costs.peaks_of(args, model))  # first: later, the profile's would count
+        return batch_for(args)
+    table = table_for(args, model, args.num_classes, augmentation, draw, args.force)
     print(describe(table))
+    path = table_path(args.logs_dir, args.model_name, args.input_size, args.num_classes,
+                      args.batch_size)
     if args.plot:
-        import plot
-        path = table_path(args.logs_dir, args.model_name, args.input_size, args.num_classes,
-                          args.batch_size)
-        print('\n'.join(plot.timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
+        from timing_figures import timing_bars
+        print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
+    peaks = table.measured.get('peak_bytes') or peaks or costs.peaks_of(args, model)
+    found = costs.costs_of(args, table, path, images, peaks)
+    print('\n' + costs.describe(found))
+    if args.save_table:
+        costs.save(args.save_table, found)
     return 0
 
 

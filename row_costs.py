@@ -12,14 +12,16 @@ class RowCosts:
     """Of one run's cache, cached_epochs.PrefixCache, whose rows may move.
 
     num_images: that have a row each. folder: for rows that do not fit into memory. cache_gb: see
-    prefix_cache.room. memory_bytes: see prefix_cache.open_store.
+    prefix_cache.room. memory_bytes: see prefix_cache.open_store. measured: dict where rows lie ->
+    (reading, writing) ms a batch, of TRIED_ROWS; what it lacks is measured and added.
     """
 
-    def __init__(self, num_images, batch_size, folder, cache_gb=None, memory_bytes=None):
+    def __init__(self, num_images, batch_size, folder, cache_gb=None, memory_bytes=None,
+                 measured=None):
         self._num_images, self._batch_size = num_images, batch_size
         self._folder, self._cache_gb, self._memory_bytes = folder, cache_gb, memory_bytes
         self.cut = self._store = None  # of the tensors now in training: forward_graph.Cut, Store
-        self._measured = {}  # where rows lie -> (reading, writing) ms a batch, of TRIED_ROWS
+        self._measured = {} if measured is None else measured
         self._wait_ms = 0.0  # see waited
 
     def copying(self, nbytes, beside=False):

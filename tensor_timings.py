@@ -73,6 +73,7 @@ class TensorTimings(NamedTuple):
     training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
     read; inf where the prefix cannot be cut off.
     op_rates: of backward_graph.OpTimes, by which a cut is placed.
+    measured: what costs.py needs of this device beside these times, once it asked for it.
     cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
     kernel_share: of the full step, in which a GPU ran kernels, 0..1; None on a CPU.
     """
@@ -98,6 +99,7 @@ class TensorTimings(NamedTuple):
     t_prefix: Any = None
     cut_bytes: Any = None
     op_rates: Dict = {}
+    measured: Dict = {}
     cache: Any = None
     kernel_share: Any = None
 

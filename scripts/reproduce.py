@@ -22,7 +22,7 @@ import time
 import _root
 import command_line
 from command_line import UserError, number
-from figure_grid import BASELINES, DATA, ELASTIC, FIGURES, logs_dir, output_of, runs_of
+from figure_grid import DATA, ELASTIC, FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 
 ROOT = _root.ROOT
 
@@ -67,14 +67,15 @@ def chosen(runs, pattern):
 def dry_run(figure, runs):
     """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
     """
+    from costs import why_not
     tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
         done = is_done(run)
         key = run.cell.model_name, arguments_of(run).bn_statistics
         if key not in tables and not done:
             tables[key] = timings_for(run)
-        if not done and run.cell.train_type == ELASTIC:
-            reasons[run.name] = why_not(run, tables[key])
+        if not done:
+            reasons[run.name] = why_not(arguments_of(run), tables[key])
         beyond = reasons.get(run.name)
         hours = 0.0 if done or beyond else estimated_hours(run, tables[key])
         total += hours
@@ -89,26 +90,6 @@ def dry_run(figure, runs):
             print('{}: {}'.format(name, reason))
 
 
-def why_not(run, table):
-    """Why the run's rho is out of reach by this table, in one line; None where it is not.
-
-    With a prefix cache: where it is so at best. A run whose data are at hand knows more.
-    """
-    from selection_solver_DP import out_of_reach
-    args = arguments_of(run)
-    if args.prefix_cache == 'on':
-        table = table.cached_at_best(epochs_of_a_cache(args))
-    return out_of_reach(table, args.rho)
-
-
-def epochs_of_a_cache(args):
-    """How many there are for each that fills a prefix cache: it is read until views change.
-    """
-    from datasets import augmentation_of
-    changing = augmentation_of(args.dataset_name, args.augmentation) != 'none' and args.interval
-    return args.num_epochs / (-(-args.num_epochs // args.interval) if changing else 1)
-
-
 def _hours(hours):
     return '{:.1f} h'.format(hours) if hours >= 1 else '{:.1f} min'.format(60 * hours)
 
@@ -116,7 +97,7 @@ def _hours(hours):
 def table_of(args):
     """(path of the timing table that a run of these arguments uses, number of its classes)."""
     import profiler
-    classes = DATA[args.dataset_name][0] if args.dataset_name in DATA else 10
+    classes = DATA.get(args.dataset_name, REHEARSED_SIZES)[0]
     return os.path.join(ROOT, profiler.table_path(
         args.logs_dir, args.model_name, args.input_size, classes, args.batch_size)), classes
 
@@ -142,26 +123,11 @@ def timings_for(run):
     return TensorTimings.load(path)
 
 
-def estimated_hours(run, timings):
-    """Hours of one run. PruneTrain is taken as full training, which it is until channels go."""
+def estimated_hours(run, table):
+    """Hours of one run by the TensorTimings."""
+    from costs import hours_of
     args = arguments_of(run)
-    _, train_images, test_images = DATA.get(args.dataset_name, (10, 10776, 2250))
-    train_images = args.train_images or train_images
-    steps = min(train_images // args.batch_size, args.steps_per_epoch or train_images)
-    tests = min(test_images / args.batch_size, args.validation_steps or test_images)
-    ms = step_ms(run.cell, timings)
-    return args.num_epochs * (steps * ms + tests * timings.t_fp) / 3.6e6
-
-
-def step_ms(cell, timings):
-    if cell.train_type == ELASTIC:
-        return cell.rho * timings.t_step
-    if cell.train_type in BASELINES[1:]:
-        head = timings.names[-1].split('/')[0]
-        small = ('gamma', 'beta', 'bias') if cell.train_type == BASELINES[2] else ()
-        return timings.step_time([name.split('/')[0] == head or name.split('/')[-1] in small
-                                  for name in timings.names])
-    return timings.t_step
+    return hours_of(args, table, DATA.get(args.dataset_name, REHEARSED_SIZES)[1:])
 
 
 # ---------------------------------------------------------------- the runs
@@ -226,6 +192,7 @@ def _meter(run):
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
+    from costs import why_not
     from tensor_timings import TensorTimings
     reasons = {}
     for run in runs:
@@ -237,7 +204,7 @@ def impossible(runs):
             table = TensorTimings.load(path)
         except (ValueError, KeyError, TypeError):
             continue  # the run itself tells that its table is damaged, and measures anew
-        reason = why_not(run, table)
+        reason = why_not(args, table)
         if reason and table.key.get('host') == this_device():
             reasons[run.name] = reason
     return reasons

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_runs import flags, script
 
+import costs
 import keras_stack
 import main
 import profiler
@@ -201,9 +202,12 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
                  '--num_classes', '10', '--logs_dir', str(tmp_path), '--augmentation', 'none',
                  '--data_dir', str(tmp_path)]
     digits = ['--dataset_name', 'digits']
-    assert profiler.main(arguments + digits + ['--plot']) == 0
+    first, again = str(tmp_path / 'first.json'), str(tmp_path / 'again.json')
+    assert profiler.main(arguments + digits + ['--plot', '--save_table', first]) == 0
     out = capsys.readouterr().out
-    for words in ('steps are timed on a batch of digits\n', 'head/kernel', '1280x10',
+    for words in ('peak memory measured in', '12 epochs of 10,776 images',
+                  'elastic_training rho 0.25',
+                  'steps are timed on a batch of digits\n', 'head/kernel', '1280x10',
                   't_dw (ms)', 't_up (ms)', 'forward pass (t_fp)', 'attributed: 100.0 %',
                   'profiled in'):
         assert words in out
@@ -214,7 +218,11 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
     # It serves any data of these settings; only where one is measured is a batch asked for.
     assert profiler.main(arguments) == 0
     out = capsys.readouterr().out
-    assert 'timing table: ' in out and 'timed on' not in out
+    assert 'timing table: ' in out and 'timed on' not in out and 'measured in' not in out
+    assert '12 epochs of 5,994 images' in out
+    assert profiler.main(arguments + digits + ['--save_table', again]) == 0
+    assert 'measured in' not in capsys.readouterr().out
+    assert costs.load(again) == costs.load(first)
     args = main.check_arguments(main.parse_arguments(arguments + digits))
     model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', args.alpha, args.bn_statistics)
     main.profile(args, model, main.load_data(args))
@@ -222,7 +230,7 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
 
 
 def test_a_profile_tells_that_and_why_it_is_of_noise(tmp_path, capsys):
-    args = profiler.parse_arguments(['--data_dir', str(tmp_path)])
+    args = profiler.parse_arguments(['--data_dir', str(tmp_path), '--num_classes', '200'])
     assert profiler.batch_for(args) is None
     args.dataset_name = 'digits'
     assert profiler.batch_for(args) is None

@@ -255,7 +255,7 @@ def test_the_script_refuses_an_unknown_figure_at_once():
                             cwd=os.path.dirname(os.path.abspath(plot.__file__)))
     assert result.returncode == 2 and result.stdout.split() == ['[]']
     assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-                             'curves, selection, timings\n')
+                             'curves, selection, timings, devices\n')
 
 
 def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):

@@ -20,7 +20,6 @@ import reproduce
 from command_line import UserError
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from runs import read_run
-from selection_solver_DP import smallest_rho
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -222,41 +221,6 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     report.write(True)
     page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
     assert '10 of 18 runs missing' in page  # a second seed was begun
-
-
-def prefix_table():
-    """Timings whose forward pass is a third of a step; more of it can be cut off the nearer the
-    output the deepest tensor in training is.
-    """
-    table = tangled_table(np.random.RandomState(0))
-    n = len(table.names)
-    table = table._replace(t_fp=(table.t_bp + table.t_update) / 2, cut_bytes=np.full(n, 9.0))
-    prefix = np.zeros(n)
-    prefix[table.order] = table.t_fp * np.arange(n) / n
-    return table._replace(t_prefix=prefix)
-
-
-def test_a_rho_that_only_the_prefix_cache_reaches_is_left_out_without_it(here):
-    runs = runs_of('cache')
-    table = prefix_table()
-    reached = [run.cell.rho for run in runs
-               if reproduce.why_not(run, table) is None and run.cell.prefix_cache == 'off']
-    assert reached == [0.5, 0.5]
-    assert all(reproduce.why_not(run, table) is None for run in runs
-               if run.cell.prefix_cache == 'on')
-    lost = table._replace(cut_bytes=np.full(len(table.names), np.inf))  # no cut anywhere
-    assert 'out of reach' in reproduce.why_not(runs[-1], lost)
-    least = smallest_rho(table.cached_at_best(4))
-    below = runs[-1]._replace(flags=runs[-1].flags + ('--rho={}'.format(0.99 * least),))
-    assert 'the prefix cache has to be filled' in reproduce.why_not(below, table)
-
-
-@pytest.mark.parametrize('data, epochs, interval, each', [
-    (CUB, 12, 4, 4), (CUB, 12, 0, 12), (CUB, 5, 4, 2.5), (CUB, 3, 4, 3), ('digits', 12, 4, 12)])
-def test_a_prefix_cache_is_filled_as_often_as_views_change(data, epochs, interval, each):
-    args = main.parse_arguments(['--dataset_name', data, '--num_epochs', str(epochs),
-                                 '--interval', str(interval)])
-    assert reproduce.epochs_of_a_cache(args) == each
 
 
 def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):

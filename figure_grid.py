@@ -1,6 +1,7 @@
 """The grid behind the paper's figures: which runs each one needs, and with which flags of main.py.
 
-reproduce.py runs it, report.py shows it; nothing here touches a file.
+scripts/reproduce.py runs it, scripts/report.py shows it, costs.py tells what it takes; nothing here
+touches a file.
 """
 
 import os
@@ -9,6 +10,7 @@ from typing import NamedTuple, Optional, Tuple
 CUB, PET, DOGS = 'caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs'
 DATA = {  # classes, training images, test images
     CUB: (200, 5994, 5794), PET: (37, 3680, 3669), DOGS: (120, 12000, 8580)}
+REHEARSED_SIZES = (10, 10776, 2250)  # of each of REHEARSED_DATA
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
 ELASTIC, PRUNE = 'elastic_training', 'prune_training'
 RHO, INTERVAL = 0.5, 4
