@@ -2,7 +2,8 @@
 
     python compare.py RUN [RUN ...]
 
-Runs that differ only in their seed share a row: medians, with the range in brackets.
+Runs that differ only in their seed share a row: medians, with the range in brackets. Where the
+device was throttled (thermal.py), a column has in how many epochs of all.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import argparse
 import numpy as np
 
 import command_line
-from runs import VARIED, distinctions, read_runs, run_folder
+from runs import VARIED, distinctions, read_runs, run_folder, throttled_of
 
 # Points that elastic training may lose to full training: from rho FEW_POINTS_FROM on, and below.
 FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
@@ -54,9 +55,13 @@ def compare(runs):
             _spread(_ratios(full, summaries, 'train_seconds'), '{:.2f}') if full else '',
             _spread(_ratios(full, summaries, 'step_ms'), '{:.2f}') if full else '',
             '; '.join(text + ('' if met else ' MISSED') for text, met in targets)])
+    throttled = [throttled_of(summaries) for summaries in groups.values()]
     header = ['scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
               'speed-up', 'of steps', 'target']
-    return command_line.table(header, rows, '<>>>>>>>><'), all(verdicts)
+    if any(throttled):
+        rows = [row[:-1] + [text, row[-1]] for row, text in zip(rows, throttled)]
+        header.insert(-1, 'throttled')
+    return command_line.table(header, rows, '<{}<'.format('>' * (len(header) - 2))), all(verdicts)
 
 
 def _label(key, keys):

@@ -11,22 +11,20 @@ training alone, validation excluded, as all reported times are.
 
 import argparse
 import contextlib
-import glob
 import os
-import threading
 import time
 
 import command_line
 from command_line import UserError
 from meter_log import metered_joules, read_meter
 from runs import read_json, read_run, run_folder, write_json
+from sampling import READ_ERRORS, Sampler, paths, text
 
 PERIOD = 0.5   # s between two readings
 CLOCK_STEP = 1.0  # s by which the clock may be set during training, for a meter's log to count
 WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that carry all of a Jetson
 NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); an external meter goes in with '
              '--meter_csv')
-READ_ERRORS = (OSError, ValueError, RuntimeError)
 
 
 class Power:
@@ -76,18 +74,18 @@ def find_sensors(root='/'):
 def jetson_rails(root):
     """Powers of the INA3221's rails: that of the whole board alone where there is one, else all."""
     rails = {}
-    for path in _paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
+    for path in paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
         channel = path.rsplit('_', 1)[1]
         power = os.path.join(os.path.dirname(path), 'in_power{}_input'.format(channel))
         if os.path.exists(power):
-            rails[_text(path)] = lambda power=power: float(_text(power)) / 1e3  # mW
-    for path in _paths(root, 'sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_label'):
+            rails[text(path)] = lambda power=power: float(text(power)) / 1e3  # mW
+    for path in paths(root, 'sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_label'):
         volts = path[:-len('label')] + 'input'
         amperes = os.path.join(os.path.dirname(path), 'curr{}_input'.format(
             os.path.basename(path)[2:-len('_label')]))
         if os.path.exists(volts) and os.path.exists(amperes):
-            rails[_text(path)] = lambda volts=volts, amperes=amperes: (
-                float(_text(volts)) * float(_text(amperes)) / 1e6)  # mV, mA
+            rails[text(path)] = lambda volts=volts, amperes=amperes: (
+                float(text(volts)) * float(text(amperes)) / 1e6)  # mV, mA
     whole = [name for name in rails if name in WHOLE_BOARD]
     rails.pop('NC', None)
     if 'VIN_SYS_5V0' in rails:  # of an AGX Orin: feeds this one
@@ -101,23 +99,23 @@ def rapl_counters(root, notes):
     None at all where one of them cannot be read: the rest would pass for the whole.
     """
     counters, unreadable = [], []
-    for zone in _paths(root, 'sys/class/powercap/*'):
+    for zone in paths(root, 'sys/class/powercap/*'):
         name_file, energy = [os.path.join(zone, name) for name in ('name', 'energy_uj')]
         if 'mmio' in os.path.basename(zone) or not os.path.exists(name_file):
             continue  # the memory-mapped zones count the same packages once more
-        name = _text(name_file)
+        name = text(name_file)
         if not (name.startswith('package') or name == 'dram'):
             continue
         try:
-            wraps_at = float(_text(os.path.join(zone, 'max_energy_range_uj'))) / 1e6
-            float(_text(energy))
+            wraps_at = float(text(os.path.join(zone, 'max_energy_range_uj'))) / 1e6
+            float(text(energy))
         except READ_ERRORS as error:
             unreadable.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
                               .format(name, energy, getattr(error, 'strerror', None) or error,
                                       energy))
             continue
         counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
-                                lambda energy=energy: float(_text(energy)) / 1e6, wraps_at))
+                                lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
     notes += unreadable
     return [] if unreadable else counters
 
@@ -170,19 +168,10 @@ def _gpu_sensor(pynvml, handle, name):
         return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage, 1e3))
 
 
-def _paths(root, pattern):
-    return sorted(glob.glob(os.path.join(root, pattern)))
-
-
-def _text(path):
-    with open(path) as file:
-        return file.read().strip()
-
-
 # ---------------------------------------------------------------- beside training
 
 class Meter:
-    """Adds up the joules of some sensors while `running()`, in a thread of its own.
+    """Adds up the joules of some sensors while `running()`.
 
     sensors, notes: as find_sensors gives them. A sensor that stops answering leaves no number at
     all: a sum without it would be too small.
@@ -190,49 +179,39 @@ class Meter:
 
     def __init__(self, sensors, notes=(), period=PERIOD):
         self.intervals = []  # [start, end] in seconds since 1970, of all that was measured
-        self._sensors, self._notes, self._period = sensors, list(notes), period
-        self._joules, self._fault, self._running = 0.0, None, False
+        self._sensors, self._notes = sensors, list(notes)
+        self._joules, self._fault = 0.0, None
         self._was_set = False  # the clock, in a process before this one
         self._clock_offset = None  # of the wall clock over the monotonic one, at the start
-        self._lock, self._closed, self._thread = threading.Lock(), threading.Event(), None
+        self._sampler = Sampler(self._sample, period)
 
     @contextlib.contextmanager
     def running(self):
         """What happens inside is measured."""
-        if self._thread is None and self._sensors:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
         if self._clock_offset is None:
             self._clock_offset = time.time() - time.perf_counter()
         begin = time.perf_counter()
-        with self._lock:
-            self._read()
-            self._running = True
         try:
-            yield
+            with self._sampler.running() if self._sensors else contextlib.ExitStack():
+                yield
         finally:
-            with self._lock:
-                self._joules += self._read()
-                self._running = False
             self.intervals.append([self._clock_offset + begin,
                                    self._clock_offset + time.perf_counter()])
 
     def state(self):
         """What `restore` takes: all that was measured so far."""
-        with self._lock:
-            return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
-                        sensors=[sensor.name for sensor in self._sensors],
-                        clock_was_set=self._clock_was_set())
+        return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
+                    sensors=[sensor.name for sensor in self._sensors],
+                    clock_was_set=self._clock_was_set())
 
     def restore(self, state):
         """Adds what an interrupted run measured, with the same sensors."""
         names = [sensor.name for sensor in self._sensors]
-        with self._lock:
-            self._joules += state['joules']
-            self._fault = self._fault or state['fault']
-            if names != state['sensors']:
-                self._fault = 'sensors are others since the run was interrupted: {} then, {} now' \
-                    .format(*[', '.join(of) or 'none' for of in (state['sensors'], names)])
+        self._joules += state['joules']
+        self._fault = self._fault or state['fault']
+        if names != state['sensors']:
+            self._fault = 'sensors are others since the run was interrupted: {} then, {} now' \
+                .format(*[', '.join(of) or 'none' for of in (state['sensors'], names)])
         self.intervals[:0] = state['intervals']
         self._was_set = state['clock_was_set']
 
@@ -243,11 +222,9 @@ class Meter:
         return self._was_set or self._clock_offset is not None and abs(
             time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
 
-    def _watch(self):
-        while not self._closed.wait(self._period):
-            with self._lock:
-                if self._running:
-                    self._joules += self._read()
+    def _sample(self, begins):
+        joules = self._read()
+        self._joules += 0 if begins else joules
 
     def _read(self):
         joules = 0.0
@@ -267,7 +244,6 @@ class Meter:
         not, or what is left out) and training_intervals (seconds since 1970; None where the
         clock was set meanwhile).
         """
-        self._closed.set()
         source = ', '.join(sensor.name for sensor in self._sensors) or None
         note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
         measured = source is not None and self._fault is None

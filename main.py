@@ -19,6 +19,7 @@ import numpy as np
 import checkpoint
 import command_line
 import energy
+import thermal
 from command_line import UserError
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
 from interrupt import Signals
@@ -291,12 +292,13 @@ def train_and_record(args, folder, recorder, model, dataset, table, cache, keepe
     from epoch import Diverged
     from folders import first_fault
     penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
+    monitor = thermal.Monitor(thermal.find_device())
     gc.collect()
     getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
     try:
         result, model = train.train(
             model, dataset, make_scheme_for(args, model, dataset, table, penalty, cache),
-            loop_settings(args), recorder, penalty, meter, cache, keeper, resumed)
+            loop_settings(args), recorder, penalty, meter, cache, keeper, resumed, monitor)
     except Diverged as error:
         print('stopped: {}'.format(error), file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ import numpy as np
 
 import command_line
 from command_line import UserError
+from curve_drawing import draw_curve, legend_of_marks, mark_epochs
 from runs import (
     VARIED,
     distinctions,
@@ -31,13 +32,13 @@ from runs import (
     read_runs,
     run_folder,
     selection_per_epoch,
+    throttled_runs,
 )
 from schemes import SCHEMES
 
 TRAINED, PALE, IDLE, CARRIED, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#E69F00', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
 TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
-LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of curves of one scheme
 LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 KINDS = ('png', 'pdf', 'csv')
@@ -54,6 +55,7 @@ class Curve(NamedTuple):
 
     color: that of the scheme; where all curves are of one scheme, each has its own.
     mean, std: column -> (epochs,) float64, for CURVE_COLUMNS; the sample deviation, NaN for n = 1.
+    throttled: (epochs,) int, in how many of the n the device was throttled.
     """
     summary: dict
     label: str
@@ -62,6 +64,7 @@ class Curve(NamedTuple):
     n: int
     mean: dict
     std: dict
+    throttled: np.ndarray
 
 
 def write_figure(output, size, draw, header, rows):
@@ -112,17 +115,22 @@ def accuracy_over_time(run_folders, output):
     header, rows = curve_rows(curves)
     longest = max(curve.mean['train_seconds'][-1] for curve in curves)
     unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
-    texts = [_legend_text(curve, unit, seconds) for curve in curves]
+    marks = legend_of_marks([curve.throttled for curve in curves])
+    texts = [_legend_text(curve, unit, seconds) for curve in curves] + [
+        mark.get_label() for mark in marks]
     half = math.ceil(len(texts) / 2)
     columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
     height = 3.36 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
     return write_figure(output, (7.2, height), lambda figure: figure.legend(
-        _draw_curves(figure, curves, unit, seconds), texts, loc='lower center', ncol=columns,
-        borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
+        _draw_curves(figure, curves, unit, seconds) + marks, texts, loc='lower center',
+        ncol=columns, borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
 
 
 def curve_rows(curves):
-    """(header, rows) of the CSV behind some Curves: a row an epoch."""
+    """(header, rows) of the CSV behind some Curves: a row an epoch.
+
+    The last column is there only where an epoch was throttled.
+    """
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
                                            for part in ('_mean', '_std'))
@@ -130,6 +138,9 @@ def curve_rows(curves):
         float(values[column][epoch]) for column in CURVE_COLUMNS
         for values in (curve.mean, curve.std)]
             for curve in curves for epoch in range(curve.summary['epochs'])]
+    if any(curve.throttled.any() for curve in curves):
+        told = np.concatenate([curve.throttled for curve in curves])
+        return header + ('throttled',), [row + [int(n)] for row, n in zip(rows, told)]
     return header, rows
 
 
@@ -167,7 +178,7 @@ def curves_of(runs):
             palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color, n,
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
-             for column, value in values.items()}))
+             for column, value in values.items()}, throttled_runs(groups[key])))
     return curves
 
 
@@ -224,19 +235,6 @@ def _draw_curves(figure, curves, unit, seconds):
     for level, (full, elastic) in enumerate(pairs):
         _draw_speed_up(left, full, elastic, seconds, level)
     return lines
-
-
-def draw_curve(axis, curve, column, seconds, scale):
-    """Draws one Curve, with a marker where its training ends; returns its line."""
-    color, marker = curve.color, SCHEMES[curve.summary['scheme']].marker
-    x = curve.mean['train_seconds'] / seconds
-    mean, std = scale * curve.mean[column], scale * curve.std[column]
-    if curve.n > 1:
-        axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
-    line, = axis.plot(x, mean, color=color, linestyle=LINES[curve.variant % len(LINES)],
-                      linewidth=1.4, marker=marker, markersize=6.5, markevery=[len(x) - 1],
-                      markeredgecolor='white', markeredgewidth=0.8, zorder=3)
-    return line
 
 
 def scale_loss(axis, curves):
@@ -301,7 +299,9 @@ def _draw_selection(figure, run, mask, share):
     figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
         label, **run.summary), va='top', fontsize=9)
     top = figure.add_subplot(grid[0, 0], sharex=tensors)
-    handles = _draw_share_per_epoch(top, mask, share)
+    throttled = throttled_runs([run])
+    mark_epochs(top, throttled)
+    handles = _draw_share_per_epoch(top, mask, share) + legend_of_marks([throttled])
     figure.legend(handles=handles, loc='upper right', bbox_to_anchor=(1, 0.945))
     if not np.isnan(share).any():
         side = figure.add_subplot(grid[1, 1], sharey=tensors)

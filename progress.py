@@ -16,7 +16,8 @@ def summary_of(rows, clock, scheme, step_ms, cache):
     rows: of record_epoch. step_ms: kind of step -> ms of each. cache: as of train.train.
     """
     return dict(
-        epochs=len(rows), final_accuracy=rows[-1]['test_accuracy'],
+        epochs=len(rows), throttled_epochs=_throttled_epochs(rows),
+        final_accuracy=rows[-1]['test_accuracy'],
         best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
         selection_seconds=clock.seconds['selection'],
@@ -25,6 +26,12 @@ def summary_of(rows, clock, scheme, step_ms, cache):
             'validation', 'checkpoint', 'resume', 'lost')},
         **_step_summary(step_ms, cache),
         **getattr(scheme.select, 'summary', {}))
+
+
+def _throttled_epochs(rows):
+    """Number of them; None where the device did not tell of any."""
+    told = [row['throttled'] for row in rows if row.get('throttled') is not None]
+    return sum(told) if told else None
 
 
 def _step_summary(step_ms, cache):
@@ -110,7 +117,7 @@ def print_epoch(row, num_epochs):
     """Prints the line of one epoch; row: as record_epoch takes it."""
     penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
     print('{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
-          '{:7.1f} ms/step   {:7.1f} s trained'.format(
+          '{:7.1f} ms/step   {:7.1f} s trained{}'.format(
               epoch_label(row['epoch'], num_epochs), 100 * row['train_accuracy'],
               row['train_loss'], penalty, 100 * row['test_accuracy'], row['test_loss'],
-              row['step_ms'], row['train_seconds']))
+              row['step_ms'], row['train_seconds'], '   throttled' if row['throttled'] else ''))

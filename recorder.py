@@ -10,7 +10,15 @@ import numpy as np
 
 import checkpoint
 import command_line
-from runs import EPOCH_COLUMNS, SelectionRow, checksum_of_file, fault, is_finished, write_json
+from runs import (
+    DEVICE_COLUMNS,
+    EPOCH_COLUMNS,
+    SelectionRow,
+    checksum_of_file,
+    fault,
+    is_finished,
+    write_json,
+)
 
 
 def open_run(folder, settings, resumed=None, restart=False):
@@ -89,13 +97,15 @@ class Recorder:
         self.writer = tf.summary.create_file_writer(folder)
 
     def epoch(self, row):
-        """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar."""
+        """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar, but None."""
         self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
         tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
                 'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
                 'test/accuracy': 'test_accuracy',
                 'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
                 'time/train_seconds': 'train_seconds'}
+        tags.update({'device/' + column: column for column in DEVICE_COLUMNS
+                     if row[column] is not None})
         self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
 
     def elastic(self, scalars, epoch):
@@ -182,7 +192,8 @@ class Recorder:
         """Writes epochs.txt: the table of epochs for people."""
         with open(os.path.join(self.folder, 'epochs.csv'), newline='') as source:
             header, *rows = list(csv.reader(source))
-        rows = [[row[0]] + ['{:.5g}'.format(float(cell)) for cell in row[1:]] for row in rows]
+        rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
+                for row in rows]
         with open(os.path.join(self.folder, 'epochs.txt'), 'w') as out:
             out.write(command_line.table(header, rows) + '\n')
 

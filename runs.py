@@ -24,9 +24,11 @@ from schemes import SCHEMES
 
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'seed', 'epochs',
                 'stack', 'host')
+DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
-                 'importance_seconds', 'validation_seconds', 'train_seconds')
+                 'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
+LATER_COLUMNS = ('train_penalty',) + DEVICE_COLUMNS  # which older runs lack
 CHECKSUM = 'sha256'  # of the rest of a JSON file
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
@@ -45,7 +47,10 @@ class SelectionRow(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The records of one finished run; `epochs` maps a column to its values, one an epoch."""
+    """The records of one finished run.
+
+    epochs: column -> its values, one an epoch; of DEVICE_COLUMNS None where it was not told.
+    """
     summary: dict
     epochs: dict
     selections: list
@@ -136,8 +141,14 @@ def finite(text):
     return float(text)
 
 
-def _read_csv(folder, name, kinds):
+def told(text):
+    """A finite float, None for an empty cell."""
+    return None if text == '' else finite(text)
+
+
+def _read_csv(folder, name, kinds, later=()):
     """The rows of a CSV file as dicts; kinds: column -> what turns the text of a cell into a value.
+    later: columns that may be missing, as if empty.
 
     UserError, naming run, file, row and column, for a missing column or a cell of another kind.
     """
@@ -148,7 +159,10 @@ def _read_csv(folder, name, kinds):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise fault(folder, f'{name} cannot be read: {error}')
     for column, kind in kinds.items():
-        if column not in header:
+        if column not in header and column in later:
+            for row in rows:
+                row[column] = ''
+        elif column not in header:
             raise fault(folder, f'{name} has no column {column}')
         for index, row in enumerate(rows):
             try:
@@ -160,10 +174,11 @@ def _read_csv(folder, name, kinds):
 
 
 def _read_epochs(folder, count):
-    rows = _read_csv(folder, 'epochs.csv', dict.fromkeys(
-        [column for column in EPOCH_COLUMNS if column != 'train_penalty'], finite))
+    kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, told))
+    kinds.update(train_penalty=lambda text: finite(text or 0),
+                 throttled={'': None, '0': False, '1': True}.__getitem__)
+    rows = _read_csv(folder, 'epochs.csv', kinds, LATER_COLUMNS)
     for index, row in enumerate(rows):
-        row['train_penalty'] = finite(row.get('train_penalty') or 0)  # older runs have none
         if row['epoch'] != index + 1:
             raise fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
                          'must be 1, 2, ... in order')
@@ -181,8 +196,7 @@ def _read_selections(folder, epochs):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
              'selected': {'0': False, '1': True}.__getitem__}
-    for column in ('importance', 'time_share'):
-        kinds[column] = lambda text: None if text == '' else finite(text)
+    kinds.update(importance=told, time_share=told)
     rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
             for row in _read_csv(folder, 'selections.csv', kinds)]
     tensors = {}
@@ -218,6 +232,19 @@ def selection_per_epoch(run):
         mask[row.epoch - 1:, row.tensor] = row.selected
         share[row.epoch - 1:, row.tensor] = np.nan if row.time_share is None else row.time_share
     return mask, share
+
+
+def throttled_runs(runs):
+    """(epochs,) int: how many of the Runs, all of as many epochs, were throttled in each epoch."""
+    return np.sum([[bool(epoch) for epoch in run.epochs['throttled']] for run in runs], axis=0)
+
+
+def throttled_of(summaries):
+    """'3 of 24': throttled epochs of all the runs; '' where there are none."""
+    count = sum(summary.get('throttled_epochs') or 0 for summary in summaries)
+    if not count:
+        return ''
+    return '{} of {}'.format(count, sum(summary['epochs'] for summary in summaries))
 
 
 def is_finished(folder, settings, restart=False):

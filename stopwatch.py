@@ -56,20 +56,23 @@ def settled_ms(function):
 class Clock:
     """Monotonic seconds in named buckets; `with clock('step')` adds to one.
 
-    meter: energy.Meter, which runs in those that count as training; None for none.
+    meter: energy.Meter, monitor: thermal.Monitor, which run in those that count as training; None
+    for none.
     """
     TRAINING = ('step', 'selection')
 
-    def __init__(self, meter=None):
+    def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + ('validation', 'checkpoint', 'resume',
                                                       'lost'), 0.0)
-        self._meter = meter
+        self.monitor = monitor
+        self._beside = {name: watch for name, watch in (('meter', meter), ('monitor', monitor))
+                        if watch is not None}
 
     @contextlib.contextmanager
     def __call__(self, bucket):
         with contextlib.ExitStack() as stack:
-            if self._meter is not None and bucket in self.TRAINING:
-                stack.enter_context(self._meter.running())
+            for watch in self._beside.values() if bucket in self.TRAINING else ():
+                stack.enter_context(watch.running())
             begin = time.perf_counter()
             try:
                 yield
@@ -87,10 +90,12 @@ class Clock:
 
     def state(self):
         """What `restore` takes: all that was counted so far."""
-        return dict(seconds=self.seconds, meter=self._meter and self._meter.state())
+        return dict(seconds=self.seconds,
+                    **{name: watch.state() for name, watch in self._beside.items()})
 
     def restore(self, state):
         """Goes on from `state`, with what is being counted now on top."""
         self.seconds.update(state['seconds'])
-        if self._meter is not None and state['meter'] is not None:
-            self._meter.restore(state['meter'])
+        for name, watch in self._beside.items():
+            if state.get(name) is not None:
+                watch.restore(state[name])

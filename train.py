@@ -39,6 +39,7 @@ from progress import (
 from schemes import SCHEMES
 from stopwatch import Clock
 from tensor_timings import CachePrice, TensorTimings
+from thermal import Monitor
 from training_step import evaluation_function, make_optimizer
 
 
@@ -206,7 +207,7 @@ class _Run:
             test_accuracy=tested[1], test_loss=tested[0],
             step_ms=float(np.median(result.step_ms)),
             importance_seconds=importance_seconds(self.scheme) - self.importance_before,
-            train_seconds=self.clock.train_seconds,
+            train_seconds=self.clock.train_seconds, **(self.clock.monitor or Monitor()).epoch(),
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
 
     def next_epoch(self, row):
@@ -255,20 +256,20 @@ class _Run:
 
 
 def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None, cache=None,
-          keeper=None, resumed=None):
+          keeper=None, resumed=None, monitor=None):
     """Trains the model and records every epoch; returns (measured part of the summary, the model).
 
     make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
     cache: cached_epochs.PrefixCache of this data set, or None.
     dataset: datasets.Dataset. recorder: recorder.Recorder. penalty: see TrainingStep.
-    meter: energy.Meter of what training uses, or None.
+    meter: energy.Meter of what training uses, or None. monitor: thermal.Monitor, or None.
     keeper: checkpoint.Keeper; None keeps nothing. resumed: the tree of a checkpoint to go on from,
     see checkpoint.read.
     The model returned is another one where the scheme replaced it.
     Raises Diverged when the loss stops being finite, and Interrupted, with a checkpoint behind it,
     when the keeper says stop.
     """
-    steps, clock, keeper = count_steps(dataset), Clock(meter), keeper or Keeper()
+    steps, clock, keeper = count_steps(dataset), Clock(meter, monitor), keeper or Keeper()
     if penalty is not None and resumed is not None:
         penalty.coefficient = resumed['run']['penalty']  # before it becomes a constant of the graph
     with clock('selection' if resumed is None else 'resume'):

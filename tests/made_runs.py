@@ -36,17 +36,20 @@ def edit_csv(path, row, column, value):
     write_csv(path, rows)
 
 
-def epoch_rows(step_seconds, accuracy):
+def epoch_rows(step_seconds, accuracy, throttled=None):
+    """throttled: the epochs that were, None where the device tells nothing."""
     rows = []
     for epoch in range(1, EPOCHS + 1):
         test = accuracy * (1 - 0.5 ** epoch)
         rows.append([epoch, 1e-3 / epoch, test + 0.05, 1.5 - test, 0.0, test, 1.75 - test,
-                     10.0, step_seconds - 1.0, 1.0, 0.5, 3.0, epoch * step_seconds])
+                     10.0, step_seconds - 1.0, 1.0, 0.5, 3.0, epoch * step_seconds]
+                    + (['', '', ''] if throttled is None else
+                       [61.5, 1500.0, int(epoch in throttled)]))
     return rows
 
 
 def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_seconds=50.0,
-             accuracy=0.8, share=SHARE, **changes):
+             accuracy=0.8, share=SHARE, throttled=None, **changes):
     folder = logs / name
     folder.mkdir(parents=True)
     elastic = scheme.startswith('elastic')
@@ -55,10 +58,11 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
         'dataset_name': 'oxford_iiit_pet', 'rho': rho if elastic else None,
         'importance': 'loss_drop' if elastic else None, 'seed': seed, 'epochs': EPOCHS,
         'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
-        'host': 'pi4b', 'finished': True}
+        'host': 'pi4b', 'finished': True,
+        'throttled_epochs': None if throttled is None else len(throttled)}
     summary.update(changes)
     write_csv(folder / 'epochs.csv',
-              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy))
+              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy, throttled))
     if elastic:
         rows = [list(SelectionRow._fields)]
         for epoch, mask in MASKS.items():

@@ -52,6 +52,20 @@ def test_runs_that_choose_in_another_way_are_rows_of_their_own():
         assert text.count(words) == 1
 
 
+def test_throttled_epochs_have_a_column_where_there_are_some():
+    cool, hot = [run('full_training', seed, 0.97, 100.0) for seed in (0, 1)]
+    cool.summary.update(epochs=3, throttled_epochs=0)
+    text, _ = compare([cool])
+    assert 'throttled' not in text
+    hot.summary.update(epochs=3, throttled_epochs=2)
+    head = run('traditional_tl_training', 0, 0.5, 30.0)  # of before it was counted
+    text, _ = compare([cool, hot, head])
+    header, _, first, second = text.splitlines()
+    assert header.endswith('throttled  target') and text.count('2 of 6') == 1
+    assert first[:header.index('throttled') + len('throttled')].endswith('2 of 6')
+    assert ' of ' not in second
+
+
 def test_a_small_rho_may_lose_more():
     full = run('full_training', 0, 0.98, 100.0)
     text, met = compare([full, run('elastic_training', 0, 0.945, 24.0, 0.25, selection=(1.0, 0.0))])

@@ -19,9 +19,10 @@ from small_runs import ROOT
 import checkpoint
 import keras_stack
 from recorder import Recorder, open_run
+from runs import DEVICE_COLUMNS
 
 SLOW = bool(os.environ.get('SLOW_TESTS'))
-TIMES = 'seconds', 'step_ms'
+TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS
 
 
 @pytest.fixture(scope='module')

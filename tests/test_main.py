@@ -36,6 +36,7 @@ def test_run_folder_is_complete(logs):
                 'final_accuracy', 'best_accuracy', 'train_seconds', 'step_seconds', 'host',
                 'selection_seconds', 'importance_seconds', 'step_ms'):
         assert key in run.summary
+    assert (run.summary['throttled_epochs'] is None) == (run.epochs['throttled'] == [None, None])
     files = set(os.listdir(str(folder / 'one')))
     assert {'summary.json', 'settings.json', 'epochs.csv', 'selections.csv', 'epochs.txt',
             'checkpoint'} <= files and any(name.startswith('events.out') for name in files)

@@ -7,7 +7,18 @@ import sys
 
 import numpy as np
 import pytest
-from made_runs import EPOCHS, MASKS, SHARE, TABLE, TENSORS, edit_csv, make_run, read_csv, stored
+from made_runs import (
+    EPOCHS,
+    MASKS,
+    SHARE,
+    TABLE,
+    TENSORS,
+    edit_csv,
+    make_run,
+    read_csv,
+    stored,
+    write_csv,
+)
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from test_selection_solver_DP import branching_table
@@ -15,7 +26,7 @@ from test_selection_solver_DP import branching_table
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from command_line import UserError
-from runs import SelectionRow, read_run, selection_per_epoch
+from runs import DEVICE_COLUMNS, SelectionRow, read_run, selection_per_epoch
 
 
 def assert_figure(paths, output):
@@ -102,6 +113,62 @@ def test_runs_with_and_without_the_prefix_cache_are_told_apart(tmp_path):
     assert {curve.label for curve in plot.curves_of(runs)} == {
         'ElasticTrainer, ρ = 0.25, held views, cache on', 'ElasticTrainer, ρ = 0.5',
         'ElasticTrainer, ρ = 0.5, held views, train_images 160, cache off'}
+
+
+def test_runs_of_before_a_device_told_its_heat_still_read(tmp_path):
+    folder = make_run(tmp_path, 'older')
+    write_csv(folder / 'epochs.csv', [
+        line.split(',')[:-len(DEVICE_COLUMNS)]
+        for line in (folder / 'epochs.csv').read_text().splitlines()])
+    run = read_run(folder)
+    assert run.epochs['train_seconds'] == [50, 100, 150, 200]
+    for column in DEVICE_COLUMNS:
+        assert run.epochs[column] == [None] * EPOCHS
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The last Figure that was written."""
+    figures, write = [], plot.write_figure
+
+    def watched(output, size, draw, header, rows):
+        return write(output, size, lambda figure: figures.append(figure) or draw(figure), header,
+                     rows)
+    monkeypatch.setattr(plot, 'write_figure', watched)
+    return lambda: figures[-1]
+
+
+def marks_of(axis):
+    """[(x, y)] of the marks of throttled epochs in a panel."""
+    return [list(zip(*line.get_data())) for line in axis.lines if line.get_marker() == 'x']
+
+
+def test_throttled_epochs_are_marked_and_told(tmp_path, drawn):
+    runs = [make_run(tmp_path, 'cool', throttled=[]),
+            make_run(tmp_path, 'hot', throttled=[2, 4], seed=1, step_seconds=60.0),
+            make_run(tmp_path, 'full', 'full_training')]
+    rows = read_csv(plot.accuracy_over_time(runs, tmp_path / 'curves')[2])
+    assert [row['throttled'] for row in rows] == ['0'] * EPOCHS + ['0', '1', '0', '1']
+    for axis, column, scale in zip(drawn().axes, ('test_accuracy', 'test_loss'), (100, 1)):
+        (first, second), = marks_of(axis)
+        assert first == pytest.approx([110, scale * float(rows[5][column + '_mean'])])
+        assert second == pytest.approx([220, scale * float(rows[7][column + '_mean'])])
+    texts = [text.get_text() for text in drawn().legends[0].texts]
+    assert texts[2:] == ['throttled'] and len(texts) == 3
+    plot.selection_map(runs[1], tmp_path / 'map')
+    assert [x for axis in drawn().axes for marks in marks_of(axis) for x, _ in marks] == [2, 4]
+    assert [text.get_text() for text in drawn().legends[0].texts].count('throttled') == 1
+
+
+def test_pictures_without_throttled_epochs_are_as_if_nothing_had_been_told(tmp_path):
+    made = []
+    for name, throttled in (('told', []), ('not_told', None)):
+        run = make_run(tmp_path / name, 'run', throttled=throttled)
+        made.append([open(str(path), 'rb').read() for path in
+                     plot.accuracy_over_time([run], tmp_path / 'curves')
+                     + plot.selection_map(run, tmp_path / 'map')])
+    assert made[0] == made[1]
+    assert b'throttled' not in made[0][2]
 
 
 def test_a_selection_holds_until_the_next_one(tmp_path):

@@ -32,11 +32,11 @@ from elastic import elastic_scheme
 from profiler import profile_model
 from prune import GroupLasso, prune_scheme
 from recorder import Recorder
-from runs import EPOCH_COLUMNS
+from runs import DEVICE_COLUMNS, EPOCH_COLUMNS
 
 STEPS, EPOCHS = 7, 4  # seven steps an epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
-         'validation_seconds', 'train_seconds')
+         'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 
 
 class StopsBehind(Keeper):

@@ -1,0 +1,72 @@
+"""Files of sysfs as boards have them, of heat, clocks and throttling."""
+
+import os
+
+ZONE, COOLER = 'sys/class/thermal/thermal_zone{}/', 'sys/class/thermal/cooling_device{}/'
+POLICY = 'sys/devices/system/cpu/cpufreq/policy{}/scaling_cur_freq'
+THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
+COUNT = 'sys/devices/system/cpu/cpu{}/thermal_throttle/{}_throttle_count'
+
+
+def zones(*of):
+    """Thermal zones: (type, what temp reads)."""
+    return {ZONE.format(number) + name: value for number, zone in enumerate(of)
+            for name, value in zip(('type', 'temp'), zone)}
+
+
+def coolers(*of):
+    """Cooling devices: (type, cur_state)."""
+    return {COOLER.format(number) + name: value for number, cooler in enumerate(of)
+            for name, value in zip(('type', 'cur_state'), cooler)}
+
+
+RASPBERRY_PI_4B = dict(
+    zones(('cpu-thermal', 48686)), **{
+        'proc/device-tree/model': 'Raspberry Pi 4 Model B Rev 1.4\0',
+        POLICY.format(0): 1500000, THROTTLED: 0})
+TX2 = dict(zones(
+    ('BCPU-therm', 45500), ('MCPU-therm', 45500), ('GPU-therm', 43500), ('PLL-therm', 45500),
+    ('Tboard_tegra', 40000), ('Tdiode_tegra', 41250), ('PMIC-Die', 100000),
+    ('thermal-fan-est', 46000)), **coolers(
+        ('pwm-fan', 3), ('bcpu-throttle-alert', 0), ('mcpu-throttle-alert', 0),
+        ('gpu-throttle-alert', 0), ('cpu-balanced', 0), ('gpu-balanced', 0)))
+TX2.update({POLICY.format(0): 2035200, POLICY.format(1): 345600})  # four A57 busy, two Denver idle
+PC = dict(zones(
+    ('acpitz', 27800), ('INT3400 Thermal', 99000), ('x86_pkg_temp', 61000), ('iwlwifi_1', 88000)),
+    **coolers(('Processor', 0), ('intel_powerclamp', -1), ('Fan', 1)))
+PC.update({POLICY.format(0): 2800000, POLICY.format(1): 3600000})
+PC.update({COUNT.format(cpu, of): 7 for cpu in range(2) for of in ('core', 'package')})
+OTHER_ARM = dict(zones(('soc-thermal', 52000)), **coolers(('cpufreq-cpu0', 0), ('gpio-fan', 1)))
+OTHER_ARM[POLICY.format(0)] = 1200000
+CPUS = {'RASPBERRY_PI_4B': {0: 0, 1: 0, 2: 0, 3: 0}, 'TX2': {0: 0, 1: 1, 2: 1, 3: 0, 4: 0, 5: 0},
+        'PC': {0: 0, 1: 1}, 'OTHER_ARM': {0: 0, 1: 0}}  # CPU -> policy
+
+
+def change(root, files):
+    """Writes files of a tree: path -> content, each at once, as a thread may be reading."""
+    for path, content in files.items():
+        path = os.path.join(str(root), path)
+        if not os.path.isdir(os.path.dirname(path)):
+            os.makedirs(os.path.dirname(path))
+        with open(path + '.part', 'w') as out:
+            out.write('{}\n'.format(content))
+        os.replace(path + '.part', path)
+
+
+def board(root, name):
+    """(root, numbers of its CPUs) of a board's tree, written there."""
+    change(root, globals()[name])
+    for cpu, policy in CPUS[name].items():
+        folder = os.path.join(str(root), 'sys/devices/system/cpu/cpu{}'.format(cpu))
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+        os.symlink('../cpufreq/policy{}'.format(policy), os.path.join(folder, 'cpufreq'))
+    return str(root), sorted(CPUS[name])
+
+
+def vcgencmd(root, says, place='usr/bin'):
+    """Puts a vcgencmd into the tree; says: question -> its answer. It notes what it was asked."""
+    change(root, dict({'answers/' + question: answer for question, answer in says.items()}))
+    change(root, {place + '/vcgencmd': '#!/bin/sh\necho $1 >> {0}/asked\nexec cat {0}/answers/$1'
+                  .format(root)})
+    os.chmod(os.path.join(str(root), place, 'vcgencmd'), 0o755)
