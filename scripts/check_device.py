@@ -85,7 +85,7 @@ def guide(root):
 
 
 def board(root):
-    return Row('board', OK, model_of(root) or 'not told')
+    return Row('board', OK if model_of(root) else NOT_TOLD, model_of(root) or 'not told')
 
 
 def processor(bits=64 if sys.maxsize > 2 ** 32 else 32):
