@@ -96,9 +96,9 @@ if [ -z "${EMULATE_PI:-}" ]; then
     EMULATE_PI=1 exec unshare --mount --propagation private "$0" ${given[@]+"${given[@]}"}
 fi
 
-mkdir -p "$cache"
-cache=$(cd "$cache" && pwd -P)
+cache=$(readlink -m "$cache")
 case $cache/ in "$ROOT"/*) fail "--cache $cache: give a folder outside the repository" ;; esac
+mkdir -p "$cache"
 system=$cache/system
 results=$cache/results
 log=$cache/emulated_pi.log
