@@ -22,7 +22,7 @@ COMMANDS=(
     "grep -E 'Building wheel for .* finished|Successfully installed' .venv/install.log"
     "scripts/check_device.sh"
     "scripts/run_tests.sh --quick"
-    "python profiler.py $TINY --num_classes 10"
+    "python profiler.py $TINY --num_classes 10 --bn_statistics train"
     "$RUN --num_epochs 2"
     # A power cut, behind the first checkpoint; and the same command once more.
     "$RUN --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
