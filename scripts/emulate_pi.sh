@@ -1,0 +1,222 @@
+#!/usr/bin/env bash
+# What the owner of a Raspberry Pi 4 types, tried without one: makes Debian 12 for 64-bit Arm, which
+# Raspberry Pi OS is made of, and runs the commands of docs/raspberry_pi.md in it, on an emulated
+# Cortex-A72. That everything runs is what this shows; times under emulation mean nothing. See --help.
+set -euo pipefail
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
+
+SYSTEM_GB=8  # the system, the environment and pip's own cache
+HOST_PACKAGES='mmdebstrap qemu-user-static binfmt-support'
+BOARD_PACKAGES=python3,ca-certificates,procps  # what the card comes with; the rest is a command below
+BOARD_HOME=/home/pi
+REPOSITORY=$BOARD_HOME/elastictrainer
+
+# The commands, in the repository on the board. Those with sudo are run as root, others as user pi.
+TINY='--model_name mobilenetv2 --alpha 0.35 --input_size 32 --batch_size 8 --dataset_name digits'
+RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 5 --rho 0.6 --interval 1"
+COMMANDS=(
+    "sudo apt-get update"
+    "sudo apt-get install -y git python3-venv tmux"
+    # Makes the environment, from requirements.txt.
+    "scripts/run_tests.sh --quick tests/test_command_line.py"
+    "grep -E 'Building wheel for .* finished|Successfully installed' .venv/install.log"
+    "scripts/check_device.sh"
+    "scripts/run_tests.sh --quick"
+    "python profiler.py $TINY --num_classes 10 --bn_statistics train"
+    "$RUN --num_epochs 2"
+    # A power cut, behind the first checkpoint; and the same command once more.
+    "$RUN --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
+     until [ -e logs/cut/resume/last ]; do sleep 1; kill -0 \$!; done
+     kill -KILL \$!; wait \$! || [ \$? = 137 ]"
+    "$RUN --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 | tee cut.log
+     grep 'goes on in epoch' cut.log"
+    "$RUN --num_epochs 4 --interval 4 --train_images 40 --bn_statistics frozen --prefix_cache on \\
+         --cache_dir . --run_name cached --restart"
+    "python compare.py cut cached"
+    "python plot.py curves cut cached --output figures/emulated"
+    "python energy.py"
+    # The smallest of the figures.
+    "scripts/run_figure15ad_ego.sh --rehearse"
+    "python -m tensorboard.main --logdir logs --port 6006 >tensorboard.log 2>&1 &
+     until grep -q 'http://' tensorboard.log; do sleep 1; kill -0 \$!; done
+     python -c 'import urllib.request as r; print(r.urlopen(\"http://localhost:6006/data/runs\").read())'
+     kill \$!"
+)
+
+usage() {
+    cat <<END
+usage: emulate_pi.sh [--cache DIR] [--only N,M,... | --shell | --list]
+
+Makes an emulated Raspberry Pi and runs ${#COMMANDS[@]} commands in it, from the set-up to a rehearsed
+figure, on a copy of this repository as it is now: about two hours on two cores. Ends in a table of
+each command's seconds and outcome; status 1 where one failed.
+  --cache DIR    where the system and the log are kept (default: $cache)
+  --only N,M     these commands alone, by number, where earlier ones left off
+  --shell        a shell on the board
+  --list         the commands, by number
+It needs root (the system is entered with chroot), $SYSTEM_GB GB of disk, a network, and the Debian packages
+$HOST_PACKAGES; it installs nothing on this machine. No mount is left
+behind; the cache is, until it is removed: rm -r --one-file-system DIR.
+END
+}
+
+fail() { echo "error: $*" >&2; exit 2; }
+
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/elastictrainer-arm64
+only='' shell=''
+given=("$@")
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit ;;
+        --list) for i in "${!COMMANDS[@]}"; do printf '%2d  %s\n' $((i + 1)) "${COMMANDS[i]}"; done; exit ;;
+        --cache | --only) [ -n "${2-}" ] || fail "$1 needs a value; see --help"
+                          if [ "$1" = --cache ]; then cache=$2; else only=$2; fi; shift ;;
+        --cache=*) cache=${1#--cache=} ;;
+        --only=*) only=${1#--only=} ;;
+        --shell) shell=1 ;;
+        *) fail "unknown argument '$1'; see --help" ;;
+    esac
+    shift
+done
+for number in ${only//,/ }; do
+    [[ $number =~ ^[1-9][0-9]*$ && $number -le ${#COMMANDS[@]} ]] ||
+        fail "--only takes numbers from 1 to ${#COMMANDS[@]}, as in --only 5,6; got '$only'"
+done
+[ "$(uname -s)" = Linux ] || fail "a system is emulated on Linux alone"
+[ "$(id -u)" = 0 ] || fail "needs root, to enter the system: sudo $0 ${given[*]}"
+for tool in mmdebstrap qemu-aarch64-static update-binfmts unshare chroot; do
+    command -v "$tool" >/dev/null ||
+        fail "$tool is missing; on Debian and Ubuntu: apt install $HOST_PACKAGES util-linux"
+done
+
+# All that is mounted below is mounted for this process and its children, and goes with them.
+if [ -z "${EMULATE_PI:-}" ]; then
+    unshare --mount true 2>/dev/null ||
+        fail "mounting is not allowed here: start the container with --privileged, or use no container"
+    EMULATE_PI=1 exec unshare --mount --propagation private "$0" ${given[@]+"${given[@]}"}
+fi
+
+cache=$(readlink -m "$cache")
+case $cache/ in "$ROOT"/*) fail "--cache $cache: give a folder outside the repository" ;; esac
+mkdir -p "$cache"
+system=$cache/system
+results=$cache/results
+log=$cache/emulated_pi.log
+
+# ---------------------------------------------------------------- the system
+
+# Programs for Arm are handed to qemu by the kernel. Registered with the flag F, it opens qemu now:
+# inside the system there is none.
+register_qemu() {
+    local entry=/proc/sys/fs/binfmt_misc/qemu-aarch64
+    [ -e /proc/sys/fs/binfmt_misc/register ] ||
+        mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc ||
+        fail "binfmt_misc cannot be mounted: the kernel has none, or this is a container without it"
+    [ -e $entry ] || update-binfmts --enable qemu-aarch64 || true
+    [ -e $entry ] || fail "qemu-aarch64 could not be registered: update-binfmts --enable qemu-aarch64"
+    grep -q '^flags:.*F' $entry ||
+        fail "qemu-aarch64 is registered without the flag F; Debian's qemu-user-static has it"
+}
+
+make_system() {
+    local free
+    free=$(df -Pk "$cache" | awk 'END { print int($4 / 1e6) }')
+    [ "$free" -ge $SYSTEM_GB ] ||
+        fail "$cache has $free GB free, $SYSTEM_GB are needed; give another folder with --cache"
+    echo "Making the system in $system (5 minutes) ..." >&2
+    rm -rf --one-file-system "$system.making"
+    mmdebstrap --quiet --variant=minbase --architectures=arm64 --include="$BOARD_PACKAGES" bookworm \
+        "$system.making" || fail "mmdebstrap failed; its words are above"
+    chroot "$system.making" useradd --create-home --shell /bin/bash pi
+    mv "$system.making" "$system"
+}
+
+# What pip and TLS need to know on this network. Files of this machine are no use on the board.
+pass_on_network() {
+    cp -L /etc/resolv.conf "$system/etc/resolv.conf"
+    [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
+        cp -L /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/ca-certificates.crt"
+    {
+        echo '[global]'
+        echo 'cert = /etc/ssl/certs/ca-certificates.crt'
+        python3 -m pip config list 2>/dev/null | sed -n \
+            "s/^[^.]*\.\(index-url\|extra-index-url\|trusted-host\|proxy\|default-timeout\)='\(.*\)'\$/\1 = \2/p" |
+            sed 's/\bfile:[^ ]*//g; s/^default-timeout/timeout/; /= *$/d'
+    } >"$system/etc/pip.conf"
+}
+
+copy_repository() {  # tracked and new files, as they are now; not what runs and tests left there
+    local kept=()
+    mkdir -p "$system$REPOSITORY"
+    [ -z "$only$shell" ] || kept=(! -name '.venv*' ! -name logs ! -name figures ! -name '*.log')
+    find "$system$REPOSITORY" -mindepth 1 -maxdepth 1 ${kept[@]+"${kept[@]}"} -exec rm -rf {} +
+    git -C "$ROOT" ls-files -co --exclude-standard -z |
+        (cd "$ROOT" && while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
+            tar --null --files-from - --create) | tar -C "$system$REPOSITORY" --extract
+    chroot "$system" chown -R pi:pi "$BOARD_HOME"
+}
+
+# ---------------------------------------------------------------- what is typed
+
+on_board() {  # on_board USER COMMAND...: with the environment's Python first, as if it were activated
+    local proxies
+    proxies=$(env | grep -iE '^(https?|no)_proxy=' || true)
+    # shellcheck disable=SC2086  # each is an argument
+    chroot --userspec="$1:$1" "$system" /usr/bin/env -i -C "$REPOSITORY" HOME="$BOARD_HOME" USER="$1" \
+        LANG=C.UTF-8 TERM="${TERM:-dumb}" PATH="$REPOSITORY/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+        QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive $proxies "${@:2}"
+}
+
+run_command() {  # the command of this number, noted in the log and in a file of its own
+    local number=$1 command=${COMMANDS[$1 - 1]} user=pi begin=$SECONDS status=0
+    case $command in 'sudo '*) user=root ;; esac
+    printf '\n== %d of %d, %s: %s\n' "$number" ${#COMMANDS[@]} "$(date +%T)" "$command" | tee -a "$log"
+    # In a process group of its own: whatever it started is ended with it.
+    set -m
+    on_board "$user" bash -euo pipefail -c "${command#sudo }" </dev/null > >(tee -a "$log") 2>&1 &
+    running=$!
+    set +m
+    wait "$running" || status=$?
+    kill -KILL -- "-$running" 2>/dev/null || true
+    running=
+    [ "$status" = 0 ] && outcome=ok || outcome="status $status"
+    printf -- '-- %d s, %s\n' $((SECONDS - begin)) "$outcome" | tee -a "$log"
+    printf '%2d  %6d  %-10s  %s\n' "$number" $((SECONDS - begin)) "$outcome" \
+        "$(echo "$command" | head -n 1)" >"$results/$number"
+}
+
+stopped() {
+    trap - INT TERM HUP
+    [ -z "${running:-}" ] || kill -KILL -- "-$running" 2>/dev/null || true
+    echo "stopped; a later run repeats single commands with --only" >&2
+    exit "$1"
+}
+
+register_qemu
+[ -e "$system" ] || make_system
+pass_on_network
+mount -t proc proc "$system/proc"
+mount -t tmpfs -o mode=1777 tmpfs "$system/dev/shm"
+mount -t devpts -o ptmxmode=666 devpts "$system/dev/pts"
+copy_repository
+if [ -n "$shell" ]; then
+    on_board pi bash -i
+    exit
+fi
+trap 'stopped 130' INT
+trap 'stopped 143' TERM
+trap 'stopped 129' HUP
+mkdir -p "$results"
+if [ -z "$only" ]; then
+    rm -f "$results"/* "$log"
+    only=$(seq -s , ${#COMMANDS[@]})
+fi
+for number in ${only//,/ }; do
+    run_command "$number"
+done
+{
+    printf '\n%2s  %6s  %-10s  %s\n' '' s outcome command
+    find "$results" -type f | sort -V | xargs cat
+} | tee -a "$log"
+echo "all that was said: $log"
+! grep -qv '  ok  ' "$results"/*
