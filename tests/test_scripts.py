@@ -66,15 +66,16 @@ print(json.dumps(rows))"""
 
 def test_selector_graph_measures_against_the_true_optimum(tmp_path):
     code = """
-import json, numpy as np, selector, _selector_graph as graph
+import json, numpy as np, scipy.optimize, selector, _selector_graph as graph
 graph.SMALL, graph.SMALL_TENSORS, selector.GRAPH_TENSORS = 10, 7, (9, 30)
 random = np.random.default_rng(0)
 agree = []
+optima = [graph.by_trying_all] + [graph.by_highs] * hasattr(scipy.optimize, 'milp')
 for _ in range(5):
     table, importance = graph.draw_table(7, random), graph.draw_instance(7, 1)[2]
     rho = 0.5 + 0.5 * graph.smallest_rho(table)
     agree.append([graph.gaps(table, importance, rho, optimum)
-                  for optimum in (graph.by_trying_all, graph.by_highs)])
+                  for optimum in optima])
 rows = [graph.small_gaps(tangled, 0) for tangled in (False, True)]
 times = [graph.selection_time(n, 0, 1) for n in selector.GRAPH_TENSORS]
 print(selector.graph_report(times, rows)[0])
@@ -83,15 +84,14 @@ print(json.dumps([agree, rows, times]))"""
         os.environ, PYTHONPATH=os.path.join(ROOT, 'benchmarks')))
     assert status == 0, errors
     agree, rows, times = json.loads(output.splitlines()[-1])
-    for by_trying_all, by_highs in agree:
-        assert by_highs == pytest.approx(by_trying_all, abs=1e-4)
+    for by_trying_all, *by_highs in agree:  # SciPy has HiGHS from 1.9
+        assert by_highs in ([], [pytest.approx(by_trying_all, abs=1e-4)])
         assert min(by_trying_all.values()) > -1e-9
     for row in rows:
         assert row['chosen']['worst'] <= row['chain, filled']['worst'] <= row['chain']['worst']
     assert [row['tensors'] for row in times] == [9, 30] and 'at most 50 at 1000' in output
 
 
-@pytest.mark.timing  # alone: it takes half a minute
 def test_the_price_of_a_selection_is_told_of_the_scheme_that_trains(tmp_path):
     path = str(tmp_path / 'result.json')
     status, output, errors = run(
