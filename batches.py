@@ -120,7 +120,10 @@ def untuned(data):
     """Without tf.data's autotuning, whose thread can hold up the end of a pass for ten seconds."""
     import tensorflow as tf
     options = tf.data.Options()
-    options.autotune.enabled = False
+    if hasattr(options, 'autotune'):
+        options.autotune.enabled = False
+    else:  # TensorFlow 2.6
+        options.experimental_optimization.autotune = False
     return data.with_options(options)
 
 

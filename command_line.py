@@ -129,8 +129,9 @@ def in_one_line(error):
     None for any other error: that is a bug, and its traceback is wanted.
     """
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
-    chain = [error]  # tf.function raises another error in its place
-    while chain[-1].__context__ is not None and not chain[-1].__suppress_context__:
+    chain = [error]  # tf.function raises another error in its place, AutoGraph hides what it was
+    while chain[-1].__context__ is not None and (
+            not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
         chain.append(chain[-1].__context__)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
     if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:

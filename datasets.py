@@ -27,6 +27,7 @@ TFDS_NAMES = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
 OFFLINE_NAMES = DIGIT_NAMES + (FOLDER + 'PATH',)
 
 MEMORY_SHARE = 0.4  # of the available memory, that decoded images may take
+DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small image
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
 TESTED_AT_ONCE = 4  # batches: without activations to keep they fit, and take a third less time
@@ -234,16 +235,23 @@ def _decoded_once(split, keep, title):
         return split
     import tensorflow as tf
     from tqdm import tqdm
-    shape = (split.size if keep else 1, split.input_size, split.input_size, 3)
+    shape = (split.size if keep else 0, split.input_size, split.input_size, 3)
     images = np.empty(shape, np.uint8)
     labels, done = np.empty(split.size, np.int32), 0
-    decoded = untuned(tf.data.Dataset.range(split.size).map(split.fetch, 2).prefetch(64))
+    decoded = untuned(tf.data.Dataset.range(split.size).map(split.fetch, 2).batch(
+        DECODED_AT_ONCE).prefetch(2))
     silent = True if split.size < PROGRESS_FROM else None  # None: no bar where no one watches it
     try:
-        for image, label in tqdm(decoded, title, split.size, False, unit='image', disable=silent):
-            images[done if keep else 0], labels[done] = image, label
-            done += 1
-    except tf.errors.OpError as error:  # raised in order: it belongs to image number `done`
+        with tqdm(None, title, split.size, False, unit='image', disable=silent) as bar:
+            for some, of_some in decoded:
+                end = done + len(of_some)
+                labels[done:end] = of_some
+                if keep:
+                    images[done:end] = some
+                bar.update(end - done)
+                done = end
+    except tf.errors.OpError as error:  # raised in order: it is of the batch from `done`
+        done, error = _first_that_fails(split, done, error)
         culprit = split.files[done] if split.files else 'number {} of {}'.format(done, title)
         raise UserError("cannot read image '{}'; repair or remove it{} ({})".format(
             culprit, ', or --skip_bad_images' if split.files else '', first_line(error.message)))
@@ -252,6 +260,17 @@ def _decoded_once(split, keep, title):
     # From a NumPy array: tf.data copies a captured tensor of this size whenever it is iterated.
     return split._replace(kept=True, fetch=lambda indices: tf.numpy_function(
         lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
+
+
+def _first_that_fails(split, begin, error):
+    """(number, error) of the first image from `begin` that cannot be decoded by itself."""
+    import tensorflow as tf
+    for number in range(begin, min(begin + DECODED_AT_ONCE, split.size)):
+        try:
+            split.fetch(tf.constant(number, tf.int64))
+        except tf.errors.OpError as own:
+            return number, own
+    return begin, error
 
 
 def _tfds_root(data_dir):

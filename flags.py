@@ -53,7 +53,7 @@ def _add_training_flags(parser):
                         help='of data order, augmentation, dropout, new weights '
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--deterministic',
-                          'bit-identical runs of one seed, slower (not with TensorFlow 2.7)')
+                          'bit-identical runs of one seed, slower (from TensorFlow 2.9)')
 
 
 def _add_data_flags(parser):

@@ -1,10 +1,15 @@
-"""Where Keras 2.7 (the paper's stack) and Keras 3 (today's) truly differ; nothing else is here."""
+"""Where Keras 2.6, 2.7 and 3 (the stacks' own) truly differ; nothing else is here.
+
+What is said of 2.7 holds for 2.6 too where that is not named.
+"""
 
 import contextlib
 import json
 import os
+import random
 import zipfile
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -14,12 +19,19 @@ MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
 
 def set_seed(seed):
     """Seeds what Keras, TensorFlow, NumPy and Python draw from."""
-    keras.utils.set_random_seed(seed)
+    if hasattr(keras.utils, 'set_random_seed'):
+        keras.utils.set_random_seed(seed)
+    else:  # 2.6, which draws by TensorFlow's seed
+        random.seed(seed)
+        np.random.seed(seed)
+        tf.random.set_seed(seed)
 
 
 def keep_tracebacks():
     """Keras raises errors as they are: not without its own frames, which tell the layer's name."""
-    (keras.config if KERAS_3 else tf.debugging).disable_traceback_filtering()
+    filtering = keras.config if KERAS_3 else tf.debugging
+    if hasattr(filtering, 'disable_traceback_filtering'):  # 2.6 leaves nothing out
+        filtering.disable_traceback_filtering()
 
 
 def raw(variable):

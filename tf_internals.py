@@ -1,4 +1,4 @@
-"""Private calls into TensorFlow, the same from 2.7 to 2.21; nothing else is here.
+"""Private calls into TensorFlow, the same from 2.6 to 2.21; nothing else is here.
 
 What Keras keeps to itself is in keras_stack.py.
 """
@@ -9,7 +9,7 @@ from tensorflow.python.framework import ops
 
 try:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
-except ImportError:  # TensorFlow 2.7
+except ImportError:  # TensorFlow 2.6 and 2.7
     from tensorflow.core.profiler.protobuf import xplane_pb2
 
 xplane_pb2 = xplane_pb2  # XSpace: the proto that a profiler trace is written in

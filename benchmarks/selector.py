@@ -25,6 +25,7 @@ import tracemalloc
 
 import _bench
 import numpy as np
+import scipy.optimize
 from _selector_graph import (
     GRAPH_RHO,
     by_highs,
@@ -154,6 +155,9 @@ def limits_report(rows):
 
 def measure_graph(args):
     """(rows of time, rows of gaps), as graph_report prints them."""
+    if not hasattr(scipy.optimize, 'milp'):
+        raise command_line.UserError('--graph takes its bounds from HiGHS, which SciPy has from '
+                                     '1.9; this is {}'.format(scipy.__version__))
     times = [selection_time(tensors, args.seed) for tensors in GRAPH_TENSORS]
     rows = [small_gaps(tangled, args.seed) for tangled in (False, True)]
     for name, table in profiled(GRAPH_NETWORKS, args.input_size).items():

@@ -1,9 +1,8 @@
 # Sourced by run_figure*.sh: runs reproduce.py for the figure that the script is named after.
 #
-# The environment is today's where its Python is there, else the paper's (a Jetson's Python 3.8);
-# STACK=today or STACK=paper decides otherwise. Arguments are checked before anything is installed.
-# PYTHON=python3 takes that interpreter as it is and installs nothing: for a board whose TensorFlow
-# comes from its maker, such as a Jetson TX2 with NVIDIA's own for Python 3.6.
+# The environment is today's where its Python is there, else the paper's (3.8), else the Jetson
+# TX2's (3.6); STACK=today, paper or tx2 decides otherwise. Arguments are checked before anything is
+# installed. PYTHON=python3 takes that interpreter as it is and installs nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
@@ -14,16 +13,24 @@ figure=${figure#_}
 figure=${figure%.sh}
 if [ -n "${PYTHON:-}" ]; then
     "$PYTHON" -c '' || { echo "error: PYTHON=$PYTHON does not run" >&2; exit 2; }
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 6))' ||
+        { echo "error: PYTHON=$PYTHON is older than 3.6, the oldest that will do" >&2; exit 2; }
     exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"
 fi
 stack=${STACK:-}
 if [ -z "$stack" ]; then
-    stack=today
-    if [ ! -x "$ROOT/.venv/bin/python" ] && ! find_python today >/dev/null; then
-        if [ -x "$ROOT/.venv-paper/bin/python" ] || find_python paper >/dev/null; then
-            stack=paper
+    stacks='today paper tx2'
+    [ "$(uname -m)" != aarch64 ] || stacks='today tx2'  # the paper's has no TensorFlow there
+    for candidate in $stacks; do
+        if [ -x "$ROOT/$(venv_name "$candidate")/bin/python" ] || find_python "$candidate" >/dev/null; then
+            stack=$candidate
+            break
         fi
-    fi
+    done
+    [ -n "$stack" ] || case $(python3 --version 2>&1) in
+        'Python 3.6.'*) stack=tx2 ;;  # without its venv module, which ensure_venv asks for
+        *) stack=today ;;
+    esac
 fi
 if base=$(find_python "$stack"); then
     case " $* " in

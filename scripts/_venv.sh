@@ -1,7 +1,8 @@
 # Sourced by the other scripts: the virtual environment of a stack, made once and kept up to date.
 #
-#   ensure_venv today|paper   makes or updates .venv or .venv-paper; sets PYTHON to its interpreter
-#   find_python today|paper   prints an interpreter that can make it; status 1 if there is none
+#   ensure_venv STACK   makes or updates the environment; sets PYTHON to its interpreter
+#   find_python STACK   prints an interpreter that can make it; status 1 if there is none
+#   venv_name STACK     prints .venv, .venv-paper or .venv-tx2
 #
 # ROOT is the repository, wherever the script was called from. Written for bash 3.2, macOS's own.
 
@@ -11,8 +12,13 @@ stack_versions() {  # best first: requirements.txt says why
     case $1 in
         today) echo '3.11 3.12 3.13 3.10' ;;
         paper) echo '3.8' ;;
-        *) echo "error: unknown stack '$1'; allowed: today, paper" >&2; return 2 ;;
+        tx2) echo '3.6' ;;
+        *) echo "error: unknown stack '$1'; allowed: today, paper, tx2" >&2; return 2 ;;
     esac
+}
+
+venv_name() {
+    if [ "$1" = today ]; then echo .venv; else echo ".venv-$1"; fi
 }
 
 # Prints the interpreter behind $1, never that of an environment, which may be about to be replaced.
@@ -42,18 +48,54 @@ find_python() {
 }
 
 ensure_venv() {
-    local stack=$1 versions name venv base size making stamp wanted running
+    local stack=$1 versions name venv base making stamp wanted running here made_on
+    local size='2 GB, 1 to 10 minutes' pip=pip options=()
     versions=$(stack_versions "$stack") || exit
-    case $stack in
-        today) name=.venv; size='3 GB, 1 to 10 minutes' ;;
-        paper) name=.venv-paper; size='2 GB, 1 to 10 minutes' ;;
-    esac
+    name=$(venv_name "$stack")
+    [ "$stack" != today ] || size='3 GB, 1 to 10 minutes'
+    here=$(uname -m)
     venv=$ROOT/$name
     making=$venv/making        # holds the process id; there from the first moment to the last
+    made_on=$venv/machine      # its processor: on another, its Python may run, but no package
     stamp=$venv/requirements.cksum  # what is installed
     PYTHON=$venv/bin/python
     wanted=$(cksum <"$ROOT/requirements.txt") || exit
 
+    drop_unusable_venv
+    if [ ! -e "$venv" ]; then
+        if ! base=$(find_python "$stack"); then
+            echo "error: no Python found for the $stack stack: put ${versions// / or }, with its" \
+                 "venv module, on the PATH or under pyenv (apt install python${versions%% *}-venv," \
+                 "or pyenv install ${versions%% *}); other versions have no such TensorFlow" >&2
+            exit 2
+        fi
+        if [ "$stack $here" = 'tx2 aarch64' ]; then  # NVIDIA's, which is in no index
+            options=(--system-site-packages)
+            has_tensorflow "$base" || exit 2
+        fi
+        echo "Making $name with $("$base" --version) and installing requirements.txt ($size) ..." >&2
+        mkdir "$venv"
+        echo $$ >"$making"
+        echo "$here" >"$made_on"
+        logged "$venv" "$base" -m venv ${options[@]+"${options[@]}"} "$venv"
+    elif [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    else
+        echo "Bringing $name up to date with requirements.txt (seconds, or minutes if much changed) ..." >&2
+        rm -f "$stamp"
+    fi
+    local started=$SECONDS
+    [ "$stack" != tx2 ] || pip='pip<22'  # the last for Python 3.6, which old ones may not know
+    logged "$venv" "$PYTHON" -m pip install --upgrade "$pip"
+    logged "$venv" "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
+    echo "$wanted" >"$stamp"
+    rm -f "$making"
+    echo "$name is ready after $((SECONDS - started)) s." >&2
+}
+
+# A part of ensure_venv, with its variables: removes an environment that cannot be used as it is,
+# and ends where somebody else has to decide.
+drop_unusable_venv() {
     if [ -e "$making" ]; then
         running=$(cat "$making")
         if [ -n "$running" ] && kill -0 "$running" 2>/dev/null; then
@@ -65,40 +107,23 @@ ensure_venv() {
     elif [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
         echo "error: $venv is not a virtual environment; move it out of the way" >&2
         exit 2
+    elif [ -e "$made_on" ] && [ "$(cat "$made_on")" != "$here" ]; then
+        echo "$name was made on $(cat "$made_on"), this is $here: making it again" >&2
+        rm -rf "$venv"
     elif [ -e "$venv" ] && ! "$PYTHON" -c '' 2>/dev/null; then
-        echo "the Python of $name no longer runs: making it again" >&2
+        echo "the Python of $name does not run here: making it again" >&2
         rm -rf "$venv"
     elif [ -e "$venv" ] && ! base_python "$PYTHON" "$versions" >/dev/null; then
         echo "error: $name holds $("$PYTHON" --version), but this stack needs ${versions// / or };" \
              "remove $venv and run this again" >&2
         exit 2
     fi
+}
 
-    if [ ! -e "$venv" ]; then
-        if ! base=$(find_python "$stack"); then
-            cat >&2 <<END
-error: no Python found for the $stack stack. Any of these would do: ${versions// /, }
-       with its venv module (Debian, Ubuntu: apt install python${versions%% *}-venv),
-       on the PATH or as a pyenv version (pyenv install ${versions%% *}).
-END
-            exit 2
-        fi
-        echo "Making $name with $("$base" --version) and installing requirements.txt ($size) ..." >&2
-        mkdir "$venv"
-        echo $$ >"$making"
-        logged "$venv" "$base" -m venv "$venv"
-    elif [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-        return
-    else
-        echo "Bringing $name up to date with requirements.txt (seconds, or minutes if much changed) ..." >&2
-        rm -f "$stamp"
-    fi
-    local started=$SECONDS
-    logged "$venv" "$PYTHON" -m pip install --upgrade pip
-    logged "$venv" "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
-    echo "$wanted" >"$stamp"
-    rm -f "$making"
-    echo "$name is ready after $((SECONDS - started)) s." >&2
+has_tensorflow() {  # whether $1 finds a TensorFlow; else says where to get it
+    "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorflow") is None)' ||
+        { echo "error: $1 has no TensorFlow, and for this board only NVIDIA builds one: install" \
+               "that of JetPack 4.6 for this Python first, then run this again" >&2; return 2; }
 }
 
 logged() {  # runs $2... with its output in a file under $1, shown only if it fails

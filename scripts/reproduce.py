@@ -295,6 +295,11 @@ def main(argv=None):
     figure = FIGURES[args.figure]
     print('figure {}: {} ({})'.format(args.figure, figure.title, figure.of_the_paper),
           file=sys.stderr if args.jobs else sys.stdout)
+    lacking = [name for name in ('numpy', 'tensorflow', 'matplotlib')
+               if importlib.util.find_spec(name) is None]
+    if lacking and not args.jobs:  # matplotlib would be asked for after hours else
+        raise UserError('{} lacks {}: install what requirements.txt names first'.format(
+            sys.executable, ' and '.join(lacking)))
     finished = {run.name for run in everything if is_done(run)}  # UserError before anything heavy
     if args.jobs:
         write_jobs([run for run in runs if run.name not in finished], args.jobs)
@@ -306,9 +311,6 @@ def main(argv=None):
         import energy
         if not energy.find_sensors()[0]:
             print('energy will not be measured: ' + energy.NO_SENSOR)
-    if importlib.util.find_spec('matplotlib') is None:  # it is asked for after hours else
-        raise UserError('the figure is drawn by matplotlib, which {} lacks: install it '
-                        'first'.format(sys.executable))
     if any(run.name not in finished for run in runs):
         check_device([run for run in everything if run.name in finished])
     failed = run_all(runs) + conclude(args, everything)

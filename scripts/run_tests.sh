@@ -5,12 +5,13 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
 usage() {
     cat <<END
-usage: run_tests.sh [--stack today|paper] [--quick] [pytest arguments]
+usage: run_tests.sh [--stack today|paper|tx2] [--quick] [pytest arguments]
 
 Makes or updates the virtual environment, lints (today's stack only), then runs pytest: what
 compares times alone, everything else in up to four processes, a file of tests each.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
+  --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: the Jetson TX2's, as near as a PC has it
   --quick          an answer in under a minute: without lint, without what compares times, and
                    without the tests of tests/slow_tests.txt
 Everything else goes to pytest; paths are relative to the repository:

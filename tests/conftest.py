@@ -1,5 +1,6 @@
 """Tests run on real TensorFlow with tiny models; its start-up notices are silenced here too."""
 
+import gc
 import os
 
 import pytest
@@ -17,6 +18,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    # What is imported by now stays: from Python 3.7 on, collections need not look at it any more.
+    getattr(gc, 'freeze', gc.collect)()
     if config.getoption('--quick'):
         with open(SLOW_TESTS) as lines:
             slow = {line.split()[1] for line in lines}

@@ -272,7 +272,7 @@ class OwnLoss(keras.Model):
         return 0.0
 
 
-@pytest.mark.skipif(not keras_stack.KERAS_3, reason='Keras 2.7 has no compute_loss')
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='no compute_loss before Keras 2.9')
 def test_a_model_that_computes_a_loss_of_its_own_is_refused():
     inputs = keras.Input((4,))
     model = OwnLoss(inputs, keras.layers.Dense(3)(inputs))

@@ -133,7 +133,8 @@ def test_an_elastic_run_is_within_rho_at_the_cached_price(logs, capsys):
         main.main(flags(logs, *FROZEN, '--rho', '0.001', '--run_name', 'never'))
 
 
-@pytest.mark.skipif(not keras_stack.KERAS_3, reason='in 2.7 the first convolution is a prefix')
+@pytest.mark.skipif(not keras_stack.KERAS_3,
+                    reason='in Keras 2.6 and 2.7 the first convolution is a prefix')
 def test_batch_statistics_are_the_reason_where_nothing_can_be_cut_off(logs, capsys):
     trained = [flag if flag != 'frozen' else 'train' for flag in FROZEN]
     assert main.main(flags(logs, *trained, '--rho', '0.9', '--run_name', 'statistics')) == 0

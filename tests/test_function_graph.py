@@ -91,7 +91,8 @@ def test_a_weight_inside_a_nested_function_is_left_alone_where_it_is_not_selecte
         assert moved == [i == k for i in range(len(moved))]
 
 
-@pytest.mark.skipif(not keras_stack.KERAS_3, reason='TensorFlow 2.7 compiles no gradients on a CPU')
+@pytest.mark.skipif(not keras_stack.KERAS_3,
+                    reason='TensorFlow 2.6 and 2.7 compile no gradients on a CPU')
 def test_what_xla_compiles_stays_one_node():
     model = nested_model(jit_compile=True)
     maker = maker_of(model)

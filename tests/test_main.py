@@ -172,7 +172,7 @@ def test_saved_model_can_be_trained_on(logs, tmp_path):
                                atol=1e-5)
 
 
-@pytest.mark.skipif(not keras_stack.KERAS_3, reason='TensorFlow 2.7 has no op determinism')
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='no op determinism before TensorFlow 2.9')
 def test_two_deterministic_runs_of_one_seed_are_identical(logs):
     """Weights and selections, in two processes side by side, with the table saved before."""
     folder, _ = logs

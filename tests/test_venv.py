@@ -1,0 +1,221 @@
+"""The scripts' virtual environments: made once, kept, made again, or refused in one line."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_scripts import ROOT, SCRIPTS, run
+
+STACK = ('today' if sys.version_info >= (3, 10) else
+         'paper' if sys.version_info >= (3, 7) else 'tx2')
+VENV = {'today': '.venv', 'paper': '.venv-paper', 'tx2': '.venv-tx2'}[STACK]
+PYTHON = 'python{}.{}'.format(*sys.version_info)
+TOOLS = 'basename bash cat cksum dirname ls mkdir readlink rm tail env uname'.split()
+
+
+def write_script(path, *lines):
+    path.write_text('\n'.join(('#!/bin/sh',) + lines) + '\n')
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """(folder, environment): a repository of scripts alone, with no Python on the PATH."""
+    repository, tools = tmp_path / 'repository', tmp_path / 'bin'
+    shutil.copytree(SCRIPTS, str(repository / 'scripts'))
+    (repository / 'requirements.txt').write_text('# nothing\n')
+    tools.mkdir()
+    for tool in TOOLS:
+        (tools / tool).symlink_to(shutil.which(tool))
+    return repository, {'PATH': str(tools), 'HOME': str(tmp_path), 'PIP_NO_INDEX': '1',
+                        'PIP_CONFIG_FILE': os.devnull, 'LANG': 'C.UTF-8'}
+
+
+@pytest.fixture
+def equipped(bare):
+    """The same with this interpreter on its PATH, behind a shim that fails, as pyenv's may."""
+    repository, environment = bare
+    tools, shims = repository.parent / 'bin', repository.parent / 'shims'
+    shims.mkdir()
+    write_script(tools / PYTHON, 'exec "{}" "$@"'.format(sys.executable))
+    write_script(shims / PYTHON, 'echo "{}: command not found" >&2'.format(PYTHON), 'exit 127')
+    return repository, dict(environment, PATH='{}:{}'.format(shims, tools))
+
+
+def processor(environment, machine):
+    """As on a machine whose `uname -m` says that."""
+    uname = os.path.join(environment['PATH'].split(':')[-1], 'uname')
+    os.remove(uname)
+    with open(uname, 'w') as script:
+        script.write('#!/bin/sh\necho {}\n'.format(machine))
+    os.chmod(uname, 0o755)
+
+
+def ensure_venv(repository, environment):
+    command = 'set -euo pipefail; source scripts/_venv.sh; ensure_venv {}; echo "$PYTHON"'
+    return run('bash', '-c', command.format(STACK), cwd=str(repository), env=environment)
+
+
+@pytest.mark.parametrize('arguments, status, text', [
+    (['--help'], 0, 'usage: run_tests.sh'),
+    (['--stack', 'papr'], 2, "unknown stack 'papr'; allowed: today, paper, tx2"),
+    (['--stack=papr'], 2, "unknown stack 'papr'"),
+    (['tests/test_plot.py', '--stack'], 2, "unknown stack ''"),
+])
+def test_help_and_unknown_stack_make_nothing(bare, arguments, status, text):
+    repository, environment = bare
+    link = repository.parent / 'tests'
+    link.symlink_to(repository / 'scripts' / 'run_tests.sh')
+    before = sorted(os.listdir(str(repository)))
+    result = run('bash', link, *arguments, cwd='/', env=environment)
+    assert result[0] == status
+    assert text in result[1] + result[2]
+    assert sorted(os.listdir(str(repository))) == before
+
+
+def test_missing_python_is_named(bare):
+    repository, environment = bare
+    write_script(repository.parent / 'bin' / PYTHON, 'exit 127')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 2
+    assert 'no Python found for the {} stack'.format(STACK) in errors
+    assert {'today': '3.11 or 3.12 or 3.13 or 3.10', 'paper': '3.8', 'tx2': '3.6'}[STACK] in errors
+    assert errors.count('\n') == 1
+    assert not (repository / VENV).exists()
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='no stack is made with Python 3.9')
+def test_environment_is_made_once_and_follows_requirements(equipped):
+    repository, environment = equipped
+    venv = repository / VENV
+
+    status, output, errors = ensure_venv(repository, environment)
+    assert status == 0, errors
+    assert output.strip() == str(venv / 'bin' / 'python')
+    assert errors.startswith('Making {} with Python 3.'.format(VENV))
+    assert not (venv / 'making').exists()
+    assert run(output.strip(), '-c', 'import sys; assert sys.prefix != sys.base_prefix')[0] == 0
+    assert ensure_venv(repository, environment) == (0, output, '')  # nothing to do, nothing said
+
+    (repository / 'requirements.txt').write_text('no-such-package-here\n')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 1
+    assert 'Bringing {} up to date'.format(VENV) in errors
+    assert 'No matching distribution found for no-such-package-here' in errors
+    assert ensure_venv(repository, environment)[0] == 1  # a failed update is not taken for done
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='no stack is made with Python 3.9')
+def test_unfinished_environment_is_made_again_but_nobody_elses_is_removed(equipped):
+    repository, environment = equipped
+    venv = repository / VENV
+    venv.mkdir()
+    (venv / 'mine').write_text('')
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (2, True)
+    assert 'not a virtual environment' in errors
+
+    (venv / 'making').write_text(str(os.getpid()))
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (1, True)
+    assert 'is being made by process {}'.format(os.getpid()) in errors
+
+    gone = subprocess.Popen(['true'])
+    gone.wait()
+    (venv / 'making').write_text(str(gone.pid))
+    status, _, errors = ensure_venv(repository, environment)
+    assert (status, (venv / 'mine').exists()) == (0, False), errors
+    assert 'was left unfinished: making it again' in errors
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='no stack is made with Python 3.9')
+def test_a_figure_script_checks_its_arguments_before_anything_is_installed(equipped):
+    repository, environment = equipped
+    shutil.copy(os.path.join(ROOT, 'command_line.py'), str(repository))
+    script = str(repository / 'scripts' / 'run_figure17ac_ego.sh')
+    for folder in (repository, repository / 'scripts'):  # called from anywhere
+        status, _, errors = run(script, '--only', 'vgg16', cwd=str(folder), env=environment)
+        assert status == 2 and "--only 'vgg16' fits no run of this figure" in errors
+    status, output, _ = run(script, '--help', env=environment)
+    assert status == 0 and 'usage: run_figure17ac_ego.sh [--rehearse]' in output
+    for python, code, says in ((sys.executable, 2, "--only 'vgg16' fits no run"),
+                               ('no/such/python', 2, 'PYTHON=no/such/python does not run')):
+        status, _, errors = run(script, '--only', 'vgg16', env=dict(
+            environment, PYTHON=python, PATH=os.environ['PATH']))
+        assert status == code and says in errors
+    assert not (repository / VENV).exists()
+
+
+@pytest.mark.skipif(STACK != 'tx2', reason="a Jetson TX2's TensorFlow is for Python 3.6 alone")
+def test_on_a_jetson_the_tensorflow_of_its_maker_is_seen_or_asked_for(equipped):
+    repository, environment = equipped
+    processor(environment, 'aarch64')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 2 and errors.count('\n') == 1
+    assert 'has no TensorFlow, and for this board only NVIDIA builds one' in errors
+    assert not (repository / VENV).exists()
+
+    package = repository.parent / 'site' / 'tensorflow'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('')
+    environment['PYTHONPATH'] = str(package.parent)
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 0, errors
+    assert 'include-system-site-packages = true' in (repository / VENV / 'pyvenv.cfg').read_text()
+
+
+def elf_of_another_machine(path):
+    """The first bytes of a program for a processor that nobody has: an Exec format error."""
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b'\x7fELF\x02\x01\x01' + bytes(9) + b'\x02\x00\xff\xfe' + bytes(44))
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize('machine, says', [
+    ('other', '{} was made on other, this is mine: making it again'),  # its Python may run here
+    (None, 'the Python of {} does not run here: making it again')])
+def test_an_environment_copied_from_another_machine_is_not_used(bare, machine, says):
+    repository, environment = bare
+    venv = repository / VENV
+    elf_of_another_machine(venv / 'bin' / 'python')
+    (venv / 'pyvenv.cfg').write_text('')
+    if machine:
+        (venv / 'machine').write_text(machine)
+    processor(environment, 'mine')
+    status, _, errors = ensure_venv(repository, environment)
+    assert errors.splitlines()[0] == says.format(VENV)
+    # Where a Python is found it is made again, as other tests do.
+    assert status == 2 and 'no Python found' in errors and not venv.exists()
+
+
+@pytest.mark.parametrize('version, stack, wanted', [
+    ('3.5.3', 'today', '3.11'), ('3.9.2', 'today', '3.11'), ('3.14.0', 'today', '3.11'),
+    ('3.6.9', 'tx2', '3.6')])
+def test_a_python_that_has_no_stack_is_told_which_would_do(bare, version, stack, wanted):
+    """Or lacks its venv module, as a Jetson's does at first."""
+    repository, environment = bare
+    write_script(repository.parent / 'bin' / 'python3',
+                 '[ "$1" = --version ] && echo "Python {}"'.format(version))
+    status, _, errors = run(str(repository / 'scripts' / 'run_figure15.sh'), env=environment)
+    assert status == 2 and errors.count('\n') == 1
+    assert 'no Python found for the {} stack: put {}'.format(stack, wanted) in errors
+    assert 'apt install python{}-venv'.format(wanted) in errors
+
+
+def test_a_given_python_that_will_not_do_is_refused_in_one_line(bare, tmp_path):
+    repository, environment = bare
+    old, empty = tmp_path / 'python3.5', tmp_path / 'empty'
+    write_script(old, 'case "$2" in *version_info*) exit 1 ;; esac')
+    script = os.path.join(SCRIPTS, 'run_figure17ac_ego.sh')
+    status, _, errors = run(script, env=dict(environment, PYTHON=str(old)))
+    assert (status, errors) == (
+        2, 'error: PYTHON={} is older than 3.6, the oldest that will do\n'.format(old))
+
+    run(sys.executable, '-m', 'venv', '--without-pip', empty)
+    python = empty / 'bin' / 'python'
+    status, _, errors = run(script, '--dry_run', env=dict(environment, PYTHON=str(python)))
+    assert status == 2
+    assert errors == ('error: {} lacks numpy and tensorflow and matplotlib: install what '
+                      'requirements.txt names first\n'.format(python))
