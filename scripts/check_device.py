@@ -131,10 +131,15 @@ def machine_of(path):
 
 
 def environments(repository=ROOT):
-    """A Row for each environment of the repository."""
+    """A Row for each environment of the repository; where there is none, for the Python that runs
+    this, if it has a TensorFlow: PYTHON=python3 trains with that.
+    """
     folders = sorted(glob.glob(os.path.join(repository, '.venv*')))
-    return [environment(folder) for folder in folders] or [
-        Row('TensorFlow', NOT_TOLD, 'no environment yet: {}'.format(INSTALL))]
+    if folders:
+        return [environment(folder) for folder in folders]
+    if importlib.util.find_spec('tensorflow'):
+        return [import_of(sys.executable, 'TensorFlow', 'install it again for this Python')]
+    return [Row('TensorFlow', NOT_TOLD, 'no environment yet: {}'.format(INSTALL))]
 
 
 def environment(folder):
@@ -151,11 +156,16 @@ def environment(folder):
     if built_for and here and built_for != here:
         return Row(name, TROUBLE, 'its packages are for {}, this is {}'.format(built_for, here),
                    again)
+    return import_of(interpreter, name, again)
+
+
+def import_of(interpreter, name, remedy):
+    """The Row of the TensorFlow that a Python imports."""
     status, out, reason = output_of([interpreter, '-c', IMPORT])
     if status is None or status < 0 or len(out.split()) != 2:
         what = 'ended by signal {}'.format(-status) if status and status < 0 else last_line(reason)
         return Row(name, TROUBLE, 'TensorFlow cannot be imported: {}'.format(what),
-                   again + '; on signal 4 the processor is too old for this build')
+                   remedy + '; on signal 4 the processor is too old for this build')
     version, gpus = out.split()
     return Row(name, OK, 'TensorFlow {}, {} GPU{}'.format(
         version, gpus if int(gpus) else 'no', 's' if int(gpus) > 1 else ''))
@@ -167,9 +177,7 @@ def last_line(words):
 
 def gpu(root, rows, required):
     """rows: of environments()."""
-    hardware = []
-    if is_tegra(root):
-        hardware.append('Tegra')
+    hardware = ['Tegra'] if is_tegra(root) else []
     if root == '/' and shutil.which('nvidia-smi'):
         status, out, _ = output_of(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'])
         hardware += out.splitlines() if status == 0 else []

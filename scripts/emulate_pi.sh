@@ -13,7 +13,7 @@ REPOSITORY=$BOARD_HOME/elastictrainer
 
 # The commands, in the repository on the board. Those with sudo are run as root, others as user pi.
 TINY='--model_name mobilenetv2 --alpha 0.35 --input_size 32 --batch_size 8 --dataset_name digits'
-RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 5 --rho 0.6 --interval 1"
+RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 5 --rho 0.6"
 COMMANDS=(
     "sudo apt-get update"
     "sudo apt-get install -y git python3-venv tmux"
@@ -23,14 +23,14 @@ COMMANDS=(
     "scripts/check_device.sh"
     "scripts/run_tests.sh --quick"
     "python profiler.py $TINY --num_classes 10 --bn_statistics train"
-    "$RUN --num_epochs 2"
+    "$RUN --interval 1 --num_epochs 2"
     # A power cut, behind the first checkpoint; and the same command once more.
-    "$RUN --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
+    "$RUN --interval 1 --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
      until [ -e logs/cut/resume/last ]; do sleep 1; kill -0 \$!; done
      kill -KILL \$!; wait \$! || [ \$? = 137 ]"
-    "$RUN --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 | tee cut.log
+    "$RUN --interval 1 --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 | tee cut.log
      grep 'goes on in epoch' cut.log"
-    "$RUN --num_epochs 4 --interval 4 --train_images 40 --bn_statistics frozen --prefix_cache on \\
+    "$RUN --interval 4 --num_epochs 4 --train_images 40 --bn_statistics frozen --prefix_cache on \\
          --cache_dir . --run_name cached --restart"
     "python compare.py cut cached"
     "python plot.py curves cut cached --output figures/emulated"
@@ -133,6 +133,7 @@ make_system() {
 
 # What pip and TLS need to know on this network. Files of this machine are no use on the board.
 pass_on_network() {
+    echo '127.0.0.1 localhost raspberrypi' >"$system/etc/hosts"
     cp -L /etc/resolv.conf "$system/etc/resolv.conf"
     [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
         cp -L /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/ca-certificates.crt"

@@ -168,9 +168,11 @@ def test_a_tensorflow_that_cannot_be_imported_is_told(tmp_path, ends, told):
 
 
 def test_a_tensorflow_that_works_is_told_with_its_gpus(tmp_path):
-    row = check_device.environment(make_environment(
-        tmp_path / '.venv', 'exec "{}" "$@"'.format(sys.executable)))
     import tensorflow as tf
+    own, = check_device.environments(str(tmp_path))  # no environment, but this Python has one
+    make_environment(tmp_path / '.venv', 'exec "{}" "$@"'.format(sys.executable))
+    row, = check_device.environments(str(tmp_path))
+    assert row == own._replace(thing='.venv')
     assert row.mark == OK and row.told.startswith('TensorFlow {}, '.format(tf.__version__))
 
 
