@@ -165,7 +165,7 @@ on_board() {  # on_board USER COMMAND...: with the environment's Python first, a
     # shellcheck disable=SC2086  # each is an argument
     chroot --userspec="$1:$1" "$system" /usr/bin/env -i -C "$REPOSITORY" HOME="$BOARD_HOME" USER="$1" \
         LANG=C.UTF-8 TERM="${TERM:-dumb}" PATH="$REPOSITORY/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
-        QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive $proxies "${@:2}"
+        QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 $proxies "${@:2}"
 }
 
 run_command() {  # the command of this number, noted in the log and in a file of its own
