@@ -242,9 +242,12 @@ def test_a_folder_that_takes_no_file_gives_the_reason(tmp_path):
 def test_a_limit_on_the_process_sends_the_cache_to_the_disk(tmp_path):
     code = ('import resource, sys, numpy as np, prefix_cache as p\n'
             'resource.setrlimit(resource.RLIMIT_AS, (3 * 10 ** 9,) * 2)\n'
+            'if resource.getrlimit(resource.RLIMIT_AS)[0] != 3 * 10 ** 9: sys.exit("no limits")\n'
             'rows = [p.Row((1000, 1000), np.float32)]\n'
             'print(type(p.open_store(rows, 1000, sys.argv[1], 10 ** 6, 10 ** 13)[0]).__name__)')
     done = run_python(code, tmp_path)
+    if done.stderr == 'no limits\n':
+        pytest.skip('an emulator of processors takes no limit on memory')
     free = prefix_cache.room(str(tmp_path), 10 ** 6)[1]
     assert done.stdout == ('FileStore\n' if free >= 4 * 10 ** 9 else 'NoneType\n'), done.stderr
 
