@@ -252,6 +252,13 @@ def quiet_tensorflow():
             os.close(terminal)
 
 
+def usable_cpus():
+    """Set of the numbers of the CPUs that this process may use; all where the system tells none."""
+    if hasattr(os, 'sched_getaffinity'):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count()))
+
+
 def start_tensorflow(inter_op_threads=0):
     """Imports TensorFlow quietly and sets the number of ops it may run at once (0: its own)."""
     quiet_tensorflow()

@@ -1,12 +1,11 @@
 """What each way to train costs on this device, before it trains: time, memory, disk.
 
 Takes a timing table (tensor_timings.py), how many images there are, and the most memory that steps
-took (peak_memory.py); gives the table that profiler.py ends with and --save_table keeps, and which
+took (peak_memory.py); gives the table that profiler.py ends with (cost_file.py keeps it), and which
 of the paper's figures (figure_grid.py) are within reach. A way to train, or a run of a figure, is
 the arguments that main.py takes for it; scripts/reproduce.py reckons by the same functions.
 """
 
-import os
 import time
 
 import numpy as np
@@ -14,18 +13,16 @@ import numpy as np
 import command_line
 import prefix_cache
 from command_line import UserError
+from cost_file import FROM_TIMINGS, KIND
 from datasets import augmentation_of, sizes_at_hand
 from figure_grid import BASELINES, DATA, ELASTIC, FIGURES, PRUNE, runs_of
 from flags import parse_arguments
 from row_costs import RowCosts
-from runs import read_json, write_json
 from schemes import SCHEMES
 from selection_solver_DP import choose_tensors, out_of_reach, smallest_rho
 
 RHOS = (0.7, 0.5, 0.35, 0.25)
-KIND = 'costs'  # what tells such a table from other JSON
 OF_A_STEP = ('model_name', 'alpha', 'input_size', 'batch_size', 'optimizer', 'bn_statistics')
-FROM_TIMINGS = ('key', 'names', 'shapes', 't_dw', 't_dy', 't_fp', 't_bp', 't_update')
 
 
 # ------------------------------------------------------- what a run of given arguments takes
@@ -284,35 +281,3 @@ def _cache_text(row):
         return 'on'
     return 'does not pay' if row['cache_bytes'] is None else '{:,.0f} MB {}'.format(
         row['cache_bytes'] / 1e6, {'memory': 'in memory', 'disk': 'on disk'}[row['cache_in']])
-
-
-# ------------------------------------------------------------------------------ for other devices
-
-
-def check_path(path):
-    """UserError where no table can be saved at `path`: no such folder, or of another kind."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not path.endswith('.json') or os.path.isdir(path) or not os.access(folder, os.W_OK):
-        raise UserError('--save_table {}: cannot be written; give a .json file in a folder that is '
-                        'there'.format(path))
-    if os.path.exists(path):
-        try:
-            load(path)
-        except UserError as error:
-            raise UserError('--save_table would overwrite what it did not write: {}'.format(error))
-
-
-def save(path, costs):
-    """Writes what costs_of gave as JSON, with a checksum."""
-    write_json(path, costs)
-    print('saved {}'.format(path))
-
-
-def load(path):
-    """What `save` wrote; UserError where it is damaged or something else."""
-    costs = read_json(path)
-    if costs.get('kind') != KIND or not {'ways', 'model'}.union(FROM_TIMINGS) <= set(costs) or (
-            not {'host', 'tensorflow', 'batch_size'} <= set(costs['key'])):
-        raise UserError('{} is not a table of costs, which profiler.py --save_table writes'.format(
-            path))
-    return costs

@@ -197,7 +197,7 @@ def host_description():
             if found:
                 name = found[0]
                 break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    cores = len(command_line.usable_cpus())
     gpus = [tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
             for gpu in tf.config.list_physical_devices('GPU')]
     quota = cpu_quota()
@@ -357,13 +357,14 @@ def parse_arguments(argv=None):
 
 def main(argv=None):
     args = parse_arguments(argv)
+    import cost_file
     import costs
     from datasets import augmentation_of
     from models import build_model, canonical_name
     args.model_name = canonical_name(args.model_name)
     augmentation = augmentation_of(args.dataset_name, args.augmentation)
     if args.save_table:
-        costs.check_path(args.save_table)
+        cost_file.check_path(args.save_table)
     command_line.start_tensorflow(args.inter_op_threads)
     classes, *images = costs.sizes_of(args)
     args.num_classes = args.num_classes or classes
@@ -387,7 +388,7 @@ def main(argv=None):
     found = costs.costs_of(args, table, path, images, peaks)
     print('\n' + costs.describe(found))
     if args.save_table:
-        costs.save(args.save_table, found)
+        cost_file.save(args.save_table, found)
     return 0
 
 

@@ -57,7 +57,7 @@ def find_device(root='/', cpus=None):
 
     cpus: numbers of those whose clock is told; None: those which this process may use.
     """
-    device = Device(root, os.sched_getaffinity(0) if cpus is None else cpus)
+    device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
     return None if device.read() == Reading() else device
 
 

@@ -6,7 +6,7 @@ Takes the profiler's timings.json, or what profiler.py --save_table wrote on sev
 import os
 
 from command_line import UserError
-from costs import load
+from cost_file import load
 from figure_file import write_figure
 from runs import finite, read_json
 

@@ -89,8 +89,8 @@ def board(root):
 
 
 def processor(bits=64 if sys.maxsize > 2 ** 32 else 32):
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    told = '{}, {} cores, {}-bit system'.format(platform.machine(), cores, bits)
+    told = '{}, {} cores, {}-bit system'.format(
+        platform.machine(), len(command_line.usable_cpus()), bits)
     if bits == 32:
         return Row('processor', TROUBLE, told,
                    'there is no TensorFlow for it: put a 64-bit system on the card')

@@ -10,6 +10,7 @@ import pytest
 from small_models import SMALL, small_classifier, user_classifier
 from test_selection_solver_DP import tangled_table
 
+import cost_file
 import costs
 import keras_stack
 import profiler
@@ -215,17 +216,17 @@ def test_figures_are_reckoned_as_a_dry_run_does():
 
 def test_a_saved_table_is_read_back_and_written_anew_over_itself_alone(found, tmp_path):
     path, other = str(tmp_path / 'board.json'), tmp_path / 'timings.json'
-    costs.check_path(path)
-    costs.save(path, found[0])
-    assert costs.load(path) == found[0]
-    costs.check_path(path)
+    cost_file.check_path(path)
+    cost_file.save(path, found[0])
+    assert cost_file.load(path) == found[0]
+    cost_file.check_path(path)
     with pytest.raises(UserError, match='would overwrite.*timings.json is not a table of costs'):
-        costs.check_path(str(other))
+        cost_file.check_path(str(other))
     with open(path) as file:
         text = file.read()
     (tmp_path / 'board.json').write_text(text.replace('a board', 'a bored'))
     with pytest.raises(UserError, match='board.json is not as it was written'):
-        costs.load(path)
+        cost_file.load(path)
 
 
 @pytest.mark.parametrize('flags, says', [

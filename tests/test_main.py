@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_runs import flags, script
 
-import costs
+import cost_file
 import keras_stack
 import main
 import profiler
@@ -222,7 +222,7 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
     assert '12 epochs of 5,994 images' in out
     assert profiler.main(arguments + digits + ['--save_table', again]) == 0
     assert 'measured in' not in capsys.readouterr().out
-    assert costs.load(again) == costs.load(first)
+    assert cost_file.load(again) == cost_file.load(first)
     args = main.check_arguments(main.parse_arguments(arguments + digits))
     model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', args.alpha, args.bn_statistics)
     main.profile(args, model, main.load_data(args))

@@ -6,7 +6,7 @@ import pytest
 from made_runs import read_csv
 from test_plot import assert_figure
 
-import costs
+import cost_file
 import plot
 from command_line import UserError
 from timing_figures import labels_of
@@ -15,13 +15,14 @@ from timing_figures import labels_of
 def table_of(folder, name, host, slower=1.0, **changes):
     """Path of a table of costs, of three tensors."""
     content = dict(
-        kind=costs.KIND, ways=[], model='small', names=['stem/kernel', 'block/kernel', 'head/bias'],
+        kind=cost_file.KIND, ways=[], model='small',
+        names=['stem/kernel', 'block/kernel', 'head/bias'],
         key=dict(host=host, tensorflow='2.21.0', model='small', batch_size=4, input_size=16),
         shapes=[[3, 3], [3, 4], [4]], t_dw=[3.25 * slower, 1.5 * slower, 0.25 * slower],
         t_dy=[0.5 * slower, 2.0 * slower, 0.0], t_fp=4.0 * slower, t_bp=7.5 * slower,
         t_update=0.75 * slower)
     path = folder / name
-    costs.save(str(path), dict(content, **changes))
+    cost_file.save(str(path), dict(content, **changes))
     return str(path)
 
 
