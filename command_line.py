@@ -116,6 +116,10 @@ def add_model_flags(parser):
                              'decoupled weight decay (default: %(default)s)')
     parser.add_argument('--weight_decay', type=number(float, low=0), default=5e-4, metavar='X',
                         help='decoupled, times the learning rate (default: %(default)s)')
+    parser.add_argument('--clip_norm', type=number(float, above=0), metavar='X',
+                        help="shorten each tensor's gradient to this norm where it is longer, "
+                             'with every scheme: for losses that are no longer finite (default: '
+                             'never)')
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
                         help="ops that TensorFlow may run at once; 0: its own choice, one per "
                              'core, the fastest where we measured (default: %(default)s)')

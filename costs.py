@@ -22,7 +22,7 @@ from schemes import SCHEMES
 from selection_solver_DP import choose_tensors, out_of_reach, smallest_rho
 
 RHOS = (0.7, 0.5, 0.35, 0.25)
-OF_A_STEP = ('model_name', 'alpha', 'input_size', 'batch_size', 'optimizer', 'bn_statistics')
+OF_A_STEP = ('model_name', 'alpha', 'input_size', 'batch_size', 'optimizer', 'clip_norm')
 
 
 # ------------------------------------------------------- what a run of given arguments takes
@@ -138,7 +138,8 @@ def peaks_of(args, model):
         model, tf.random.stateless_uniform(
             (args.batch_size, args.input_size, args.input_size, 3), (0, 0), 0, 255),
         tf.zeros((args.batch_size,), tf.int32),
-        {name: mask_of(name, names) for name in BASELINES}, args.optimizer, args.weight_decay)
+        {name: mask_of(name, names) for name in BASELINES}, args.optimizer, args.weight_decay,
+        args.clip_norm)
     peaks[ELASTIC] = peaks.pop('importance')
     print('peak memory measured in {:.1f} s'.format(time.perf_counter() - begin))
     return peaks
@@ -190,8 +191,9 @@ def figures_of(args, table):
     found = []
     for name, figure in FIGURES.items():
         runs = [parse_arguments(list(run.flags)) for run in runs_of(name)]
-        mine = [run for run in runs if all(
-            (getattr(run, flag) or 'frozen') == getattr(args, flag) for flag in OF_A_STEP)]
+        mine = [run for run in runs if all(getattr(run, flag) == getattr(args, flag)
+                                           for flag in OF_A_STEP) and (
+                                               run.bn_statistics or 'frozen') == args.bn_statistics]
         if name.endswith('_ego') or not mine:
             continue
         beyond = [run for run in mine if why_not(run, table)]

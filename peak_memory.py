@@ -19,21 +19,22 @@ def peak_bytes():
     return 1024 * int(found.group(1)) if found else None
 
 
-def peaks_of(model, inputs, labels, masks, optimizer='sgd', weight_decay=5e-4):
+def peaks_of(model, inputs, labels, masks, optimizer='sgd', weight_decay=5e-4, clip_norm=None):
     """name -> bytes or None, of the schemes in `masks`, name -> (N,) bool; and of 'importance', its
     evaluation: at the end of a trial that was halved, when it holds most.
 
     To be called while the process has run no larger step: TensorFlow keeps what one took. So those
     of fewer tensors come first, and of equal peaks the later one may take less. Weights change.
-    inputs, labels: one batch. optimizer: 'sgd' or 'adam'.
+    inputs, labels: one batch. optimizer: 'sgd' or 'adam'. clip_norm: see make_optimizer.
     """
     from backbone import statistics_from_batch
     from importance import Evaluator
     from masked_step import StepMaker
     from training_step import make_optimizer
     statistics_from_batch(model, inputs[:1])  # of one image: all take more than a step
-    maker = StepMaker(model, make_optimizer(optimizer, 1e-6, 1000, model.trainable_variables),
-                      weight_decay, inputs, labels)
+    trained_by = make_optimizer(optimizer, 1e-6, 1000, model.trainable_variables,
+                                clip_norm=clip_norm)
+    maker = StepMaker(model, trained_by, weight_decay, inputs, labels)
     peaks = {}
     for name, mask in sorted(masks.items(), key=lambda item: item[1].sum()):
         maker.step(mask)(inputs, labels)[0].numpy()

@@ -36,14 +36,15 @@ TABLE_FILE = 'timings.json'
 
 
 def profile_model(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
-                  weight_decay=5e-4, folder=None, key=None, num_steps=5, seconds=8.0, batch=None):
+                  weight_decay=5e-4, folder=None, key=None, num_steps=5, seconds=8.0, batch=None,
+                  clip_norm=None):
     """TensorTimings of one training step of `model` on this machine.
 
     input_shape: of one example, (height, width, channels) of an image. Or, instead of it,
     num_classes and batch_size:
     batch: (inputs, labels), or tf.TensorSpecs of them, for a model of any inputs: one array, or a
     list, tuple or dict of several, as the model takes them.
-    optimizer: 'sgd' or 'adam'.
+    optimizer: 'sgd' or 'adam'. clip_norm: see training_step.make_optimizer.
     folder: where the trace stays; a temporary one, deleted, when None.
     key: stored in the table. num_steps: traced steps.
     seconds: about how long the untraced, interleaved runs that give the totals may take.
@@ -53,7 +54,8 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return profile_model(model, input_shape, num_classes, batch_size, optimizer,
-                                 weight_decay, temporary, key, num_steps, seconds, batch)
+                                 weight_decay, temporary, key, num_steps, seconds, batch,
+                                 clip_norm)
     import tensorflow as tf
 
     from backbone import statistics_from_batch
@@ -69,7 +71,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     everything = np.ones(len(variables), dtype=bool)
     with restored_afterwards(model.variables):
         statistics_from_batch(model, inputs)
-        trained_by = make_optimizer(optimizer, 1e-6, 1000, variables)
+        trained_by = make_optimizer(optimizer, 1e-6, 1000, variables, clip_norm=clip_norm)
         maker = StepMaker(model, trained_by, weight_decay, inputs, labels, named=True)
         graph = executed_graph(maker, inputs, labels)
         release_memory()
@@ -147,7 +149,8 @@ def table_key(args, model, num_classes, augmentation):
     return dict(
         model=args.model_name if named else 'saved', network=fingerprint(model), alpha=args.alpha,
         input_size=args.input_size, batch_size=args.batch_size, num_classes=num_classes,
-        optimizer=args.optimizer, decay=bool(args.weight_decay), bn_statistics=args.bn_statistics,
+        optimizer=args.optimizer, decay=bool(args.weight_decay),
+        clipped=args.clip_norm is not None, bn_statistics=args.bn_statistics,
         augmentation=augmentation, dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
@@ -274,7 +277,7 @@ def table_for(args, model, num_classes, augmentation, draw, again=False):
         with whole_or_not_at_all(os.path.dirname(path)) as new:
             table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
                                   args.batch_size, args.optimizer, args.weight_decay, new, key,
-                                  batch=draw())
+                                  batch=draw(), clip_norm=args.clip_norm)
             table.save(os.path.join(new, TABLE_FILE))
         release_memory()
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))

@@ -50,6 +50,7 @@ class Settings(NamedTuple):
     learning_rate: float = 1e-4
     warmup_steps: int = 0
     weight_decay: float = 5e-4
+    clip_norm: Optional[float] = None
     interval: int = 4
     rho: float = 0.533
     probe_batches: int = 1
@@ -136,7 +137,7 @@ def optimizer_for(dataset, settings, variables):
     """The optimizer of a run, on its schedule over all steps."""
     return make_optimizer(settings.optimizer, settings.learning_rate,
                           settings.num_epochs * count_steps(dataset), variables,
-                          settings.warmup_steps)
+                          settings.warmup_steps, settings.clip_norm)
 
 
 def count_steps(dataset):

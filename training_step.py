@@ -58,17 +58,19 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return cosine * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1) / self.warmup_steps)
 
 
-def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0):
+def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, clip_norm=None):
     """SGD with momentum 0.9, or Adam, on WarmupCosine over all steps; slots made for all variables.
 
+    clip_norm: a gradient longer than that is shortened to it, each tensor's by itself. By the norm
+    of all together a tensor's update would hang on what else is trained, which importance is not.
     Adam corrects its bias by the updates of each tensor, see keras_stack.Adam.
     Weight decay is not the optimizer's: see TrainingStep.
     """
     rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, clipnorm=clip_norm)
     else:
-        optimizer = keras_stack.Adam(rate)
+        optimizer = keras_stack.Adam(rate, clipnorm=clip_norm)
     keras_stack.build_optimizer(optimizer, variables)
     return optimizer
 

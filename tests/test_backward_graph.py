@@ -72,17 +72,17 @@ def test_forward_backward_and_update_split_the_graph_without_overlap(build):
     assert not any('Grad' in op or 'Backprop' in op for op in forward_ops)
 
 
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+@pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
 @pytest.mark.parametrize('build', [plain, branching])
 def test_every_tensor_has_the_same_update_ops_attributed_to_it_alone(build, optimizer):
     """The optimizer treats all tensors alike: what one tensor is charged for, all are."""
-    graph = traced(build, optimizer).graph
+    graph = traced(build, *optimizer).graph
     own = collections.defaultdict(collections.Counter)
     for name, k in graph.update.items():
         if graph.nodes[name].op not in backward_graph.FREE_OPS:
             own[k][graph.nodes[name].op] += 1
     shared = own.pop(None)
-    count = len(traced(build, optimizer).variables)
+    count = len(traced(build, *optimizer).variables)
     assert sorted(own) == list(range(count))
     assert all(own[k] == own[0] for k in range(count))
     writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
@@ -109,10 +109,10 @@ def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
     assert (times.update > 0).all() and times.update_fixed > 0
 
 
-@pytest.mark.parametrize('build, optimizer', [(plain, 'sgd'), (branching, 'sgd'),
-                                              (branching, 'adam')])
+@pytest.mark.parametrize('build, optimizer', [
+    (plain, ('sgd',)), (branching, ('sgd',)), (branching, ('adam',)), (branching, ('sgd', 0.1))])
 def test_a_real_trace_is_attributed_to_all_but_a_twentieth(build, optimizer):
-    case = traced(build, optimizer)
+    case = traced(build, *optimizer)
     times = attribute(case.graph, case.times, len(case.variables))
     assert times.coverage >= profiler.MIN_COVERAGE
     attributed = sum(times.groups.values()) + times.update.sum() + times.update_fixed

@@ -57,9 +57,10 @@ def state_of(model, optimizer):
     return list(model.variables) + keras_stack.optimizer_variables(optimizer)
 
 
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+@pytest.mark.parametrize('optimizer, clip_norm', [('sgd', None), ('adam', None), ('sgd', 0.05),
+                                                  ('adam', 0.05)])
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
-def test_a_cut_step_does_what_a_traced_one_does(optimizer, bn_statistics):
+def test_a_cut_step_does_what_a_traced_one_does(optimizer, clip_norm, bn_statistics):
     # In front of statistics of the batch a bias has a gradient of rounding errors alone, which Adam
     # divides by themselves: where it goes is no step's own.
     model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
@@ -67,7 +68,8 @@ def test_a_cut_step_does_what_a_traced_one_does(optimizer, bn_statistics):
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0  # its random numbers differ from function to function
     n = len(model.trainable_variables)
-    trained_by = make_optimizer(optimizer, 1e-2, 50, model.trainable_variables)
+    trained_by = make_optimizer(optimizer, 1e-2, 50, model.trainable_variables,
+                                clip_norm=clip_norm)
     rng = np.random.RandomState(0)
     images, labels = batches(1)[0]
     maker = StepMaker(model, trained_by, 0.01, images, labels)

@@ -127,8 +127,9 @@ def small_network(units=4, strides=1, dtype='float32', activation='relu'):
     return keras.Model(inputs, keras.layers.Dense(3, dtype='float32')(x))
 
 
-def key_of(model_name, model):
-    args = profiler.parse_arguments(['--model_name', str(model_name), '--input_size', '8'])
+def key_of(model_name, model, *more):
+    args = profiler.parse_arguments(['--model_name', str(model_name), '--input_size', '8'] +
+                                    list(more))
     return profiler.table_key(args, model, 3, 'none')
 
 
@@ -152,6 +153,15 @@ def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
     (dict(activation='tanh'), {'network'}), (dict(dtype='mixed_float16'), {'network', 'dtype'})])
 def test_the_key_tells_networks_and_dtype_policies_apart(other, differing):
     one, two = key_of('model.h5', small_network()), key_of('model.h5', small_network(**other))
+    assert {name for name in one if one[name] != two[name]} == differing
+
+
+@pytest.mark.parametrize('flags, differing', [
+    (['--clip_norm', '1'], {'clipped'}), (['--weight_decay', '0'], {'decay'}),
+    (['--optimizer', 'adam'], {'optimizer'})])
+def test_the_key_knows_what_an_update_is_made_of(flags, differing):
+    model = small_network()
+    one, two = key_of('model.h5', model), key_of('model.h5', model, *flags)
     assert {name for name in one if one[name] != two[name]} == differing
 
 

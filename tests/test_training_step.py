@@ -234,7 +234,7 @@ def test_the_gradient_of_an_embedding_is_made_dense(name):
     assert moved[[1, 2, 4]].any(axis=1).all() and not moved[[0, 3]].any()
 
 
-# --- weight decay
+# --- weight decay and clipping
 
 
 def linear(seed=1):
@@ -251,7 +251,7 @@ def points(size=6, seed=2):
     return rng.normal(size=(size, 4)).astype(np.float32), rng.randint(0, 3, size).astype(np.int32)
 
 
-def sgdw_by_hand(weights, bias, x, labels, rate, decay, total_steps, steps):
+def sgdw_by_hand(weights, bias, x, labels, rate, decay, total_steps, steps, clip_norm=np.inf):
     """[kernel, bias] after SGD with momentum 0.9 and decoupled decay, in float64."""
     parameters = [weights.astype(np.float64), bias.astype(np.float64)]
     momenta = [np.zeros_like(p) for p in parameters]
@@ -260,7 +260,8 @@ def sgdw_by_hand(weights, bias, x, labels, rate, decay, total_steps, steps):
         error = np.exp(logits - logits.max(axis=1, keepdims=True))
         error /= error.sum(axis=1, keepdims=True)
         error[np.arange(len(x)), labels] -= 1
-        gradients = [x.T @ error / len(x), error.mean(axis=0)]
+        gradients = [gradient * min(1, clip_norm / np.linalg.norm(gradient)) for gradient in (
+            x.T @ error / len(x), error.mean(axis=0))]
         now = rate * 0.5 * (1 + np.cos(np.pi * min(t, total_steps) / total_steps))
         for i in range(2):
             momenta[i] = 0.9 * momenta[i] - now * gradients[i]
@@ -281,6 +282,21 @@ def test_sgd_with_decoupled_decay_equals_the_formula(decay):
             np.testing.assert_allclose(mine, expected, atol=1e-6)
     without = sgdw_by_hand(start[0], start[1], x, labels, 0.2, 0.05 - decay, 8, 5)
     assert np.abs(values(model.trainable_variables)[0] - without[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize('chosen', [(True, True), (False, True)])
+def test_each_gradient_is_clipped_by_its_own_norm_whatever_else_is_trained(chosen):
+    model, (x, labels) = linear(), points()
+    start, clip_norm = values(model.trainable_variables), 0.5
+    step = TrainingStep(model, make_optimizer('sgd', 0.2, 8, model.trainable_variables,
+                                              clip_norm=clip_norm), list(chosen))
+    step(tf.constant(x), tf.constant(labels))
+    clipped, plain = [sgdw_by_hand(start[0], start[1], x, labels, 0.2, 0, 8, 1, norm)
+                      for norm in (clip_norm, np.inf)]
+    expected = [new if trained else old for new, old, trained in zip(clipped, start, chosen)]
+    for mine, by_hand in zip(values(model.trainable_variables), expected):
+        np.testing.assert_allclose(mine, by_hand, atol=1e-6)
+    assert np.linalg.norm(plain[0] - start[0]) > 0.1 > np.linalg.norm(plain[1] - start[1])
 
 
 def test_the_learning_rate_warms_up_in_a_line_then_falls_on_a_cosine():

@@ -37,15 +37,15 @@ Traced = collections.namedtuple('Traced', 'variables step graph times path')
 
 
 @functools.lru_cache(maxsize=None)
-def traced(build, optimizer='sgd'):
+def traced(build, optimizer='sgd', clip_norm=None):
     """The executed graph and a real trace of the full step; times: name -> ms."""
     model = build()
     variables = model.trainable_variables
     rng = np.random.RandomState(0)
     images = tf.constant(rng.uniform(0, 1, (4,) + tuple(model.input_shape[1:])), tf.float32)
     labels = tf.constant([0, 1, 2, 1])
-    maker = StepMaker(model, make_optimizer(optimizer, 1e-3, 100, variables), 5e-4, images, labels,
-                      named=True)
+    trained_by = make_optimizer(optimizer, 1e-3, 100, variables, clip_norm=clip_norm)
+    maker = StepMaker(model, trained_by, 5e-4, images, labels, named=True)
     graph = executed_graph(maker, images, labels)
     step = maker.step([True] * len(variables))
     path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
