@@ -139,9 +139,9 @@ def test_table_is_reused_only_on_an_exact_match(logs, capsys):
     assert profiler.stored_table(table, other) is None
     assert 'host:' in capsys.readouterr().out
     assert set(stored.key) == {
-        'model', 'network', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer', 'clipped',
-        'decay', 'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads', 'intra_op_threads',
-        'environment', 'host', 'tensorflow', 'keras'}
+        'model', 'network', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer',
+        'decay', 'clipped', 'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads',
+        'intra_op_threads', 'environment', 'host', 'tensorflow', 'keras'}
     assert stored.key['model'] == 'mobilenetv2' and stored.key['dtype'] == 'float32'
 
 
