@@ -24,7 +24,7 @@ from command_line import UserError
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
 from interrupt import Signals
 from recorder import Recorder, open_run
-from runs import is_finished
+from runs import changed_settings, is_finished
 
 
 def start(args):
@@ -191,9 +191,10 @@ def interrupted_run(args, folder, settings):
     if resumed is None:
         return None
     about, before = about_this(settings), resumed['about']
-    if before['settings'] != about['settings']:
-        raise UserError('the checkpoint in {} is of other settings; begin anew with --restart'
-                        .format(folder))
+    changed = changed_settings(before['settings'], about['settings'])
+    if changed:
+        raise UserError('the checkpoint in {} is of other settings; begin anew with --restart ({})'
+                        .format(folder, ', '.join(changed)))
     if resumed['damaged']:
         print('warning: {}: going on from the checkpoint before it'.format(resumed['damaged']))
     for what, differs in (('stack', 'the next weights by rounding, and noise of dropout'),

@@ -247,6 +247,15 @@ def throttled_of(summaries):
     return '{} of {}'.format(count, sum(summary['epochs'] for summary in summaries))
 
 
+def changed_settings(before, now):
+    """['rho 0.5 there, 0.7 now', ...]: of two dicts, what differs.
+
+    A setting that was not known before is None there: where it is not given now, nothing changed.
+    """
+    return ['{} {} there, {} now'.format(key, before.get(key), now.get(key))
+            for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)]
+
+
 def is_finished(folder, settings, restart=False):
     """True if the folder holds a finished run of these settings; changes nothing.
 
@@ -261,10 +270,7 @@ def is_finished(folder, settings, restart=False):
                     '--run_name'.format(folder))
     if restart:
         return False
-    before = read_json(path)
-    changed = ['{} {} there, {} now'.format(key, before.get(key), settings.get(key))
-               for key in sorted(set(before) | set(settings))
-               if before.get(key) != settings.get(key)]
+    changed = changed_settings(read_json(path), settings)
     if changed:
         raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
                     '{}, or begin it anew with --restart'.format(', '.join(changed), folder))

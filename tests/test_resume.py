@@ -317,8 +317,11 @@ def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_p
         checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
         assert main.interrupted_run(args, folder, settings) is not None
         assert words in capsys.readouterr().out
+    older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
+    checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
+    assert main.interrupted_run(args, folder, settings) is not None  # of before there was the flag
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
-    with pytest.raises(UserError, match='of other settings; begin anew with --restart'):
+    with pytest.raises(UserError, match='of other settings; .* --restart .seed 9 there, 0 now'):
         main.interrupted_run(args, folder, settings)
     args.restart = True
     assert main.interrupted_run(args, folder, settings) is None
