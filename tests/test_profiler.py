@@ -1,11 +1,13 @@
 """Timing of tensors: the whole profiler, what stays untouched, and what a table is valid for."""
 
+import glob
 import importlib
 import json
 import os
 
 import numpy as np
 import pytest
+from small_models import values
 from tensorflow import keras
 from timing_tables import random_masks, table_of_branching
 
@@ -13,6 +15,7 @@ import backbone
 import keras_stack
 import models
 import profiler
+from op_trace import read_trace
 
 
 @pytest.fixture(scope='module')
@@ -21,10 +24,6 @@ def branching_table():
 
 
 # --- the whole profiler
-
-
-def values(variables):
-    return [keras_stack.raw(v).numpy().copy() for v in variables]
 
 
 def small_classifier():
@@ -163,6 +162,18 @@ def test_the_key_knows_what_an_update_is_made_of(flags, differing):
     model = small_network()
     one, two = key_of('model.h5', model), key_of('model.h5', model, *flags)
     assert {name for name in one if one[name] != two[name]} == differing
+
+
+def test_a_table_for_clipped_updates_is_measured_on_them(tmp_path):
+    model, counts = small_network(), []
+    for more in ([], ['--clip_norm', '1']):
+        args = profiler.parse_arguments(['--model_name', 'small', '--input_size', '8', '--logs_dir',
+                                         str(tmp_path)] + more)
+        profiler.table_for(args, model, 3, 'none', lambda: None)
+        folder = os.path.dirname(profiler.table_path(str(tmp_path), 'small', 8, 3, args.batch_size))
+        trace, = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
+        counts.append(len(read_trace(trace, 5)))
+    assert counts[1] >= counts[0] + 2 * len(model.trainable_variables)
 
 
 @pytest.mark.parametrize('variable', profiler.ENVIRONMENT)

@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+from small_models import values
 
 import keras_stack
 import train
@@ -13,6 +14,8 @@ from backbone import Backbone
 from datasets import load_dataset
 from elastic import elastic_scheme
 from epoch import Diverged
+from importance import Evaluator
+from masked_step import StepMaker
 from models import build_model
 from profiler import profile_model
 from recorder import Recorder
@@ -297,6 +300,22 @@ def test_first_call_is_booked_as_selection(tmp_path, dataset):
         rows = list(csv.DictReader(source))
     assert float(rows[0]['selection_seconds']) > 10 * float(rows[1]['selection_seconds'])
     assert float(rows[0]['selection_seconds']) > 5 * float(rows[0]['step_ms']) / 1e3
+
+
+def test_clipping_as_set_is_in_the_update_that_trains_and_in_that_of_importance(dataset):
+    settings, model = train.Settings(num_epochs=1, learning_rate=1.0, clip_norm=1e-3), new_model()
+    optimizer = train.optimizer_for(dataset, settings, model.trainable_variables)
+    batch = next(iter(dataset.train))
+    maker = StepMaker(model, optimizer, 0.0, *batch)
+    evaluator = Evaluator(maker)
+    with evaluator.updated(list(evaluator.gradients(*batch)[1])) as before:
+        tried = [np.linalg.norm(change) for change in evaluator.changes(before)]
+    start = values(model.trainable_variables)
+    maker.step(np.ones(len(start), bool))(*batch)
+    moved = [np.linalg.norm(new - old)
+             for old, new in zip(start, values(model.trainable_variables))]
+    for norms in (tried, moved):
+        assert 0.9e-3 < max(norms) < 1.1e-3
 
 
 def test_evaluation_of_the_optimizer_matches_the_settings():

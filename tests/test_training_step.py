@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import values
 from tensorflow import keras
 
 import keras_stack
@@ -44,10 +45,6 @@ def mask_of(*chosen):
     mask = np.zeros(N, dtype=bool)
     mask[list(chosen)] = True
     return mask
-
-
-def values(variables):
-    return [keras_stack.raw(v).numpy().copy() for v in variables]
 
 
 def changed(before, variables):
