@@ -260,7 +260,7 @@ def usable_cpus():
     """Set of the numbers of the CPUs that this process may use; all where the system tells none."""
     if hasattr(os, 'sched_getaffinity'):
         return os.sched_getaffinity(0)
-    return set(range(os.cpu_count()))
+    return set(range(os.cpu_count() or 1))
 
 
 def start_tensorflow(inter_op_threads=0):

@@ -184,6 +184,12 @@ def way_of(args, table, row_costs, images, peaks, memory):
     return row
 
 
+def takes_the_step_of(args, run):
+    """Whether steps of `run`, arguments of main.py, are those that profiler.py's `args` time."""
+    return (run.bn_statistics or 'frozen') == args.bn_statistics and all(
+        getattr(run, flag) == getattr(args, flag) for flag in OF_A_STEP)
+
+
 def figures_of(args, table):
     """[dict], of the paper's figures those with runs of this very network and step: how many they
     are, hours of those within reach, and of elastic training alone, and what rho is out of reach.
@@ -191,9 +197,7 @@ def figures_of(args, table):
     found = []
     for name, figure in FIGURES.items():
         runs = [parse_arguments(list(run.flags)) for run in runs_of(name)]
-        mine = [run for run in runs if all(getattr(run, flag) == getattr(args, flag)
-                                           for flag in OF_A_STEP) and (
-                                               run.bn_statistics or 'frozen') == args.bn_statistics]
+        mine = [run for run in runs if takes_the_step_of(args, run)]
         if name.endswith('_ego') or not mine:
             continue
         beyond = [run for run in mine if why_not(run, table)]

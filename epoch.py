@@ -133,8 +133,9 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
             loss = float(result.loss)  # waits for the device
             busy = time.perf_counter() - called
             if not math.isfinite(loss + float(result.penalty)):
-                raise Diverged('the loss is {} at step {} of {}: use a smaller --learning_rate'
-                               .format(loss, progress.count + 1, title))
+                raise Diverged('the loss is {} at step {} of {}: use --clip_norm, more '
+                               '--warmup_steps or a smaller --learning_rate'.format(
+                                   loss, progress.count + 1, title))
             now = time.perf_counter()
             progress.add(call, result, loss, 1e3 * (now - begin), 1e3 * (now - begin - busy))
             bar.set_postfix(loss='{:.3f}'.format(progress.loss / progress.count),
