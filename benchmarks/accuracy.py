@@ -82,8 +82,7 @@ NETWORKS = {network.name: network for network in (
             {'head only': 0.1}),
     Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
                                '--batch_size', '16'],
-            ['--num_epochs', '4', '--learning_rate', '0.02', '--warmup_steps', WARMUP,
-             '--batch_size', '32'], 0.02, 6, 60, 2))}
+            ['--num_epochs', '4', '--learning_rate', '0.02'], 0.02, 6, 60, 2))}
 for name, steps in (('mobilenetv2', 336), ('efficientnetb0', 96)):  # 10,752 and 1,536 images
     NETWORKS[name + '_repeated'] = NETWORKS[name]._replace(
         name=name + '_repeated', epochs=12, steps=steps, interval=4, own_rates={}, repeated=True)
