@@ -8,7 +8,8 @@ usage() {
 usage: run_tests.sh [--stack today|paper|tx2] [--quick] [pytest arguments]
 
 Makes or updates the virtual environment, lints (today's stack only), then runs pytest: what
-compares times alone, everything else in up to four processes, a file of tests each.
+compares times alone, everything else in up to four processes, one more than there are processors
+(tests wait, too), a file of tests each.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
   --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: the Jetson TX2's, as near as a PC has it
@@ -55,7 +56,8 @@ run_pytest() {  # the status of pytest, with "no test was selected" (5) counted
     [ "$code" -eq 0 ] || status=$code
 }
 status=0 empty=0
-run_pytest -m 'not timing' -n auto --maxprocesses 4 --dist loadfile
+processes=$("$PYTHON" -c 'import command_line; print(min(4, len(command_line.usable_cpus()) + 1))')
+run_pytest -m 'not timing' -n "$processes" --dist loadfile
 [ -n "$quick" ] || run_pytest -m timing
 [ "$empty" -lt $((quick ? 1 : 2)) ] || status=5
 exit "$status"

@@ -115,12 +115,23 @@ def test_a_test_is_slow_by_the_seconds_of_all_its_parameters_a_file_by_what_is_m
     assert slow_tests(lines) == [(13.0, 'tests/b.py'), (0.4, 'tests/a.py::test_x')]
 
 
+def collected(*arguments):
+    """Lines of pytest, each a test's path and name."""
+    listed = subprocess.run([sys.executable, '-m', 'pytest', '--collect-only', '-q']
+                            + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
+                            universal_newlines=True).stdout
+    return [line for line in listed.split('\n') if '::' in line]
+
+
 def test_quick_leaves_out_what_counts_as_slow_and_nothing_else():
-    def collected(*more):
-        listed = subprocess.run(
-            [sys.executable, '-m', 'pytest', '--collect-only', '-q', 'tests/test_prefix_cache.py']
-            + list(more), cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True).stdout
-        return {line.split('[')[0] for line in listed.split('\n') if '::' in line}
+    def names(*more):
+        return {line.split('[')[0] for line in collected('tests/test_thermal.py', *more)}
     slow = {line.split()[1] for line in text_of('tests/slow_tests.txt').splitlines()}
-    every = collected()
-    assert every & slow and collected('--quick') == every - slow
+    every = names()
+    assert every & slow and names('--quick') == every - slow
+
+
+def test_the_file_that_takes_longest_begins():
+    quick, slow = 'tests/test_energy.py', 'tests/test_thermal.py'
+    found = [line.split('::')[0] for line in collected(quick, slow)]
+    assert found == sorted(found, reverse=True) and set(found) == {quick, slow}
