@@ -22,6 +22,18 @@ class Split(NamedTuple):
     files: Optional[Sequence[str]] = None  # of a user's folder: each file is then checked once
     kept: bool = False  # in memory: `fetch` takes many indices at once
 
+    def only(self, chosen):
+        """The Split with the images of these numbers, an int64 array, in its order."""
+        import tensorflow as tf
+        return self._replace(
+            size=len(chosen), fetch=lambda index: self.fetch(tf.gather(chosen, index)),
+            labels=lambda: self.labels()[chosen],
+            files=self.files and [self.files[i] for i in chosen])
+
+    def spaced(self, count):
+        """The Split with `count` of its images, evenly spaced."""
+        return self.only(np.linspace(0, self.size - 1, count).round().astype(np.int64))
+
 
 LOADERS = {}  # name -> function (name, input size, data_dir) -> (class names, two Splits)
 
@@ -108,11 +120,10 @@ def passes(stream, batches, view, count):
     return untuned(data.apply(tf.data.experimental.assert_cardinality(size)))
 
 
-def in_order(split, batch_size, count):
-    """tf.data of `count` images of the split, evenly spaced, in order and unchanged."""
+def in_order(split, batch_size):
+    """tf.data of the images of the split, in order and unchanged."""
     import tensorflow as tf
-    indices = np.linspace(0, split.size - 1, count).round().astype(np.int64)
-    return untuned(tf.data.Dataset.from_tensor_slices(indices).batch(batch_size).map(
+    return untuned(tf.data.Dataset.range(split.size).batch(batch_size).map(
         lambda indices: _fetch_batch(split, indices), num_parallel_calls=2).prefetch(4))
 
 

@@ -119,15 +119,19 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     if batch_size > train.size:
         raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
             batch_size, train.size, name))
-    image_bytes = (train.size + test.size) * input_size * input_size * 3
-    keep = cache == 'memory' or (
-        cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     left_out = []
     if settings.skip_bad_images:
         train, test = [readable(split, left_out) for split in (train, test)]
     else:
         check_sizes(train)
         check_sizes(test)
+    images = fingerprint(class_names, train, test)
+    tested = min(test.size, (settings.validation_steps or test.size) * batch_size)
+    if test.files is None:  # of a folder all images are checked, tested or not
+        test = test.spaced(tested)
+    image_bytes = (train.size + test.size) * input_size * input_size * 3
+    keep = cache == 'memory' or (
+        cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     if cache != 'unread':
         train, test = _decoded_once(train, keep, 'train'), _decoded_once(test, keep, 'test')
     steps = min(train.size // batch_size, settings.steps_per_epoch or train.size)
@@ -135,17 +139,16 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     epochs, probe = [Stream(number, train, batch_size, count, seed, kind != 'none')
                      for number, count in enumerate((steps, train.size // batch_size))]
     batches = pipeline(epochs, ahead=True)
-    tested = min(test.size, (settings.validation_steps or test.size) * batch_size)
     return Dataset(
         name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
         train=passes(epochs, batches, lambda index: view(index + 1), 1),
-        test=in_order(test, TESTED_AT_ONCE * batch_size, tested),
+        test=in_order(test.spaced(tested), TESTED_AT_ONCE * batch_size),
         # Reads nothing ahead: that work would slow down the training steps beside it.
         probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
         train_size=steps * batch_size if settings.steps_per_epoch else train.size, test_size=tested,
         num_images=train.size, left_out=left_out, view=view,
         files=list(train.files or ()) + list(test.files or ()),
-        fingerprint=fingerprint(class_names, train, test),
+        fingerprint=images,
         order=lambda epoch: epochs.order(epoch - 1),
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
 
@@ -201,7 +204,6 @@ def _subset(split, count, name):
 
     The same ones for every seed and scheme, and among those of any larger subset.
     """
-    import tensorflow as tf
     labels, shuffled = split.labels(), np.random.RandomState(SPLIT_SEED).permutation(split.size)
     classes = np.unique(labels)
     if not len(classes) <= count <= split.size:
@@ -212,9 +214,7 @@ def _subset(split, count, name):
         members = shuffled[labels[shuffled] == label]
         rank[members] = np.arange(len(members))
     chosen = np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count])
-    return split._replace(
-        size=count, fetch=lambda index: split.fetch(tf.gather(chosen, index)),
-        labels=lambda: labels[chosen], files=split.files and [split.files[i] for i in chosen])
+    return split.only(chosen)
 
 
 def available_bytes():
