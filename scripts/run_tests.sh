@@ -13,7 +13,7 @@ compares times alone, everything else in up to four processes, one more than the
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
   --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: the Jetson TX2's, as near as a PC has it
-  --quick          an answer in under a minute: without lint, without what compares times, and
+  --quick          an answer in one to two minutes: without lint, without what compares times, and
                    without the tests of tests/slow_tests.txt
 Everything else goes to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
