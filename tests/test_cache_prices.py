@@ -333,7 +333,7 @@ def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, 
     cache, of = attached(tmp_path, dataset, model), layers_of(model)
     group, given = (of, of) if layers else (np.arange(n), None)
     prices = CachePrices(cache, branching, 1, 5)
-    for _ in range(80):
+    for _ in range(240):  # of some traces' tables few leave anything
         importance = rng.randn(n)
         rho = rng.uniform(prices.smallest_rho(given), 0.8)
         limit = rho * branching.t_step
@@ -348,7 +348,7 @@ def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, 
             if importance[group == item].sum() > 0 and not mask[group == item].all():
                 wider = mask | (group == item)
                 assert prices.at_own_cut(wider).step_time(wider) > limit
-    assert more
+    assert more > 2
 
 
 def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, dataset, branching):

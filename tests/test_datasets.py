@@ -131,6 +131,23 @@ def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
         assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
 
 
+def test_of_digits_what_is_not_tested_is_not_drawn_and_of_a_folder_all_is_read(photos, monkeypatch):
+    def loaded(name, **more):
+        read.clear()
+        return datasets.load_dataset(name, 8, 4, **more)
+    read, decoded = {}, datasets._decoded_once
+    monkeypatch.setattr(datasets, '_decoded_once', lambda split, keep, title: (
+        read.update({title: split.size}) or decoded(split, keep, title)))
+    every = loaded('digits', train_images=40)
+    assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
+    some = loaded('digits', train_images=40, validation_steps=2)
+    assert read == {'train': 40, 'test': 8} and some.test_size == 8
+    assert some.fingerprint == every.fingerprint  # the images are the same, as a checkpoint asks
+    folder = 'folder:{}'.format(photos)
+    number = loaded(folder).test_size
+    assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
+
+
 def test_a_batch_at_hand_is_what_the_probe_begins_with(photos, tfds_dir):
     datasets.load_dataset('caltech_birds2011', 24, 4, data_dir=tfds_dir)  # prepared, if it was not
     for name, classes in (('digits', 10), ('caltech_birds2011', 200),
