@@ -30,15 +30,16 @@ MEMORY_SHARE = 0.4  # of the available memory, that decoded images may take
 DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small image
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
-TESTED_AT_ONCE = 4  # batches: without activations to keep they fit, and take a third less time
+TESTED_AT_ONCE = 4  # batches, which take a third less time ...
+MOST_TESTED = 64  # ... up to so many images: more would need more memory than a training step
 
 
 class Dataset(NamedTuple):
     """Batches of images (B, S, S, 3) float32 in 0..255 and labels (B,) int32."""
     name: str
     train: Any  # tf.data: each pass is the next epoch, full batches, newly shuffled
-    test: Any  # tf.data: all test images in fixed order, as they are, TESTED_AT_ONCE batches in
-    #            one; the last one may be partial
+    test: Any  # tf.data: all test images in fixed order, as they are, in batches of
+    #            test_batch_size; the last one may be partial
     probe: Any  # tf.data: endless training batches, augmented as in `train`, in an order of its own
     num_classes: int
     class_names: Tuple[str, ...]
@@ -142,7 +143,7 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     return Dataset(
         name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
         train=passes(epochs, batches, lambda index: view(index + 1), 1),
-        test=in_order(test.spaced(tested), TESTED_AT_ONCE * batch_size),
+        test=in_order(test.spaced(tested), test_batch_size(batch_size)),
         # Reads nothing ahead: that work would slow down the training steps beside it.
         probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
         train_size=steps * batch_size if settings.steps_per_epoch else train.size, test_size=tested,
@@ -151,6 +152,11 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
         fingerprint=images,
         order=lambda epoch: epochs.order(epoch - 1),
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
+
+
+def test_batch_size(batch_size):
+    """Images that are tested at once where training takes batches of batch_size."""
+    return max(batch_size, min(TESTED_AT_ONCE * batch_size, MOST_TESTED))
 
 
 def fingerprint(class_names, *splits):

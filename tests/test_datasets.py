@@ -82,7 +82,7 @@ def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
     assert (data.train_size, data.test_size) == (train_size, test_size)
     train, test = arrays(data.train), arrays(data.test)
     assert len(train) == train_size // 4 == data.train.cardinality().numpy()
-    batch = 4 * datasets.TESTED_AT_ONCE
+    batch = 16
     assert [len(labels) for _, labels in test] == [batch] * (test_size // batch) + (
         [test_size % batch] if test_size % batch else [])
     for images, labels in train + test:
@@ -91,6 +91,12 @@ def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
         assert images.min() >= 0 and 100 < images.max() <= 255
         assert labels.min() >= 0 and labels.max() < classes
     assert train[0][0].shape[0] == 4
+
+
+@pytest.mark.parametrize('batch_size, tested', [(1, 4), (16, 64), (32, 64), (50, 64), (100, 100)])
+def test_more_is_tested_at_once_than_trained_up_to_64_images(batch_size, tested):
+    data = datasets.load_dataset('digits', 24, batch_size)
+    assert next(iter(data.test))[0].shape[0] == tested
 
 
 def test_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
@@ -204,7 +210,7 @@ def test_digits_need_nothing_but_scikit_learn(name):
     assert data.train_size > 5000 and data.test_size >= 2000
     assert data.augmentation == 'none'
     images, labels = arrays(data.test.take(1))[0]
-    assert images.shape == (32 * datasets.TESTED_AT_ONCE, 24, 24, 3)
+    assert images.shape == (64, 24, 24, 3)
     assert images.dtype == np.float32
     assert images.min() >= 0 and images.max() <= 255
     counts = np.bincount(np.concatenate([labels for _, labels in arrays(data.test)]))
