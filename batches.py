@@ -125,8 +125,7 @@ def passes(stream, batches, view, count):
 def in_order(split, batch_size):
     """tf.data of the images of the split, in order and unchanged.
 
-    One batch waits ready, which is as quick as four: beside a small network theirs is most of the
-    memory.
+    One batch waits ready, which is as quick as four and takes less memory (docs/benchmarks.md).
     """
     import tensorflow as tf
     return untuned(tf.data.Dataset.range(split.size).batch(batch_size).map(

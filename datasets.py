@@ -31,7 +31,7 @@ DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small im
 PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
 CONNECT_SECONDS = 5
 TESTED_AT_ONCE = 4  # batches, which take a third less time ...
-MOST_TESTED = 64  # ... up to so many images: more would need more memory than a training step
+MOST_TESTED = 64  # ... up to so many images: larger ones were the peak of a run's memory
 
 
 class Dataset(NamedTuple):
@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
     name: str
     train: Any  # tf.data: each pass is the next epoch, full batches, newly shuffled
     test: Any  # tf.data: all test images in fixed order, as they are, in batches of
-    #            test_batch_size; the last one may be partial
+    #            tested_at_once(B); the last one may be partial
     probe: Any  # tf.data: endless training batches, augmented as in `train`, in an order of its own
     num_classes: int
     class_names: Tuple[str, ...]
@@ -143,7 +143,7 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     return Dataset(
         name=name, num_classes=len(class_names), class_names=class_names, augmentation=kind,
         train=passes(epochs, batches, lambda index: view(index + 1), 1),
-        test=in_order(test.spaced(tested), test_batch_size(batch_size)),
+        test=in_order(test.spaced(tested), tested_at_once(batch_size)),
         # Reads nothing ahead: that work would slow down the training steps beside it.
         probe=passes(probe, pipeline(probe, ahead=False), lambda index: index, None),
         train_size=steps * batch_size if settings.steps_per_epoch else train.size, test_size=tested,
@@ -154,8 +154,8 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
         batches=lambda numbers, view: untuned(batches(*epochs.drawn(numbers, view))))
 
 
-def test_batch_size(batch_size):
-    """Images that are tested at once where training takes batches of batch_size."""
+def tested_at_once(batch_size):
+    """Images in a batch of tests where training takes batches of batch_size."""
     return max(batch_size, min(TESTED_AT_ONCE * batch_size, MOST_TESTED))
 
 
