@@ -241,6 +241,12 @@ def room_without(store, folder, cache_gb=None):
     return memory, disk
 
 
+def no_room(size, memory, disk):
+    """One line on a cache of `size` bytes, where these bytes may be taken."""
+    return ('the prefix cache would take {:.3g} GB; {:.3g} GB of memory and {:.3g} GB of disk are '
+            'allowed'.format(size / GB, memory / GB, disk / GB))
+
+
 def open_store(rows, num_images, folder, cache_gb=None, memory_bytes=None):
     """(Store, where it is) or (None, why there is none), the latter in one line.
 
@@ -259,8 +265,7 @@ def open_store(rows, num_images, folder, cache_gb=None, memory_bytes=None):
             return store, store.place
     except (CacheLost, OSError) as error:
         return None, str(error)
-    return None, ('the prefix cache would take {:.3g} GB; {:.3g} GB of memory and {:.3g} GB of '
-                  'disk are allowed'.format(size / GB, memory / GB, disk / GB))
+    return None, no_room(size, memory, disk)
 
 
 def measured_rates(size, batch_size, folder=None, from_disk=False):

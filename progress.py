@@ -96,6 +96,10 @@ def announce(choice, settings, seconds, cache):
                   '; {:.2f} are left'.format(choice.rho) if left else '', seconds))
     if cache is not None and cache.cut is not None:
         print('  ' + cache.describe(choice.timings))
+    elif cache is not None and choice.timings is not None:
+        why = cache.too_large(choice.timings.cut_bytes)
+        if why is not None:
+            print('  without the prefix cache: ' + why)
     if any(trial.scale < 1 for trial in choice.trials):
         print('  a full trial update overshoots: importance taken at {:g} of it'.format(
             min(trial.scale for trial in choice.trials)))

@@ -40,6 +40,12 @@ class RowCosts:
                            for ms, of_memory in zip(self._rates(True), (read, write))]
         return np.where(fits, read + self._wait_ms, np.inf), np.where(fits, write, np.inf)
 
+    def too_large(self, nbytes):
+        """One line where not even the smallest of new caches fits, else None; nbytes: see copying.
+        """
+        size, room = (np.min(nbytes) + 4) * self._num_images, self._room()
+        return prefix_cache.no_room(size, *room) if max(room) < size < np.inf else None
+
     def copying_kept(self):
         """(reading, writing): ms a batch of the present cache."""
         read, write = self._rates(isinstance(self._store, prefix_cache.FileStore))

@@ -325,6 +325,19 @@ def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, datase
     assert priced.cache.cut is None and not priced.is_cached(mask)
 
 
+def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset, branching,
+                                                              monkeypatch, capsys):
+    from progress import announce
+    from train import Choice, Settings
+    cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
+    least = int((branching.cut_bytes.min() + 4) * IMAGES)
+    for disk, said in ((least - 1, 1), (least, 0)):
+        monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb, disk=disk: (0, disk))
+        choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
+        announce(choice, Settings(rho=0.5), 1.0, cache)
+        assert capsys.readouterr().out.count('of disk are allowed') == said
+
+
 @pytest.mark.parametrize('layers', [None, 'layer'])
 def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, dataset, branching,
                                                                       layers):
