@@ -1,7 +1,6 @@
-"""Tensor importance: how much loss each tensor's own update takes away (paper, section 4.2)."""
+"""Measures the importance of each tensor on probe batches (paper, section 4.2)."""
 
 import contextlib
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +11,14 @@ from masked_step import StepMaker
 from metrics import METRICS
 from training_step import NUM_RESULTS, StepResult
 
-SMALLEST_SCALE = 2.0 ** -10
+SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is halved
 
 
 class Trial(NamedTuple):
-    """One trial update: its scale, at which the first-order prediction held, and the drops.
+    """Compares the predicted with the real loss drop of one trial update.
 
-    predicted_drop: sum of the importances times scale; real_drop: objective before - after.
+    scale: of the update, 1 for all of it. predicted_drop: scale times the sum of the first-order
+    drops. real_drop: objective before the update minus objective after it.
     """
     scale: float
     predicted_drop: float
@@ -26,15 +26,15 @@ class Trial(NamedTuple):
 
     @property
     def holds(self):
-        """Both are drops and within a factor of two, or mere rounding.
+        """Whether both are drops within a factor of two of each other, or mere rounding.
 
-        That both go uphill is no agreement: such a trial says which tensors do least harm.
+        Two rises do not agree: such a trial only says which tensors do least harm.
         """
         return self._agree_within(2)
 
     @property
     def holds_easily(self):
-        """They are so close that an update twice as large would likely hold too."""
+        """Whether both drops are so close that an update twice as large would likely hold too."""
         return self._agree_within(1.25)
 
     def _agree_within(self, factor):
@@ -43,12 +43,13 @@ class Trial(NamedTuple):
 
 
 class Evaluator:
-    """What evaluate_importance needs compiled: make it once for a run and hand it over.
+    """Computes gradients and trial updates; make it once for a run, as its passes are compiled.
 
-    The forward pass is in training mode, but with dropout off, in both passes of a trial: its noise
-    in the loss drowns a first-order drop.
-    maker: masked_step.StepMaker of the training step. scale: of the trial update that held last;
-    where it held with room to spare, twice that. seed: of the metric `random`.
+    The forward pass is in training mode without dropout, in both passes of a trial: the noise of
+    dropout in the loss would drown a first-order drop.
+    maker: masked_step.StepMaker of the training step. seed: of `random`, which metrics draw from.
+    scale: of the next trial update: that of the last one, doubled where it held easily.
+    pass_ms: list of ms, one for each forward and backward pass after the first, which compiles.
     """
 
     def __init__(self, maker, seed=0):
@@ -56,17 +57,17 @@ class Evaluator:
         self.random = np.random.RandomState(seed)
         self.scale = 1.0
         self.variables = maker.variables
-        self.pass_ms = []  # of every forward and backward pass but a first one, which compiles
+        self.pass_ms = []
         self._momenta = keras_stack.momenta(maker.optimizer, maker.model.trainable_variables)
-        self._others = maker.state[len(maker.variables):]  # that an update changes
+        self._others = maker.state[len(maker.variables):]  # slots and the iteration count
         self._pass = None
         self._update = maker.update_alone(decay=False)
 
     def gradients(self, inputs, labels):
-        """(objective, N gradients); changes nothing, neither random states nor BN statistics."""
+        """Returns (objective, N gradients); changes neither random states nor BN statistics."""
         if self._pass is None:
             self._pass = self.maker.gradients()
-            self._pass(inputs, labels)[0].numpy()  # compiles; usual times are wanted
+            self._pass(inputs, labels)[0].numpy()  # compiles, which pass_ms leaves out
         results, ms = self._pass.timed(inputs, labels)
         self.pass_ms.append(ms)
         result = StepResult(*results[:NUM_RESULTS])
@@ -74,10 +75,11 @@ class Evaluator:
 
     @contextlib.contextmanager
     def updated(self, gradients):
-        """Within, all tensors hold the optimizer's update by the N gradients, a list, which it
-        empties: at no time is more held than needed. Yields what they were, N tensors. Weight decay
-        and momentum are left out: only what was trained of late has any, and importances would not
-        be on one scale. Afterwards everything is as before, bit for bit.
+        """Within, the weights are w + dw: updated by the optimizer. Yields w, a list of N tensors.
+
+        gradients: list of N, which is emptied to free their memory. dw leaves weight decay and
+        momentum out: only recently trained tensors have momentum, and importances would not be
+        comparable. Afterwards everything is as before, bit for bit.
         """
         with keras_stack.restored_afterwards(self.variables) as before:
             with keras_stack.restored_afterwards(self._others):
@@ -88,8 +90,12 @@ class Evaluator:
             yield before
 
     def trial(self, inputs, labels, scale=None):
-        """((N,) float64 importance, Trial) of one batch: at the evaluator's scale, which is halved
-        until the prediction holds, or at `scale` alone.
+        """Returns ((N,) float64 first-order drops, Trial) of a trial update on one batch.
+
+        The drop of tensor k is - sum_i dL/dw_i (at w + dw) * dw_i (paper, equation 3). An update of
+        all tensors at once may overshoot; the gradients at w + dw then point back and say nothing
+        about w. The update is therefore halved until the predicted and the real drop agree.
+        scale: of the update. None: the evaluator's, which is halved until Trial.holds.
         """
         objective, gradients = self.gradients(inputs, labels)
         with self.updated(gradients) as before:
@@ -110,54 +116,80 @@ class Evaluator:
         return drops, trial
 
     def changes(self, before):
-        """Generator of what was added to the N tensors since they were `before`."""
+        """Returns a generator of the difference of each weight from its value in `before`."""
         return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
 def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
                         trials=None):
-    """(N,) float64: the importance of every trainable tensor, averaged over the probe batches.
+    """Returns (N,) float64: the importance of each trainable tensor, by one metric of metrics.py.
 
-    gradient_update (the paper, equation 3): a trial update w -> w + dw of all tensors by the
-    optimizer, from the same start for each batch; then I_k = - sum_i dL/dw_i (at w + dw) * dw_i,
-    the first-order drop in loss that tensor k's own update is responsible for. Where the update of
-    all tensors at once overshoots, every gradient behind it points back and says nothing: the trial
-    is then halved until the predicted and the real drop of its loss agree (Trial.holds). dw leaves
-    weight decay and SGD's momentum out.
-    Others: metrics.py.
-
-    optimizer: built on all trainable variables. batches: iterable of (images, labels).
-    evaluator: an Evaluator of the two, to avoid tracing again.
-    trials: a list that receives the Trial of each batch.
+    optimizer: built on all trainable variables. batches: iterable of (images, labels), over which
+    the importance is averaged. evaluator: Evaluator of this model and optimizer, which avoids
+    another tracing. trials: list that receives the Trial of each batch.
     No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
-    what they were. Raises ValueError for an unknown metric or where there is no batch.
+    what they were. Raises ValueError for an unknown metric, and where there is no batch.
     """
     if metric not in METRICS:
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
             metric, ', '.join(METRICS)))
-    random = evaluator.random if evaluator else np.random.RandomState()
-    # The model's own list takes Keras milliseconds to gather.
-    variables = evaluator.variables if evaluator else model.trainable_variables
+    probe = Probe(model, optimizer, batches, evaluator)
+    importance = METRICS[metric](probe)
+    if trials is not None:
+        trials.extend(probe.trials)
+    return importance
 
-    @functools.lru_cache(maxsize=None)
-    def with_evaluator():
-        """(Evaluator, list of the batches): made only where gradients are wanted."""
-        found = list(batches)
-        if not found:
+
+class Probe:
+    """What a metric may measure: weights, gradients, and the loss drop of a trial update.
+
+    model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
+    a metric first asks for gradients.
+    random: np.random.RandomState of the run. trials: one Trial a batch, once `drops` was called.
+    """
+
+    def __init__(self, model, optimizer, batches, evaluator=None):
+        self.random = evaluator.random if evaluator else np.random.RandomState()
+        # The model's own list takes Keras milliseconds to gather.
+        self.weights = _Weights(evaluator.variables if evaluator else model.trainable_variables)
+        self.trials = []
+        self._model, self._optimizer = model, optimizer
+        self._batches, self._evaluator = batches, evaluator
+
+    def gradients(self):
+        """Yields, for each batch, a generator of the N gradients at w, arrays."""
+        for inputs, labels in self._drawn():
+            yield (gradient.numpy() for gradient in self._evaluator.gradients(inputs, labels)[1])
+
+    def drops(self):
+        """Returns for each batch (N,) float64: the loss drop by each tensor's update, equation 3.
+
+        Every batch is tried from the same weights and at one scale: where a later batch halves it,
+        all are tried again.
+        """
+        batches = self._drawn()
+        while True:
+            found = [self._evaluator.trial(*batch) for batch in batches]
+            if len({trial.scale for _, trial in found}) == 1:
+                break
+        self.trials = [trial for _, trial in found]
+        if all(trial.holds_easily for trial in self.trials):
+            self._evaluator.scale = min(1.0, 2 * self._evaluator.scale)
+        return [drops for drops, _ in found]
+
+    def _drawn(self):
+        """Returns the list of batches; makes the Evaluator if there is none."""
+        self._batches = list(self._batches)
+        if not self._batches:
             raise ValueError('at least one probe batch is needed')
-        return evaluator or Evaluator(StepMaker(model, optimizer, 0.0, *found[0])), found
-
-    def gradients():
-        passes, found = with_evaluator()
-        for inputs, labels in found:
-            yield (gradient.numpy() for gradient in passes.gradients(inputs, labels)[1])
-    if METRICS[metric] is None:
-        return _mean_importance(*with_evaluator(), trials)
-    return METRICS[metric](_Weights(variables), gradients, random)
+        if self._evaluator is None:
+            maker = StepMaker(self._model, self._optimizer, 0.0, *self._batches[0])
+            self._evaluator = Evaluator(maker)
+        return self._batches
 
 
 class _Weights:
-    """Arrays of N variables, each read when its turn comes; len() reads none."""
+    """N arrays, each read from its variable in turn; len() reads none."""
 
     def __init__(self, variables):
         self._variables = variables
@@ -167,16 +199,3 @@ class _Weights:
 
     def __iter__(self):
         return (keras_stack.raw(variable).numpy() for variable in self._variables)
-
-
-def _mean_importance(evaluator, batches, trials):
-    """(N,) float64, of trials at one scale: where a later batch halves it, all are tried again."""
-    while True:
-        found = [evaluator.trial(*batch) for batch in batches]
-        if len({trial.scale for _, trial in found}) == 1:
-            break
-    if trials is not None:
-        trials.extend(trial for _, trial in found)
-    if all(trial.holds_easily for _, trial in found):
-        evaluator.scale = min(1.0, 2 * evaluator.scale)
-    return np.mean([drops for drops, _ in found], axis=0)
