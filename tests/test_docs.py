@@ -13,7 +13,8 @@ from slow_tests import slow_tests
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
 PAGES = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'figures/README.md'] + sorted(
-    os.path.relpath(path, ROOT) for path in glob.glob(os.path.join(ROOT, 'docs', '*.md')))
+    os.path.relpath(path, ROOT)
+    for path in glob.glob(os.path.join(ROOT, 'docs', '**', '*.md'), recursive=True))
 
 
 def text_of(page):
