@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 import command_line
-from runs import VARIED, distinctions, read_runs, run_folder, throttled_of
+from runs import VARIED, distinctions, read_runs, run_folder
 
 # Points that elastic training may lose to full training: from rho FEW_POINTS_FROM on, and below.
 FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
@@ -55,7 +55,7 @@ def compare(runs):
             _spread(_ratios(full, summaries, 'train_seconds'), '{:.2f}') if full else '',
             _spread(_ratios(full, summaries, 'step_ms'), '{:.2f}') if full else '',
             '; '.join(text + ('' if met else ' MISSED') for text, met in targets)])
-    throttled = [throttled_of(summaries) for summaries in groups.values()]
+    throttled = [_throttled(summaries) for summaries in groups.values()]
     header = ['scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
               'speed-up', 'of steps', 'target']
     if any(throttled):
@@ -88,6 +88,12 @@ def _points(summaries):
 
 def _median(summaries, value):
     return float(np.median([value(s) for s in summaries]))
+
+
+def _throttled(summaries):
+    """'3 of 24': throttled epochs of all the runs; '' where there are none."""
+    count = sum(s['throttled_epochs'] or 0 for s in summaries)
+    return '{} of {}'.format(count, sum(s['epochs'] for s in summaries)) if count else ''
 
 
 def _selection_share(summary):

@@ -20,7 +20,6 @@ import numpy as np
 
 import command_line
 from command_line import UserError
-from curve_drawing import draw_curve, legend_of_marks, mark_epochs
 from figure_file import write_figure
 from runs import (
     VARIED,
@@ -30,11 +29,13 @@ from runs import (
     read_runs,
     run_folder,
     selection_per_epoch,
-    throttled_runs,
 )
 from schemes import SCHEMES
 from timing_figures import device_bars, timing_bars
 
+LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of one scheme's curves
+MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
+        'linestyle': 'none', 'zorder': 4}  # of an epoch in which the device was throttled
 TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
 TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
@@ -48,7 +49,7 @@ class Curve(NamedTuple):
 
     color: that of the scheme; where all curves are of one scheme, each has its own.
     mean, std: column -> (epochs,) float64, for CURVE_COLUMNS; the sample deviation, NaN for n = 1.
-    throttled: (epochs,) int, in how many of the n the device was throttled.
+    throttled: (epochs,) int, how many of the n runs were throttled (thermal.py).
     """
     summary: dict
     label: str
@@ -72,7 +73,7 @@ def accuracy_over_time(run_folders, output):
     header, rows = curve_rows(curves)
     longest = max(curve.mean['train_seconds'][-1] for curve in curves)
     unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
-    marks = legend_of_marks([curve.throttled for curve in curves])
+    marks = legend_of_marks(curves)
     texts = [_legend_text(curve, unit, seconds) for curve in curves] + [
         mark.get_label() for mark in marks]
     half = math.ceil(len(texts) / 2)
@@ -135,7 +136,8 @@ def curves_of(runs):
             palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color, n,
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
-             for column, value in values.items()}, throttled_runs(groups[key])))
+             for column, value in values.items()},
+            np.array([run.epochs['throttled'] for run in groups[key]], bool).sum(axis=0)))
     return curves
 
 
@@ -192,6 +194,31 @@ def _draw_curves(figure, curves, unit, seconds):
     for level, (full, elastic) in enumerate(pairs):
         _draw_speed_up(left, full, elastic, seconds, level)
     return lines
+
+
+def draw_curve(axis, curve, column, seconds, scale):
+    """Draws one Curve and the marks of its throttled epochs; returns its line.
+
+    seconds: in one unit of the time axis. scale: of the values of `column`.
+    """
+    x = curve.mean['train_seconds'] / seconds
+    mean, std = scale * curve.mean[column], scale * curve.std[column]
+    if curve.n > 1:
+        axis.fill_between(x, mean - std, mean + std, color=curve.color, alpha=0.2, linewidth=0)
+    line, = axis.plot(x, mean, color=curve.color, linestyle=LINES[curve.variant % len(LINES)],
+                      linewidth=1.4, marker=SCHEMES[curve.summary['scheme']].marker,
+                      markersize=6.5, markevery=[len(x) - 1], markeredgecolor='white',
+                      markeredgewidth=0.8, zorder=3)
+    if curve.throttled.any():
+        axis.plot(x[curve.throttled > 0], mean[curve.throttled > 0], **MARK)
+    return line
+
+
+def legend_of_marks(curves):
+    """Returns [the legend's handle of the marks], or [] where no epoch was throttled."""
+    from matplotlib.lines import Line2D
+    marked = any(curve.throttled.any() for curve in curves)
+    return [Line2D([], [], label='throttled', **MARK)] if marked else []
 
 
 def scale_loss(axis, curves):
@@ -256,11 +283,8 @@ def _draw_selection(figure, run, mask, share):
     figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
         label, **run.summary), va='top', fontsize=9)
     top = figure.add_subplot(grid[0, 0], sharex=tensors)
-    throttled = throttled_runs([run])
-    mark_epochs(top, throttled)
-    handles = _draw_share_per_epoch(top, mask, share) + legend_of_marks([throttled])
-    figure.legend(handles=handles, loc='upper right', bbox_to_anchor=(1, 0.945),
-                  labelspacing=0.25 if throttled.any() else None)
+    figure.legend(handles=_draw_share_per_epoch(top, mask, share), loc='upper right',
+                  bbox_to_anchor=(1, 0.945))
     if not np.isnan(share).any():
         side = figure.add_subplot(grid[1, 1], sharey=tensors)
         side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)

@@ -234,19 +234,6 @@ def selection_per_epoch(run):
     return mask, share
 
 
-def throttled_runs(runs):
-    """(epochs,) int: how many of the Runs, all of as many epochs, were throttled in each epoch."""
-    return np.sum([[bool(epoch) for epoch in run.epochs['throttled']] for run in runs], axis=0)
-
-
-def throttled_of(summaries):
-    """'3 of 24': throttled epochs of all the runs; '' where there are none."""
-    count = sum(summary.get('throttled_epochs') or 0 for summary in summaries)
-    if not count:
-        return ''
-    return '{} of {}'.format(count, sum(summary['epochs'] for summary in summaries))
-
-
 def changed_settings(before, now):
     """['rho 0.5 there, 0.7 now', ...]: of two dicts, what differs.
 

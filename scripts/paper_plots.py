@@ -14,7 +14,6 @@ import numpy as np
 import _root  # noqa: F401
 import command_line
 from command_line import UserError
-from curve_drawing import draw_curve, legend_of_marks, mark_epochs
 from plot import (
     IDLE,
     TIME_UNITS,
@@ -25,12 +24,14 @@ from plot import (
     curve_rows,
     curves_of,
     draw_by_name,
+    draw_curve,
     draw_title,
     label_of,
+    legend_of_marks,
     scale_loss,
     write_figure,
 )
-from runs import read_runs, selection_per_epoch, throttled_of, throttled_runs
+from runs import read_runs, selection_per_epoch
 from schemes import SCHEMES
 
 WIDTH = 7.2  # inches
@@ -84,12 +85,6 @@ def _unit(seconds):
     return next(unit for unit in TIME_UNITS if seconds < unit[2])
 
 
-def _throttled_note(runs):
-    """What a title adds where a picture without epochs is of runs that were throttled."""
-    text = throttled_of([run.summary for run in runs])
-    return text and '; throttled in {} epochs'.format(text)
-
-
 def _top(figure):
     return 1 - 0.62 / figure.get_size_inches()[1]
 
@@ -106,7 +101,7 @@ def curve_grid(folders, output):
         return accuracy_over_time(folders, output)
     everything = sum(columns.values(), [])
     header, rows = curve_rows(everything)
-    marks = legend_of_marks([curve.throttled for curve in everything])
+    marks = legend_of_marks(everything)
     labels = {curve.label for curve in everything} | {mark.get_label() for mark in marks}
     more = 0.17 * max(0, -(-len(labels) // _legend_columns(labels, 4)) - 2)  # lines of the legend
     return write_figure(output, (WIDTH, 5.0 + more), lambda figure: _draw_grid(
@@ -219,8 +214,7 @@ def _draw_bars(figure, runs, columns, panels):
     axes = figure.subplots(1, 2, gridspec_kw={
         'left': 0.08, 'right': 0.99, 'top': _top(figure), 'bottom': 0.24, 'wspace': 0.2})
     shown = ', '.join(sorted({run.summary['model_name'] for run in runs}))
-    draw_title(figure, '{} on {}{}'.format(shown, ', '.join(_by(runs, 'dataset_name')),
-                                           _throttled_note(runs)), runs)
+    draw_title(figure, '{} on {}'.format(shown, ', '.join(_by(runs, 'dataset_name'))), runs)
     alone, everything = len(columns) == 1, sum(columns.values(), [])
     for axis, (text, key, scale) in zip(axes, panels):
         for i, column in enumerate(columns.values()):
@@ -317,7 +311,7 @@ def _draw_stability(figure, runs, rows):
         'left': 0.085, 'right': 0.985, 'top': _top(figure), 'bottom': 0.1, 'wspace': 0.08,
         'hspace': 0.2})
     draw_title(figure, 'successive importances, {model_name} on {dataset_name}'.format(
-        **runs[0].summary) + _throttled_note(runs), runs)
+        **runs[0].summary), runs)
     least_interval, single = min(row[0] for row in rows), all(row[2] == 1 for row in rows)
     for column, (index, other, fixed, text) in enumerate((
             (0, 1, 1, 'selection interval (epochs)'), (1, 0, least_interval, 'probe batches'))):
@@ -344,7 +338,7 @@ def selection_panels(folders, output):
     """Which tensors were trained in which epoch, a panel for each data set; of several seeds, in
     how many of them.
     """
-    runs, shares, throttled, rows = _read(folders, 'rho'), {}, {}, []
+    runs, shares, rows = _read(folders, 'rho'), {}, []
     for run in runs:
         check_alike(run, runs[0], ('model_name', 'rho', 'epochs'))
         if not run.selections:
@@ -353,17 +347,19 @@ def selection_panels(folders, output):
     for data, group in _by(runs, 'dataset_name').items():
         share = np.mean([selection_per_epoch(run)[0] for run in group], axis=0)  # (epochs, N)
         names = {row.tensor: row.name for row in group[0].selections}
-        shares[data], throttled[data] = share, throttled_runs(group)
+        shares[data] = share
         rows += [[data, epoch + 1, tensor, names[tensor], float(share[epoch, tensor]), len(group)]
                  for epoch, tensor in np.ndindex(*share.shape)]
     header = ['dataset_name', 'epoch', 'tensor', 'name', 'selected', 'n']
     return write_figure(output, (WIDTH, 3.9), lambda figure: _draw_panels(
-        figure, runs, shares, throttled, max(row[-1] for row in rows)), header, rows)
+        figure, runs, shares, max(row[-1] for row in rows)), header, rows)
 
 
-def _draw_panels(figure, runs, shares, throttled, seeds):
-    """shares: data set -> (epochs, N) of the seeds that trained each tensor. throttled: data set ->
-    (epochs,) of the seeds that were.
+def _draw_panels(figure, runs, shares, seeds):
+    """Draws a panel a data set.
+
+    shares: data set -> (epochs, N), the share of the seeds that trained each tensor. seeds: the
+    largest number of seeds of a data set.
     """
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
@@ -377,17 +373,14 @@ def _draw_panels(figure, runs, shares, throttled, seeds):
         epochs, count = share.shape
         axis.imshow(share.T, cmap=colors, vmin=0, vmax=1, aspect='auto', origin='lower',
                     interpolation='nearest', extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
-        axis.set_title('{} ({:.0f} % trained)'.format(data, 100 * share.mean()), fontsize=8.5,
-                       pad=11 if throttled[data].any() else None)
+        axis.set_title('{} ({:.0f} % trained)'.format(data, 100 * share.mean()), fontsize=8.5)
         axis.set_xlabel('epoch')
         axis.tick_params(labelleft=axis is axes[0])
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        mark_epochs(axis, throttled[data])
     axes[0].set_ylabel('tensor index (bottom: input)')
     middle = [Patch(color=colors(0.5), label='in half of {} seeds'.format(seeds))] * (seeds > 1)
     figure.legend(handles=[Patch(color=TRAINED, label='trained')] + middle + [
-        Patch(color=IDLE, label='not trained')] + legend_of_marks(throttled.values()),
-                  loc='lower center', ncol=4, borderaxespad=0.3)
+        Patch(color=IDLE, label='not trained')], loc='lower center', ncol=4, borderaxespad=0.3)
 
 
 def main(argv=None):

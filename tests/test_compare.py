@@ -5,6 +5,7 @@ from runs import Run
 def run(scheme, seed, accuracy, seconds, rho=None, selection=(3.0, 0.0, 1.0)):
     summary = dict(scheme=scheme, rho=rho, importance=None if rho is None else 'gradient_update',
                    seed=seed, final_accuracy=accuracy, best_accuracy=accuracy + 0.01,
+                   throttled_epochs=None,
                    train_seconds=seconds, selection_seconds=sum(selection), step_ms=seconds / 10)
     return Run(summary, {'selection_seconds': list(selection)}, [])
 
@@ -58,7 +59,7 @@ def test_throttled_epochs_have_a_column_where_there_are_some():
     text, _ = compare([cool])
     assert 'throttled' not in text
     hot.summary.update(epochs=3, throttled_epochs=2)
-    head = run('traditional_tl_training', 0, 0.5, 30.0)  # of before it was counted
+    head = run('traditional_tl_training', 0, 0.5, 30.0)  # of a device that reports nothing
     text, _ = compare([cool, hot, head])
     header, _, first, second = text.splitlines()
     assert header.endswith('throttled  target') and text.count('2 of 6') == 1

@@ -142,7 +142,7 @@ def marks_of(axis):
     return [list(zip(*line.get_data())) for line in axis.lines if line.get_marker() == 'x']
 
 
-def test_throttled_epochs_are_marked_and_told(tmp_path, drawn):
+def test_curves_mark_throttled_epochs(tmp_path, drawn):
     runs = [make_run(tmp_path, 'cool', throttled=[]),
             make_run(tmp_path, 'hot', throttled=[2, 4], seed=1, step_seconds=60.0),
             make_run(tmp_path, 'full', 'full_training')]
@@ -154,20 +154,17 @@ def test_throttled_epochs_are_marked_and_told(tmp_path, drawn):
         assert second == pytest.approx([220 / 60, scale * float(rows[7][column + '_mean'])])
     texts = [text.get_text() for text in drawn().legends[0].texts]
     assert texts[2:] == ['throttled'] and len(texts) == 3
-    plot.selection_map(runs[1], tmp_path / 'map')
-    assert [x for axis in drawn().axes for marks in marks_of(axis) for x, _ in marks] == [2, 4]
-    assert [text.get_text() for text in drawn().legends[0].texts].count('throttled') == 1
 
 
-def test_pictures_without_throttled_epochs_are_as_if_nothing_had_been_told(tmp_path):
+def test_only_curves_show_throttled_epochs(tmp_path):
     made = []
-    for name, throttled in (('told', []), ('not_told', None)):
+    for name, throttled in (('reports', []), ('does_not', None), ('hot', [3])):
         run = make_run(tmp_path / name, 'run', throttled=throttled)
-        made.append([open(str(path), 'rb').read() for path in
-                     plot.accuracy_over_time([run], tmp_path / 'curves')
-                     + plot.selection_map(run, tmp_path / 'map')])
-    assert made[0] == made[1]
-    assert b'throttled' not in made[0][2]
+        made.append([[open(str(path), 'rb').read() for path in draw(run, tmp_path / 'figure')]
+                     for draw in (lambda run, output: plot.accuracy_over_time([run], output),
+                                  plot.selection_map)])
+    assert made[0] == made[1] and b'throttled' not in made[0][0][2]
+    assert made[2][0] != made[0][0] and made[2][1] == made[0][1]
 
 
 def test_a_selection_holds_until_the_next_one(tmp_path):
