@@ -1,13 +1,21 @@
-"""What README.md and docs/ say of files, links and flags is so."""
+"""What README.md and docs/ say of files, links, flags and records is so."""
 
+import csv
 import glob
+import json
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+from boards import board
+from cached_runs import SIZE, network
 
+import keras_stack
+import main
+import thermal
 from slow_tests import slow_tests
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -86,6 +94,44 @@ def test_the_page_of_flags_is_what_the_scripts_say():
                           env=dict(os.environ, PYTHON=sys.executable), stdout=subprocess.PIPE,
                           universal_newlines=True).stdout
     assert made == text_of(os.path.join('docs', 'flags.md'))
+
+
+def explained(section):
+    """The names that head a row of a table in this section of docs/records.md."""
+    text = text_of('docs/records.md').split('\n## {}\n'.format(section))[1].split('\n## ')[0]
+    return {name for cell in re.findall(r'^\|([^|]*)\|', text, re.M)
+            for name in re.findall('`([^`]+)`', cell)}
+
+
+def header_of(path):
+    with open(path, newline='') as file:
+        return set(next(csv.reader(file)))
+
+
+@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training',
+                                    'prune_training'])
+def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
+    """Of a run with a prefix cache, where the scheme can use one, on a device that reports heat."""
+    root, cpus = board(tmp_path / 'board', 'TX2')
+    find, model = thermal.find_device, str(tmp_path / keras_stack.MODEL_FILE)
+    monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus))
+    network().save(model)
+    assert main.main([
+        '--model_name', model, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
+        '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
+        '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.01', '--rho', '0.9',
+        '--train_type', scheme, '--logs_dir', str(tmp_path), '--run_name', 'run']) == 0
+    folder = str(tmp_path / 'run')
+    shown = {value.tag for path in glob.glob(os.path.join(folder, 'events.out.*'))
+             for event in tf.compat.v1.train.summary_iterator(path)
+             for value in event.summary.value}
+    assert len(shown) > 11 and shown <= explained('TensorBoard')
+    with open(os.path.join(folder, 'summary.json')) as file:
+        summary = set(json.load(file))
+    flags = set(re.findall(r'^ +--(\w+)', text_of('docs/flags.md'), re.M))
+    assert summary - flags <= explained('summary.json')
+    for name in ('epochs.csv', 'selections.csv'):
+        assert header_of(os.path.join(folder, name)) == explained(name)
 
 
 def test_the_readme_is_a_page_for_newcomers():
