@@ -20,9 +20,9 @@ from slow_tests import slow_tests
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
-PAGES = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'figures/README.md'] + sorted(
-    os.path.relpath(path, ROOT)
-    for path in glob.glob(os.path.join(ROOT, 'docs', '**', '*.md'), recursive=True))
+PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
+    '*.md', 'docs/**/*.md', 'figures/README.md', 'logs/README.md')
+    for path in glob.glob(os.path.join(ROOT, pattern), recursive=True))
 
 
 def text_of(page):
