@@ -29,7 +29,7 @@ def compare(runs):
     groups = {}
     for run in runs:
         key = (run.summary['scheme'], run.summary['rho']) + tuple(
-            run.summary.get(name) for name in VARIED)
+            run.summary[name] for name in VARIED)
         # Before the first epoch every scheme compiles its step; what comes later is re-selection.
         later = sum(run.epochs['selection_seconds'][1:])
         groups.setdefault(key, []).append(dict(run.summary, reselection_seconds=later))

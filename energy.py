@@ -275,13 +275,11 @@ def add_to_run(folder, path):
     read_run(folder)
     summary_path = os.path.join(folder, 'summary.json')
     summary = read_json(summary_path)
-    if 'training_intervals' not in summary:
-        raise UserError("run '{}' did not record when it trained; run it again".format(folder))
     used = dict(energy_source='meter log ' + os.path.basename(path), energy_note=None)
     try:
         used['energy_joules'] = metered_joules(read_meter(path), summary['training_intervals'])
     except UserError as error:
-        if summary.get('energy_joules') is None:
+        if summary['energy_joules'] is None:
             write_json(summary_path, dict(summary, **dict(used, energy_note=str(error))))
         raise
     write_json(summary_path, dict(summary, **used))

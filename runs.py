@@ -22,17 +22,16 @@ import command_line
 from command_line import UserError
 from schemes import SCHEMES
 
-SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'importance', 'dataset_name', 'seed', 'epochs',
-                'stack', 'host')
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
-LATER_COLUMNS = ('train_penalty',) + DEVICE_COLUMNS  # which older runs lack
 CHECKSUM = 'sha256'  # of the rest of a JSON file
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
           'prefix_cache')  # of runs of one scheme
+SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
+                'files', 'throttled_epochs') + VARIED
 
 
 class SelectionRow(NamedTuple):
@@ -49,7 +48,8 @@ class SelectionRow(NamedTuple):
 class Run(NamedTuple):
     """The records of one finished run.
 
-    epochs: column -> its values, one an epoch; of DEVICE_COLUMNS None where it was not told.
+    epochs: column -> its values, one an epoch; in DEVICE_COLUMNS None where the device reported
+    nothing.
     """
     summary: dict
     epochs: dict
@@ -93,16 +93,14 @@ def read_run(folder):
     missing = [key for key in SUMMARY_KEYS if key not in summary]
     if missing:
         raise fault(folder, f"summary.json lacks {', '.join(missing)}")
-    if summary['scheme'] not in SCHEMES or not summary.get('finished', True):
-        raise fault(folder, f"summary.json: scheme is {summary['scheme']}, finished is "
-                     f"{summary.get('finished')}; allowed are true and {', '.join(SCHEMES)}")
-    for name, written in summary.pop('files', {}).items():
+    if summary['scheme'] not in SCHEMES:
+        raise fault(folder, f"summary.json: scheme is {summary['scheme']}; allowed: "
+                    + ', '.join(SCHEMES))
+    for name, written in summary.pop('files').items():
         if not os.path.exists(os.path.join(folder, name)) or (
                 checksum_of_file(os.path.join(folder, name)) != written):
             raise fault(folder, f'{name} is not as it was when the run ended')
     summary['run_name'] = os.path.basename(folder)
-    for key in VARIED:
-        summary.setdefault(key, None)
     return Run(summary, _read_epochs(folder, summary['epochs']),
                _read_selections(folder, summary['epochs']))
 
@@ -146,11 +144,11 @@ def told(text):
     return None if text == '' else finite(text)
 
 
-def _read_csv(folder, name, kinds, later=()):
-    """The rows of a CSV file as dicts; kinds: column -> what turns the text of a cell into a value.
-    later: columns that may be missing, as if empty.
+def _read_csv(folder, name, kinds):
+    """Returns the rows of a CSV file as dicts.
 
-    UserError, naming run, file, row and column, for a missing column or a cell of another kind.
+    kinds: column -> function that turns the text of a cell into a value. UserError, naming run,
+    file, row and column, for a missing column or a cell of another kind.
     """
     try:
         with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
@@ -159,10 +157,7 @@ def _read_csv(folder, name, kinds, later=()):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise fault(folder, f'{name} cannot be read: {error}')
     for column, kind in kinds.items():
-        if column not in header and column in later:
-            for row in rows:
-                row[column] = ''
-        elif column not in header:
+        if column not in header:
             raise fault(folder, f'{name} has no column {column}')
         for index, row in enumerate(rows):
             try:
@@ -175,9 +170,8 @@ def _read_csv(folder, name, kinds, later=()):
 
 def _read_epochs(folder, count):
     kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, told))
-    kinds.update(train_penalty=lambda text: finite(text or 0),
-                 throttled={'': None, '0': False, '1': True}.__getitem__)
-    rows = _read_csv(folder, 'epochs.csv', kinds, LATER_COLUMNS)
+    kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
+    rows = _read_csv(folder, 'epochs.csv', kinds)
     for index, row in enumerate(rows):
         if row['epoch'] != index + 1:
             raise fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
@@ -213,9 +207,10 @@ def _read_selections(folder, epochs):
 
 
 def distinctions(values, rivals):
-    """[(name, value)] of VARIED where the rivals differ; each is a tuple of values in its order.
+    """Returns [(name, value)] of the flags in VARIED in which the rivals differ.
 
-    Without those that are None: left at its default, or of before there was such a flag.
+    values, rivals: tuples of the flags' values, in the order of VARIED. A value of None is left
+    out: the flag does not apply to the run, or kept its default.
     """
     return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
             if value is not None and len(set(others)) > 1]

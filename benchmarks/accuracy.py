@@ -323,7 +323,7 @@ def result_of(network, row, runs, full):
 
 
 def _mean_joules(runs):
-    joules = [run.summary.get('energy_joules') for run in runs]
+    joules = [run.summary['energy_joules'] for run in runs]
     return None if None in joules else float(np.mean(joules))
 
 

@@ -53,15 +53,14 @@ class Bar:
         return RANK[self.summary['scheme']], str(self.summary['rho'])
 
 
-def _read(folders, *keys):
-    """The Runs, whose summaries have these keys too."""
+def _read(folders, key=None):
+    """Returns the Runs, all of one device. UserError where the value of `key` is None in one."""
     runs = read_runs(folders)
     for run in runs:
         check_alike(run, runs[0], ('host', 'stack'))
-        lacking = [key for key in keys if run.summary.get(key) is None]
-        if lacking:
+        if key is not None and run.summary[key] is None:
             raise UserError("run '{}' has no {} in its summary.json: it does not fit this figure"
-                            .format(run.summary['run_name'], ', '.join(lacking)))
+                            .format(run.summary['run_name'], key))
     return runs
 
 
@@ -153,7 +152,7 @@ def _legend_columns(labels, most):
 
 def bars(folders, output):
     """Final test accuracy and training time of every configuration, grouped by network."""
-    runs = _read(folders, 'final_accuracy', 'train_seconds')
+    runs = _read(folders)
     for run in runs:
         check_alike(run, runs[0], ('dataset_name',))
     return _bar_figure(runs, 'model_name', ('final test accuracy (%)', 'final_accuracy', 100.0),
@@ -166,13 +165,13 @@ def energy_bars(folders, output):
     Where no sensor was there the picture says so; runs with and without do not go together, nor do
     those of different sensors.
     """
-    runs = _read(folders, 'train_seconds')
-    without = [run for run in runs if run.summary.get('energy_joules') is None]
+    runs = _read(folders)
+    without = [run for run in runs if run.summary['energy_joules'] is None]
     if without and len(without) < len(runs):
         raise UserError("run '{}' has no energy ({}), others of this figure have; remove its "
                         'folder to run it again, or add a meter log with energy.py'.format(
                             without[0].summary['run_name'],
-                            without[0].summary.get('energy_note')))
+                            without[0].summary['energy_note']))
     for run in runs:
         if _source(run) != _source(runs[0]):
             raise UserError("run '{}' was measured by {}, run '{}' by {}: they cannot be compared "
@@ -185,7 +184,7 @@ def energy_bars(folders, output):
 
 
 def _source(run):
-    source = run.summary.get('energy_source') or 'not measured'
+    source = run.summary['energy_source'] or 'not measured'
     return 'external meter' if source.startswith('meter log') else source
 
 
@@ -199,7 +198,7 @@ def _bar_figure(runs, by, panel, output):
         key + part for _, key, _ in panels for part in ('_mean', '_std')) + ('energy_source',)
     rows = [[bar.summary[key] for key in keys] + [len(bar.runs)]
             + [number for _, key, _ in panels for number in _mean_std(bar.values(key))]
-            + [bar.summary.get('energy_source') or '']
+            + [bar.summary['energy_source'] or '']
             for column in columns.values() for bar in column]
     many = max(map(len, columns.values())) > 5
     return write_figure(output, (WIDTH, 3.3 if many else 3.1), lambda figure: _draw_bars(
@@ -224,7 +223,7 @@ def _draw_bars(figure, runs, columns, panels):
         axis.set_xticks([] if alone else range(len(columns)))
         axis.set_xticklabels([] if alone else list(columns))
         axis.grid(True, axis='y')
-        notes = {run.summary.get('energy_note') for run in runs}
+        notes = {run.summary['energy_note'] for run in runs}
         if key == 'energy_joules' and all(run.summary[key] != run.summary[key] for run in runs):
             axis.set_yticks([])
             axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(
@@ -270,7 +269,7 @@ def importance_stability(folders, output):
     the seeds; of a single one, the least and the most alike pair instead.
     UserError for a run that selected only once.
     """
-    runs = _read(folders, 'interval', 'probe_batches', 'importance_seconds', 'train_seconds')
+    runs = _read(folders, 'probe_batches')
     settings = {}  # (interval, probe batches) -> (similarities, share of time) of each seed
     for run in runs:
         check_alike(run, runs[0], ('model_name', 'dataset_name', 'rho', 'epochs'))

@@ -121,17 +121,15 @@ def _summaries(name, rehearsal, drawn):
 def _runs_table(summaries):
     rows = [[s['run_name'], '{:.1f}'.format(100 * s['final_accuracy']),
              '{:,.1f}'.format(s['train_seconds']), '{:.1f}'.format(s['step_ms']),
-             _energy(s), s['host'], s['stack']] for s in summaries
-            if all(key in s for key in ('final_accuracy', 'train_seconds', 'step_ms'))]
+             _energy(s), s['host'], s['stack']] for s in summaries]
     return _table(['run', 'final accuracy (%)', 'training (s)', 'step (ms)', 'energy', 'device',
                    'software'], rows)
 
 
 def _energy(summary):
-    joules = summary.get('energy_joules')
-    if joules is None:
-        return 'not measured: {}'.format(summary.get('energy_note') or 'an older run')
-    return '{:,.0f} J ({})'.format(joules, summary.get('energy_source'))
+    if summary['energy_joules'] is None:
+        return 'not measured: {}'.format(summary['energy_note'])
+    return '{:,.0f} J ({})'.format(summary['energy_joules'], summary['energy_source'])
 
 
 def _csv_table(path):

@@ -169,8 +169,7 @@ def check_device(finished):
     """
     from runs import read_json
     for run in finished:
-        host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json')).get(
-            'host')
+        host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json'))['host']
         if host != this_device():
             raise UserError("run '{}' was made on {}, this is {}: their times do not belong in one "
                             'figure; move its folder away, or go on where it was made'.format(
@@ -184,7 +183,7 @@ def _meter(run):
     args = arguments_of(run)
     folder = os.path.join(ROOT, args.logs_dir, run.name)
     try:
-        if args.meter_csv and read_run(folder).summary.get('energy_joules') is None:
+        if args.meter_csv and read_run(folder).summary['energy_joules'] is None:
             energy.add_to_run(folder, args.meter_csv)
     except UserError as error:
         print('energy not measured: {}'.format(error), file=sys.stderr)

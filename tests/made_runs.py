@@ -3,7 +3,7 @@
 import csv
 import json
 
-from runs import EPOCH_COLUMNS, SelectionRow
+from runs import EPOCH_COLUMNS, VARIED, SelectionRow
 
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
@@ -53,13 +53,16 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
     folder = logs / name
     folder.mkdir(parents=True)
     elastic = scheme.startswith('elastic')
-    summary = {
+    summary = dict.fromkeys(VARIED)
+    summary.update({
         'run_name': name, 'scheme': scheme, 'model_name': 'mobilenetv2',
         'dataset_name': 'oxford_iiit_pet', 'rho': rho if elastic else None,
         'importance': 'loss_drop' if elastic else None, 'seed': seed, 'epochs': EPOCHS,
         'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
-        'host': 'pi4b', 'finished': True,
-        'throttled_epochs': None if throttled is None else len(throttled)}
+        'host': 'pi4b', 'finished': True, 'files': {},
+        'throttled_epochs': None if throttled is None else len(throttled),
+        'train_seconds': EPOCHS * step_seconds, 'step_ms': 10.0, 'training_intervals': None,
+        'energy_joules': None, 'energy_source': None, 'energy_note': 'no power sensor found'})
     summary.update(changes)
     write_csv(folder / 'epochs.csv',
               [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy, throttled))

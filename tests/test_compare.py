@@ -1,11 +1,11 @@
 from compare import compare
-from runs import Run
+from runs import VARIED, Run
 
 
 def run(scheme, seed, accuracy, seconds, rho=None, selection=(3.0, 0.0, 1.0)):
-    summary = dict(scheme=scheme, rho=rho, importance=None if rho is None else 'gradient_update',
-                   seed=seed, final_accuracy=accuracy, best_accuracy=accuracy + 0.01,
-                   throttled_epochs=None,
+    summary = dict(dict.fromkeys(VARIED), scheme=scheme, rho=rho, seed=seed,
+                   importance=None if rho is None else 'gradient_update', final_accuracy=accuracy,
+                   best_accuracy=accuracy + 0.01, throttled_epochs=None,
                    train_seconds=seconds, selection_seconds=sum(selection), step_ms=seconds / 10)
     return Run(summary, {'selection_seconds': list(selection)}, [])
 

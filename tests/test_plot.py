@@ -17,7 +17,6 @@ from made_runs import (
     make_run,
     read_csv,
     stored,
-    write_csv,
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -26,7 +25,7 @@ from test_selection_solver_DP import branching_table
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from command_line import UserError
-from runs import DEVICE_COLUMNS, SelectionRow, read_run, selection_per_epoch
+from runs import SelectionRow, read_run, selection_per_epoch
 
 
 def assert_figure(paths, output):
@@ -109,21 +108,10 @@ def test_runs_with_and_without_the_prefix_cache_are_told_apart(tmp_path):
     runs = [read_run(make_run(tmp_path, name, rho=rho, **changes)) for name, rho, changes in (
         ('cached', 0.25, dict(prefix_cache='on', views='held')),
         ('held', 0.5, dict(prefix_cache='off', views='held', train_images=160)),
-        ('older', 0.5, {}))]
+        ('plain', 0.5, {}))]
     assert {curve.label for curve in plot.curves_of(runs)} == {
         'ElasticTrainer, ρ = 0.25, held views, cache on', 'ElasticTrainer, ρ = 0.5',
         'ElasticTrainer, ρ = 0.5, held views, train_images 160, cache off'}
-
-
-def test_runs_of_before_a_device_told_its_heat_still_read(tmp_path):
-    folder = make_run(tmp_path, 'older')
-    write_csv(folder / 'epochs.csv', [
-        line.split(',')[:-len(DEVICE_COLUMNS)]
-        for line in (folder / 'epochs.csv').read_text().splitlines()])
-    run = read_run(folder)
-    assert run.epochs['train_seconds'] == [50, 100, 150, 200]
-    for column in DEVICE_COLUMNS:
-        assert run.epochs[column] == [None] * EPOCHS
 
 
 @pytest.fixture

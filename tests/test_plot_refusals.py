@@ -39,7 +39,6 @@ BREAKS = {
     'is not a JSON object': lambda run: (run / 'summary.json').write_text('[]'),
     'summary.json lacks scheme': lambda run: (run / 'summary.json').write_text('{}'),
     'scheme is magic_training': lambda run: set_summary(run, scheme='magic_training'),
-    'finished is False': lambda run: set_summary(run, finished=False),
     'unfinished: epochs.csv has 3 of the 4': lambda run: drop_rows(run, 'epochs.csv', 4),
     'unfinished: epochs.csv has 0 of the 4': lambda run: drop_rows(run, 'epochs.csv', 1),
     'epochs.csv cannot be read': lambda run: (run / 'epochs.csv').unlink(),
