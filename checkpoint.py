@@ -19,6 +19,7 @@ import zipfile
 import numpy as np
 
 from command_line import UserError
+from files import whole
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
 MAGIC = b'ElasticTrainer checkpoint 1 '
@@ -92,24 +93,13 @@ def write(folder, tree):
     place, arrays = os.path.join(folder, FOLDER), {}
     content = json.dumps(_packed(tree, arrays)).encode()
     os.makedirs(place, exist_ok=True)
-    part, last, before = [os.path.join(place, name) for name in (LAST + '.part', LAST, BEFORE)]
-    try:
-        with open(part, 'w+b') as out:
-            out.write(bytes(HEADER))
-            write_npz(out, dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
-            digest = _digest(out)
-            out.seek(0)
-            out.write(MAGIC + digest.encode() + b'\n')
-            out.flush()
-            os.fsync(out.fileno())
-        if os.path.exists(last):
-            os.replace(last, before)
-        os.replace(part, last)
-        flush_folder(place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        raise
+    last, before = os.path.join(place, LAST), os.path.join(place, BEFORE)
+    with whole(last, before) as part, open(part, 'w+b') as out:
+        out.write(bytes(HEADER))
+        write_npz(out, dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
+        digest = _digest(out)
+        out.seek(0)
+        out.write(MAGIC + digest.encode() + b'\n')
 
 
 def write_npz(out, arrays):
@@ -136,16 +126,6 @@ def _digest(file):
     for piece in iter(lambda: file.read(PIECE), b''):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def flush_folder(path):
-    """Waits until the names in a folder are on the disk, too, where the file system can."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def read(folder, records=()):

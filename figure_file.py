@@ -5,6 +5,7 @@ import csv
 import os
 
 from command_line import UserError
+from files import whole
 
 KINDS = ('png', 'pdf', 'csv')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
@@ -24,27 +25,20 @@ def write_figure(output, size, draw, header, rows):
     stem = os.fspath(output)
     stem = stem[:-4] if stem.endswith('.png') else stem
     paths = [f'{stem}.{kind}' for kind in KINDS]
-    folder, name = os.path.dirname(stem) or '.', os.path.basename(stem)
-    # Of fixed names: what a killed one leaves, the next one takes.
-    parts = [os.path.join(folder, f'.{name}.part.{kind}') for kind in KINDS]
     try:
-        os.makedirs(folder, exist_ok=True)
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(RC_PARAMS)
-            figure = Figure(figsize=size)
-            draw(figure)
-            figure.savefig(parts[0], dpi=150)
-            figure.savefig(parts[1], metadata={'CreationDate': None})
-        with open(parts[2], 'w', encoding='utf-8', newline='') as file:
-            csv.writer(file, lineterminator='\n').writerows(
-                [['' if cell != cell else cell for cell in row] for row in [header] + rows])
-        for part, path in zip(parts, paths):
-            os.replace(part, path)
+        os.makedirs(os.path.dirname(stem) or '.', exist_ok=True)
+        with contextlib.ExitStack() as files:
+            png, pdf, table = [files.enter_context(whole(path)) for path in paths]
+            with matplotlib.rc_context():
+                matplotlib.rcdefaults()
+                matplotlib.rcParams.update(RC_PARAMS)
+                figure = Figure(figsize=size)
+                draw(figure)
+                figure.savefig(png, dpi=150, format='png')
+                figure.savefig(pdf, metadata={'CreationDate': None}, format='pdf')
+            with open(table, 'w', encoding='utf-8', newline='') as file:
+                csv.writer(file, lineterminator='\n').writerows(
+                    [['' if cell != cell else cell for cell in row] for row in [header] + rows])
     except OSError as error:
         raise UserError(f'cannot write {stem}: {error}')
-    finally:
-        for part in parts:
-            with contextlib.suppress(OSError):
-                os.remove(part)
     return paths

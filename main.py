@@ -21,6 +21,7 @@ import command_line
 import energy
 import thermal
 from command_line import UserError
+from files import whole_folder
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
 from interrupt import Signals
 from recorder import Recorder, open_run
@@ -163,18 +164,13 @@ def save(folder, model):
     import keras_stack
     from models import save_weights
     path = os.path.join(folder, 'checkpoint')
-    shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted behind this
-    os.makedirs(path + '.part', exist_ok=True)
-    save_weights(model, os.path.join(path + '.part', 'weights.npz'))
-    needed = 2 ** 20 + 1.5 * os.path.getsize(os.path.join(path + '.part', 'weights.npz'))
-    if shutil.disk_usage(path + '.part').free < needed:  # which HDF5 would tell in a traceback
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    model.save(os.path.join(path + '.part', keras_stack.MODEL_FILE))
-    for name in os.listdir(path + '.part'):
-        with open(os.path.join(path + '.part', name), 'rb') as saved:
-            os.fsync(saved.fileno())
-    os.rename(path + '.part', path)
-    checkpoint.flush_folder(folder)
+    with whole_folder(path) as new:
+        weights = os.path.join(new, 'weights.npz')
+        save_weights(model, weights)
+        needed = 2 ** 20 + 1.5 * os.path.getsize(weights)
+        if shutil.disk_usage(new).free < needed:  # HDF5 would end in a traceback
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        model.save(os.path.join(new, keras_stack.MODEL_FILE))
     print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from checkpoint import write_npz
 from command_line import UserError, nearest
+from files import whole
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
@@ -121,9 +122,8 @@ def save_weights(model, path):
     for kind, variables in _kinds(model):
         for i, variable in enumerate(variables):
             arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable
-    with open(path + '.part', 'wb') as out:
+    with whole(path) as part, open(part, 'wb') as out:
         write_npz(out, arrays)
-    os.replace(path + '.part', path)
 
 
 def load_weights(model, path):

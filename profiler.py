@@ -24,6 +24,7 @@ import time
 import numpy as np
 
 import command_line
+from files import whole_folder
 from forward_graph import ROUNDING
 from measured_totals import build_table, measure_totals
 from tensor_timings import TensorTimings, chain_timings
@@ -248,20 +249,6 @@ def stored_table(path, key):
     return table
 
 
-@contextlib.contextmanager
-def whole_or_not_at_all(folder):
-    """Yields a new folder, which replaces `folder` at the end; after an error it is gone."""
-    parent, name = os.path.split(os.path.abspath(folder))
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=name + '.part') as temporary:
-        new = os.path.join(temporary, name)
-        os.mkdir(new)
-        yield new
-        if os.path.isdir(folder):
-            os.rename(folder, os.path.join(temporary, 'old'))
-        os.rename(new, folder)
-
-
 def table_for(args, model, num_classes, augmentation, draw, again=False):
     """The stored table where its key matches; else measured now and stored, trace beside it.
 
@@ -274,7 +261,7 @@ def table_for(args, model, num_classes, augmentation, draw, again=False):
     table = None if again else stored_table(path, key)
     if table is None:
         begin = time.perf_counter()
-        with whole_or_not_at_all(os.path.dirname(path)) as new:
+        with whole_folder(os.path.dirname(path)) as new:
             table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
                                   args.batch_size, args.optimizer, args.weight_decay, new, key,
                                   batch=draw(), clip_norm=args.clip_norm)

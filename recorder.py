@@ -10,6 +10,7 @@ import numpy as np
 
 import checkpoint
 import command_line
+from files import remove_parts
 from runs import (
     DEVICE_COLUMNS,
     EPOCH_COLUMNS,
@@ -38,6 +39,7 @@ def open_run(folder, settings, resumed=None, restart=False):
         expected = [] if resumed is None else resumed['headers']
         if not restart and checkpoint.headers(folder) != expected:
             raise fault(folder, 'another process has trained it meanwhile; start again')
+        remove_parts(folder)
         if resumed is None:
             _clear(folder)
         elif resumed['damaged']:
@@ -60,8 +62,7 @@ def _clear(folder):
     for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
-    for saved in ('checkpoint', 'checkpoint.part'):
-        shutil.rmtree(os.path.join(folder, saved), ignore_errors=True)
+    shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
 
 
 def _lock(folder):
@@ -164,7 +165,6 @@ class Recorder:
                  for name in records_of(self.folder) if name.endswith('.csv')}
         write_json(os.path.join(self.folder, 'summary.json'),
                    dict(summary, finished=True, files=files))
-        checkpoint.flush_folder(self.folder)  # its name is there before the checkpoint is not
         checkpoint.remove(self.folder)
         self._unlock()
 

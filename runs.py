@@ -20,6 +20,7 @@ import numpy as np
 
 import command_line
 from command_line import UserError
+from files import PART, whole
 from schemes import SCHEMES
 
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
@@ -244,7 +245,7 @@ def is_finished(folder, settings, restart=False):
     settings: dict that JSON can hold. restart: False then, whatever run it holds. UserError where
     the folder holds anything but a run of the same settings.
     """
-    if not os.path.isdir(folder) or all(name.endswith('.part') for name in os.listdir(folder)):
+    if not os.path.isdir(folder) or all(name.endswith(PART) for name in os.listdir(folder)):
         return False
     path = os.path.join(folder, 'settings.json')
     if not os.path.exists(path):
@@ -267,9 +268,6 @@ def is_finished(folder, settings, restart=False):
 
 def write_json(path, content):
     """Writes JSON so that the file appears whole or not at all, even where the power fails."""
-    with open(path + '.part', 'w') as out:
+    with whole(path) as part, open(part, 'w') as out:
         json.dump(dict(content, **{CHECKSUM: checksum(content)}), out, indent=1, sort_keys=True)
         out.write('\n')
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(path + '.part', path)

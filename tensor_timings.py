@@ -11,6 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
+from files import whole
+
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
 MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
 
@@ -221,13 +223,15 @@ class TensorTimings(NamedTuple):
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
-        _write_whole(path, json.dumps(dict(content, checksum=_checksum(content))))
+        with whole(path) as part, open(part, 'w') as out:
+            json.dump(dict(content, checksum=_checksum(content)), out)
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
                   '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
                  for name, shape, dw, dy, up, guess in zip(
                      self.names, self.shapes, self.t_dw, self.t_dy, self.t_up, self.estimated)]
-        _write_whole(os.path.splitext(path)[0] + '.csv', rows)
+        with whole(os.path.splitext(path)[0] + '.csv') as part, open(part, 'w', newline='') as out:
+            csv.writer(out).writerows(rows)
 
     @classmethod
     def load(cls, path):
@@ -316,15 +320,6 @@ def items_of(timings, layers=None):
     rank = np.array([rank[of == item].min() for item in range(of.max() + 1)])
     return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up), rank,
                  timings.at_deepest[timings.order[rank]])
-
-
-def _write_whole(path, content):
-    with open(path + '.part', 'w', newline='') as out:
-        if isinstance(content, str):
-            out.write(content)
-        else:
-            csv.writer(out).writerows(content)
-    os.replace(path + '.part', path)
 
 
 def chain_timings(groups, num_tensors):

@@ -15,6 +15,7 @@ import _root
 import command_line
 from command_line import UserError
 from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
+from files import whole
 from runs import read_json, read_run
 
 ROOT = _root.ROOT
@@ -39,10 +40,8 @@ def write(rehearsal=False):
     page = '\n'.join(_head(rehearsal) + [_section(name, rehearsal) for name in FIGURES]
                      + ['</body></html>\n'])
     os.makedirs(os.path.join(ROOT, os.path.dirname(path)), exist_ok=True)
-    whole = os.path.join(ROOT, path)
-    with open(whole + '.part', 'w', encoding='utf-8') as out:
+    with whole(os.path.join(ROOT, path)) as part, open(part, 'w', encoding='utf-8') as out:
         out.write(page)
-    os.replace(whole + '.part', whole)
     return path
 
 

@@ -1,0 +1,61 @@
+"""Files and folders that are written whole or not at all."""
+
+import os
+
+import pytest
+from cached_runs import files_of_at_most
+
+import files
+
+
+def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
+    path = tmp_path / 'file'
+    path.write_text('old')
+    with files.whole(str(path)) as part:
+        with open(part, 'w') as out:
+            out.write('new')
+        assert path.read_text() == 'old'
+    assert path.read_text() == 'new' and os.listdir(str(tmp_path)) == ['file']
+
+
+@pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt])
+def test_an_error_leaves_the_file_that_was_there_and_no_part(tmp_path, error):
+    path = tmp_path / 'file'
+    path.write_text('old')
+    with pytest.raises(error), files.whole(str(path), str(tmp_path / 'before')) as part:
+        with open(part, 'w') as out:
+            out.write('new')
+        raise error
+    assert path.read_text() == 'old' and os.listdir(str(tmp_path)) == ['file']
+
+
+def test_a_full_disk_leaves_the_file_that_was_there_and_no_part(tmp_path):
+    path = tmp_path / 'file'
+    path.write_text('old')
+    with files_of_at_most(100), pytest.raises(OSError):
+        with files.whole(str(path)) as part, open(part, 'w') as out:
+            out.write('new' * 100)
+    assert path.read_text() == 'old' and os.listdir(str(tmp_path)) == ['file']
+
+
+def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path):
+    folder = tmp_path / 'net_profile'
+    with files.whole_folder(str(folder)) as new:
+        (tmp_path / new / 'timings.json').write_text('first')
+    with pytest.raises(KeyError), files.whole_folder(str(folder)) as new:
+        (tmp_path / new / 'timings.json').write_text('second')
+        raise KeyError
+    assert (folder / 'timings.json').read_text() == 'first'
+    assert os.listdir(str(tmp_path)) == ['net_profile']
+    with files.whole_folder(str(folder)) as new:
+        os.makedirs(os.path.join(new, 'plugins', 'profile'))
+    assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['plugins']
+
+
+def test_two_processes_may_write_one_folder_at_once(tmp_path):
+    folder = tmp_path / 'net_profile'
+    with files.whole_folder(str(folder)) as later:
+        with files.whole_folder(str(folder)) as earlier:
+            (tmp_path / earlier / 'earlier').write_text('')
+        (tmp_path / later / 'later').write_text('')
+    assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['later']
