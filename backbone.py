@@ -76,7 +76,7 @@ def build_base(name, input_shape, weights, alpha):
         if name == 'vit':
             # vit-keras scales to -1..1, as mobilenet_v2 does.
             return _vit(input_shape, weights), 'mobilenet_v2'
-        build = _application(name)
+        build = {key.lower(): build for key, build in applications().items()}[name.lower()]
         options = dict(include_top=False, weights=weights, input_shape=tuple(input_shape))
         if 'alpha' in build.__code__.co_varnames[:build.__code__.co_argcount]:
             options['alpha'] = alpha
@@ -90,10 +90,10 @@ def build_base(name, input_shape, weights, alpha):
         raise _readable(error, name, input_shape, weights)
 
 
-def _application(name):
-    by_name = {key.lower(): value for key, value in vars(keras.applications).items()
-               if callable(value)}
-    return by_name[name.lower()]
+def applications():
+    """Returns name -> function of the networks in keras.applications."""
+    return {name: build for name, build in vars(keras.applications).items()
+            if callable(build) and name[0].isupper()}
 
 
 def _vit(input_shape, weights):

@@ -149,7 +149,6 @@ def check_arguments(args):
         raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
             args.train_type, metric, args.importance))
     args.importance = metric or args.importance or 'gradient_update'
-    args.model_name = canonical_name(args.model_name)
     check_dataset_name(args.dataset_name)
     if args.train_images is not None and args.train_images < args.batch_size:
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
@@ -165,6 +164,9 @@ def check_arguments(args):
             raise UserError('--prefix_cache on needs --bn_statistics frozen: with statistics of '
                             "the batch, an image's activations depend on the others")
         args.views = 'held'
+    if args.run_name != 'auto':
+        check_run_name(args.run_name, args.logs_dir)
+    args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
     args.run_name = run_name(args)
     return args
 
@@ -179,20 +181,22 @@ def may_use_cache(args):
     return SCHEMES[args.train_type].frozen_front
 
 
+def check_run_name(name, logs_dir):
+    """UserError where a run of this name would not lie below `logs_dir`."""
+    if not name.strip() or os.path.isabs(name) or '..' in name.replace('\\', '/').split('/') or (
+            os.path.normpath(name) == '.'):
+        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(name, logs_dir))
+
+
 def run_name(args):
-    """The name of the run's folder; UserError where it would leave logs/."""
+    """Returns the path of the run's folder below --logs_dir."""
     if args.run_name == 'auto':
         plain = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0]
         data = args.dataset_name.replace('folder:', '').strip('/').replace('/', '-')
         name = '{}_{}_{}'.format(plain, data, args.train_type)
         return name + ('_rho{:g}'.format(args.rho) if is_elastic(args) else '') + (
             '_seed{}'.format(args.seed) if args.seed else '')
-    name = args.run_name
-    if not name.strip() or os.path.isabs(name) or '..' in name.replace('\\', '/').split('/') or (
-            os.path.normpath(name) == '.'):
-        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(
-            name, args.logs_dir))
-    return os.path.normpath(name)
+    return os.path.normpath(args.run_name)
 
 
 NO_SETTINGS = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',

@@ -5,16 +5,14 @@ class by name, or the path of a saved Keras model. Images go in as float32 0..25
 preprocessing is part of the model.
 """
 
-import importlib.util
 import os
-import re
 import warnings
 import zipfile
 
 import numpy as np
 
 from checkpoint import write_npz
-from command_line import UserError, nearest
+from command_line import UserError, nearest, quiet_tensorflow
 from files import whole
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
@@ -23,39 +21,36 @@ WEIGHTS_FORMAT = 'elastic-weights-1'
 
 
 def application_names():
-    """Names of the keras.applications classes, read from Keras' own export file.
+    """Returns the names of the networks in keras.applications, sorted.
 
-    TensorFlow is not needed for that and takes seconds to import: a mistyped name answers at once.
+    Imports TensorFlow, which takes seconds: command lines check everything else first.
     """
-    found = importlib.util.find_spec('keras')
-    if found is None or not found.origin:
-        return []
-    root = os.path.dirname(found.origin)
-    for folder in ('applications', 'api/applications', 'api/_v2/keras/applications'):
-        path = os.path.join(root, folder, '__init__.py')
-        if os.path.exists(path):
-            with open(path) as lines:
-                names = re.findall(r'^from keras\S* import [(\s]*([A-Z]\w+)', lines.read(), re.M)
-            if names:
-                return sorted(set(names))
-    return []
+    quiet_tensorflow()
+    import backbone
+    return sorted(backbone.applications())
+
+
+def is_saved(name):
+    """Whether a model's name is the path of a saved model."""
+    return name.lower().endswith(MODEL_FILES) or os.path.isdir(name)
 
 
 def canonical_name(name):
-    """The name as build_model knows it; UserError naming the nearest one. No TensorFlow needed.
+    """Returns the name as build_model takes it; UserError naming the nearest one.
 
     Case does not matter: 'densenet121' is DenseNet121. Paths of saved models are returned as given.
+    Only a name that is neither a path nor one of the paper's four needs TensorFlow.
     """
     if name.lower() in PAPER_MODELS:
         return name.lower()
-    if name.lower().endswith(MODEL_FILES) or os.path.isdir(name):
+    if is_saved(name):
         if not os.path.exists(name):
             raise UserError("no saved model at '{}'".format(name))
         return name
     applications = application_names()
     for application in applications:
         if application.lower() == name.lower():
-            return application.lower() if application.lower() in PAPER_MODELS else application
+            return application
     raise UserError("unknown model '{}'{}; allowed: {}, any keras.applications class, or the path "
                     'of a saved Keras model ({} or a folder)'.format(
                         name, nearest(name, list(PAPER_MODELS) + applications),
@@ -93,7 +88,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
     name = canonical_name(name)
     check_weights(weights)
     bn_statistics = bn_statistics or ('train' if weights == 'none' else 'frozen')
-    if name.lower().endswith(MODEL_FILES) or os.path.isdir(name):
+    if is_saved(name):
         if weights == 'none' or weights.lower().endswith('.h5'):
             raise UserError("the saved model '{}' brings its weights: leave --weights {} out, or "
                             'give a .npz of this project'.format(name, weights))

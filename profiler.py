@@ -143,15 +143,15 @@ def table_key(args, model, num_classes, augmentation):
     from tensorflow import keras
 
     from keras_stack import flat_layers
-    from models import PAPER_MODELS, application_names
-    named = args.model_name in PAPER_MODELS or args.model_name in application_names()
+    from models import is_saved
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
     return dict(
-        model=args.model_name if named else 'saved', network=fingerprint(model), alpha=args.alpha,
-        input_size=args.input_size, batch_size=args.batch_size, num_classes=num_classes,
-        optimizer=args.optimizer, decay=bool(args.weight_decay),
-        clipped=args.clip_norm is not None, bn_statistics=args.bn_statistics,
+        model='saved' if is_saved(args.model_name) else args.model_name,
+        network=fingerprint(model), alpha=args.alpha, input_size=args.input_size,
+        batch_size=args.batch_size, num_classes=num_classes, optimizer=args.optimizer,
+        decay=bool(args.weight_decay), clipped=args.clip_norm is not None,
+        bn_statistics=args.bn_statistics,
         augmentation=augmentation, dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
@@ -351,10 +351,10 @@ def main(argv=None):
     import costs
     from datasets import augmentation_of
     from models import build_model, canonical_name
-    args.model_name = canonical_name(args.model_name)
     augmentation = augmentation_of(args.dataset_name, args.augmentation)
     if args.save_table:
         cost_file.check_path(args.save_table)
+    args.model_name = canonical_name(args.model_name)
     command_line.start_tensorflow(args.inter_op_threads)
     classes, *images = costs.sizes_of(args)
     args.num_classes = args.num_classes or classes

@@ -54,9 +54,10 @@ def test_a_mistake_answers_without_tensorflow(tmp_path):
     """TensorFlow takes seconds to import; a poisoned one proves that it is not touched."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
     for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
-                      ['main.py', '--model_name', 'resnet5'], ['main.py', '--rho', '7'],
-                      ['main.py', '--dataset_name', 'dogs'],
-                      ['profiler.py', '--model_name', 'resnet5']):
+                      ['main.py', '--model_name', 'mine.keras'], ['main.py', '--rho', '7'],
+                      ['main.py', '--model_name', 'DenseNet121', '--run_name', '../outside'],
+                      ['main.py', '--model_name', 'DenseNet121', '--dataset_name', 'dogs'],
+                      ['profiler.py', '--model_name', 'DenseNet121', '--dataset_name', 'dogs']):
         code, out, err = script(*arguments, PYTHONPATH=str(tmp_path))
         assert code == (0 if '--help' in arguments else 2), err
         assert 'tensorflow was imported' not in out + err and 'Traceback' not in err
