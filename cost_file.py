@@ -6,7 +6,7 @@ JSON with a checksum; what is in it says costs.costs_of, how it is drawn timing_
 import os
 
 from command_line import UserError
-from runs import read_json, write_json
+from files import read_json, write_json
 
 KIND = 'costs'  # what tells such a table from other JSON
 FROM_TIMINGS = ('key', 'names', 'shapes', 't_dw', 't_dy', 't_fp', 't_bp', 't_update')

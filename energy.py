@@ -16,8 +16,9 @@ import time
 
 import command_line
 from command_line import UserError
+from files import read_json, write_json
 from meter_log import metered_joules, read_meter
-from runs import read_json, read_run, run_folder, write_json
+from runs import read_run, run_folder
 from sampling import READ_ERRORS, Sampler, paths, text
 
 PERIOD = 0.5   # s between two readings

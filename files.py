@@ -1,11 +1,19 @@
-"""Writes files and folders whole or not at all, whatever fails: an error, a kill, the power."""
+"""Files that are written whole or not at all, and JSON whose damage is noticed.
+
+Whole or not at all holds whatever fails: a line of code, the process, the power.
+"""
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import tempfile
 
+from command_line import UserError
+
 PART = '.part'  # end of the name of what is being written; a killed process may leave it
+CHECKSUM = 'sha256'  # key in a JSON file, of the checksum of the rest
 
 
 @contextlib.contextmanager
@@ -79,3 +87,45 @@ def remove_parts(folder):
             shutil.rmtree(path)
         elif name.endswith(PART):
             os.remove(path)
+
+
+# ---------------------------------------------------------------- JSON
+
+def read_json(path, where=''):
+    """Returns the dict in a JSON file, without its checksum.
+
+    A file without a checksum is accepted: it was written by hand. where: start of the message of
+    the UserError that is raised where the file is damaged, missing or no JSON object.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError('{}cannot read {}: {}'.format(where, path, error))
+    if not isinstance(content, dict):
+        raise UserError('{}{} is not a JSON object'.format(where, path))
+    if content.pop(CHECKSUM, None) not in (None, checksum(content)):
+        raise UserError('{}{} is not as it was written'.format(where, path))
+    return content
+
+
+def write_json(path, content):
+    """Writes a dict as JSON, one key a line, with a checksum of all of it."""
+    content = dict(content, **{CHECKSUM: checksum(content)})
+    lines = ['{}: {}'.format(json.dumps(key), json.dumps(value, sort_keys=True))
+             for key, value in sorted(content.items())]
+    with whole(path) as part, open(part, 'w') as out:
+        out.write('{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+def checksum(content):
+    """Returns the SHA-256, in hexadecimal, of bytes or of what JSON can hold."""
+    if not isinstance(content, bytes):
+        content = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def checksum_of_file(path):
+    """Returns the SHA-256, in hexadecimal, of what a file holds."""
+    with open(path, 'rb') as file:
+        return checksum(file.read())

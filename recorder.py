@@ -10,15 +10,13 @@ import numpy as np
 
 import checkpoint
 import command_line
-from files import remove_parts
+from files import checksum_of_file, remove_parts, write_json
 from runs import (
     DEVICE_COLUMNS,
     EPOCH_COLUMNS,
     SelectionRow,
-    checksum_of_file,
     fault,
     is_finished,
-    write_json,
 )
 
 

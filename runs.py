@@ -10,8 +10,6 @@
 """
 
 import csv
-import hashlib
-import json
 import math
 import os
 from typing import NamedTuple
@@ -20,14 +18,13 @@ import numpy as np
 
 import command_line
 from command_line import UserError
-from files import PART, whole
+from files import PART, checksum_of_file, read_json
 from schemes import SCHEMES
 
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
-CHECKSUM = 'sha256'  # of the rest of a JSON file
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
           'prefix_cache')  # of runs of one scheme
@@ -104,34 +101,6 @@ def read_run(folder):
     summary['run_name'] = os.path.basename(folder)
     return Run(summary, _read_epochs(folder, summary['epochs']),
                _read_selections(folder, summary['epochs']))
-
-
-def read_json(path, where=''):
-    """The dict in a JSON file, without the checksum that write_json added; UserError where it is
-    damaged.
-    """
-    try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f'{where}cannot read {path}: {error}')
-    if not isinstance(content, dict):
-        raise UserError(f'{where}{path} is not a JSON object')
-    if content.pop(CHECKSUM, None) not in (None, checksum(content)):
-        raise UserError(f'{where}{path} is not as it was written')
-    return content
-
-
-def checksum(content):
-    """SHA-256 of what JSON can hold, or of bytes."""
-    if not isinstance(content, bytes):
-        content = json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-def checksum_of_file(path):
-    with open(path, 'rb') as file:
-        return checksum(file.read())
 
 
 def finite(text):
@@ -264,10 +233,3 @@ def is_finished(folder, settings, restart=False):
         return bool(read_json(path).get('finished'))
     except UserError as error:
         raise fault(folder, '{}: mend it, or begin the run anew with --restart'.format(error))
-
-
-def write_json(path, content):
-    """Writes JSON so that the file appears whole or not at all, even where the power fails."""
-    with whole(path) as part, open(part, 'w') as out:
-        json.dump(dict(content, **{CHECKSUM: checksum(content)}), out, indent=1, sort_keys=True)
-        out.write('\n')

@@ -4,14 +4,13 @@ NumPy alone; profiler.py and measured_totals.py make it, selection_solver_DP.py 
 """
 
 import csv
-import hashlib
-import json
 import os
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
-from files import whole
+from command_line import UserError
+from files import read_json, whole, write_json
 
 MAX_SPREAD = 0.10  # of a step, from which on something else was running
 MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
@@ -223,8 +222,7 @@ class TensorTimings(NamedTuple):
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
-        with whole(path) as part, open(part, 'w') as out:
-            json.dump(dict(content, checksum=_checksum(content)), out)
+        write_json(path, content)
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
                   '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
@@ -235,13 +233,10 @@ class TensorTimings(NamedTuple):
 
     @classmethod
     def load(cls, path):
-        """The table that save wrote; ValueError where the file is not one."""
-        with open(path) as source:
-            content = json.load(source)
-        stored = content.pop('checksum', None) if isinstance(content, dict) else None
-        if stored is None or stored != _checksum(content) or (
-                set(content) != set(cls._fields) - {'cache'}):
-            raise ValueError("'{}' is not a timing table of this version, or damaged".format(path))
+        """Returns the table that `save` wrote; UserError where the file is not one."""
+        content = read_json(path)
+        if set(content) != set(cls._fields) - {'cache'}:
+            raise UserError("'{}' is not a timing table of this version".format(path))
         for field in ('t_dw', 't_dy', 't_up', 'group_ms', 'traced_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
         content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
@@ -249,10 +244,6 @@ class TensorTimings(NamedTuple):
         content['estimated'] = np.array(content['estimated'], dtype=bool)
         content['shapes'] = [tuple(shape) for shape in content['shapes']]
         return cls(**content)
-
-
-def _checksum(content):
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def group_matrix(groups, num_tensors):

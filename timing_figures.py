@@ -8,7 +8,8 @@ import os
 from command_line import UserError
 from cost_file import load
 from figure_file import write_figure
-from runs import finite, read_json
+from files import read_json
+from runs import finite
 
 OWN, CARRIED = '#0072B2', '#E69F00'
 SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # of what is compared

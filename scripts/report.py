@@ -15,8 +15,8 @@ import _root
 import command_line
 from command_line import UserError
 from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
-from files import whole
-from runs import read_json, read_run
+from files import read_json, whole
+from runs import read_run
 
 ROOT = _root.ROOT
 

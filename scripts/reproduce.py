@@ -167,7 +167,7 @@ def this_device():
 def check_device(finished):
     """UserError where one of these finished runs is of another device: no figure could show both.
     """
-    from runs import read_json
+    from files import read_json
     for run in finished:
         host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json'))['host']
         if host != this_device():
@@ -227,7 +227,7 @@ def draw(name, runs, rehearse, left_out=None):
     left_out: name -> why, of the runs that are impossible on this device.
     """
     import paper_plots
-    from runs import write_json
+    from files import write_json
     folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
     paths = getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
     write_json(output_of(name, rehearse) + '.runs.json', {

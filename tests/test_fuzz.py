@@ -17,11 +17,11 @@ import checkpoint
 import keras_stack
 from backbone import from_saved_model
 from command_line import UserError
+from files import checksum_of_file, read_json, write_json
 from meter_log import metered_joules, read_meter
 from models import load_weights, save_weights
 from op_trace import read_trace
-from recorder import checksum_of_file
-from runs import read_json, read_run, write_json
+from runs import read_run
 from tensor_timings import TensorTimings
 
 COUNT = 100 if os.environ.get('SLOW_TESTS') else 10
@@ -86,7 +86,7 @@ def timing_table(folder):
     def read():
         table = TensorTimings.load(str(path))
         return table.t_step, table.t_dw.tobytes(), table.names
-    return path, read, ValueError
+    return path, read, UserError
 
 
 def json_file(folder):

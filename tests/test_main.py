@@ -15,8 +15,9 @@ import keras_stack
 import main
 import profiler
 from command_line import UserError
+from files import read_json
 from recorder import open_run
-from runs import read_json, read_run
+from runs import read_run
 
 
 @pytest.fixture(scope='module')

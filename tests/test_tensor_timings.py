@@ -1,13 +1,14 @@
 """The table of timings: what it prices, by the graph and by the chain, and how it is stored."""
 
 import csv
-import json
 import os
 
 import numpy as np
 import pytest
 from timing_tables import op_times, random_masks, table_of, table_of_branching
 
+from command_line import UserError
+from files import read_json, write_json
 from tensor_timings import TensorTimings, chain_timings
 
 
@@ -116,17 +117,15 @@ def test_a_foreign_file_is_no_timing_table(content, tmp_path):
     path = str(tmp_path / 'timings.json')
     with open(path, 'w') as out:
         out.write(content)
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError):
         TensorTimings.load(path)
 
 
 def test_a_table_with_a_field_missing_is_refused(branching_table, tmp_path):
     path = str(tmp_path / 'timings.json')
     branching_table.save(path)
-    with open(path) as source:
-        content = json.load(source)
+    content = read_json(path)
     del content['t_up']
-    with open(path, 'w') as out:
-        json.dump(content, out)
-    with pytest.raises(ValueError, match='is not a timing table of this version'):
+    write_json(path, content)
+    with pytest.raises(UserError, match='is not a timing table of this version'):
         TensorTimings.load(path)
