@@ -1,7 +1,7 @@
 """The grid behind the paper's figures: which runs each one needs, and with which flags of main.py.
 
-scripts/reproduce.py runs it, scripts/report.py shows it, costs.py tells what it takes; nothing here
-touches a file.
+scripts/reproduce.py runs it, scripts/report.py shows it, costs.py says how long it takes; nothing
+here touches a file.
 """
 
 import os

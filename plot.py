@@ -7,9 +7,8 @@
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
 the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
-figure with a message that names it: nothing is skipped or filled in. The TABLE of `timings` is a
-profile's timings.json, those of `devices` are from profiler.py --save_table. The paper's figures:
-scripts/paper_plots.py.
+figure with a message that names it: nothing is skipped or filled in. TABLE.json is the file
+timings.json that profiler.py writes below --logs_dir. The paper's figures: scripts/paper_plots.py.
 """
 
 import argparse

@@ -333,9 +333,6 @@ def parse_arguments(argv=None):
     parser.add_argument('--num_epochs', type=command_line.number(int, low=1), default=12,
                         metavar='N', help='that training shall take, for the table of what each '
                                           'way to train costs (default: %(default)s)')
-    parser.add_argument('--save_table', metavar='FILE',
-                        help='also write that table, with the times of all tensors, as FILE.json: '
-                             'plot.py devices compares those of several devices')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
                         help='as in training: frozen, without dropout and stochastic depth inside '
                              'the base, for pretrained weights, train from scratch '
@@ -345,18 +342,64 @@ def parse_arguments(argv=None):
     return parser.parse_args(argv)
 
 
+def peak_bytes(args, model):
+    """Returns train type -> the most bytes held while it trains; changes the weights."""
+    import tensorflow as tf
+
+    import costs
+    from backbone import statistics_from_batch
+    from keras_stack import variable_name
+    from masked_step import StepMaker
+    from training_step import make_optimizer
+    begin = time.perf_counter()
+    images = tf.random.stateless_uniform(
+        (args.batch_size, args.input_size, args.input_size, 3), (0, 0), 0, 255)
+    labels = tf.zeros((args.batch_size,), tf.int32)
+    statistics_from_batch(model, images[:1])  # of one image: a batch would be more than a step
+    optimizer = make_optimizer(args.optimizer, 1e-6, 1000, model.trainable_variables,
+                               clip_norm=args.clip_norm)
+    maker = StepMaker(model, optimizer, args.weight_decay, images, labels)
+    peaks = costs.peaks_of(maker, [variable_name(v) for v in model.trainable_variables], images,
+                           labels)
+    print('peak memory measured in {:.1f} s'.format(time.perf_counter() - begin))
+    return peaks
+
+
+def print_costs(args, table, path, images, peaks):
+    """Prints what each way to train costs, and stores in the table what was measured for it.
+
+    path: of the table. images: (training, test) images. peaks: train type -> bytes.
+    """
+    import costs
+    from prefix_cache import room
+    from row_costs import RowCosts
+    row_ms = dict(table.measured.get('row_ms', {}))
+    row_costs = RowCosts(images[0], args.batch_size, args.logs_dir,
+                         memory_bytes=room(args.logs_dir)[0], measured=row_ms)
+    way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
+                    augmentation=args.augmentation)
+    found = [costs.cost_of(each, table, row_costs, images, peaks)
+             for each in costs.ways_like(way, table)]
+    measured = dict(peak_bytes=peaks, row_ms=row_ms)
+    if measured != table.measured:
+        table._replace(measured=measured).save(path)
+    print('\n{} on {} on this device, {} epoch{} of {:,} images, {} at a time\n'.format(
+        args.model_name, args.dataset_name, args.num_epochs, 's' * (args.num_epochs > 1), images[0],
+        args.batch_size))
+    print(costs.describe(found))
+    print('\n' + '\n'.join(costs.notes_on(way, table)))
+
+
 def main(argv=None):
     args = parse_arguments(argv)
-    import cost_file
     import costs
     from datasets import augmentation_of
     from models import build_model, canonical_name
     augmentation = augmentation_of(args.dataset_name, args.augmentation)
-    if args.save_table:
-        cost_file.check_path(args.save_table)
     args.model_name = canonical_name(args.model_name)
     command_line.start_tensorflow(args.inter_op_threads)
-    classes, *images = costs.sizes_of(args)
+    classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
+                                      args.data_dir)
     args.num_classes = args.num_classes or classes
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
@@ -365,7 +408,7 @@ def main(argv=None):
     peaks = {}
 
     def draw():
-        peaks.update(costs.peaks_of(args, model))  # first: later, the profile's would count
+        peaks.update(peak_bytes(args, model))  # first: later, the profile's would count
         return batch_for(args)
     table = table_for(args, model, args.num_classes, augmentation, draw, args.force)
     print(describe(table))
@@ -374,11 +417,8 @@ def main(argv=None):
     if args.plot:
         from timing_figures import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
-    peaks = table.measured.get('peak_bytes') or peaks or costs.peaks_of(args, model)
-    found = costs.costs_of(args, table, path, images, peaks)
-    print('\n' + costs.describe(found))
-    if args.save_table:
-        cost_file.save(args.save_table, found)
+    peaks = table.measured.get('peak_bytes') or peaks or peak_bytes(args, model)
+    print_costs(args, table, path, images, peaks)
     return 0
 
 

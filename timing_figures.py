@@ -1,140 +1,118 @@
-"""Figures of timing tables: t_dw and t_dy of every tensor, on one device or on several.
-
-Takes the profiler's timings.json, or what profiler.py --save_table wrote on several devices.
-"""
-
-import os
+"""Draws timing tables of profiler.py: t_dw and t_dy of every tensor, on one device or several."""
 
 from command_line import UserError
-from cost_file import load
 from figure_file import write_figure
-from files import read_json
-from runs import finite
+from tensor_timings import TensorTimings
 
 OWN, CARRIED = '#0072B2', '#E69F00'
-SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # of what is compared
-HEADER = ('tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
+SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in keys of tables compared
+HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
 
 
 def timing_bars(path, output):
-    """Time of every tensor's part of the backward pass, t_dw and t_dy stacked.
+    """Draws t_dw and t_dy of every tensor as stacked bars; returns the paths written.
 
-    path: of the profiler's table. Returns the paths written; UserError for a table with a hole.
+    path: timings.json. Raises UserError where it is damaged or is not a timing table.
     """
-    model, *columns = _columns(read_json(path), path)
-    names, t_dw, t_dy, totals = columns
+    table = TensorTimings.load(path)
 
     def draw(figure):
         axis = figure.add_axes([0.075, 0.15, 0.915, 0.68])
-        _draw_bars(axis, t_dw, t_dy)
+        _draw_bars(axis, table)
         axis.set(ylabel='time (ms per step)')
-        figure.text(0.075, 0.985, '{}: {}'.format(model, _totals_text(totals)), va='top',
-                    fontsize=9)
-        _draw_legend(figure, [axis], [' ({:.1f} ms)'.format(sum(each)) for each in (t_dw, t_dy)],
-                     0.075, 0.94)
-    return write_figure(output, (7.2, 3), draw, ('model',) + HEADER,
-                        [[model] + row for row in _rows(*columns)])
+        figure.text(0.075, 0.985, '{}: {}'.format(table.key.get('model', path), _totals_of(table)),
+                    va='top', fontsize=9)
+        _draw_legend(figure, [axis], [' ({:.1f} ms)'.format(each.sum())
+                                      for each in (table.t_dw, table.t_dy)], 0.075, 0.94)
+    return write_figure(output, (7.2, 3), draw, HEADER, _rows(table, path))
 
 
 def device_bars(paths, output):
-    """timing_bars of one network on several devices, a panel each, in the order given.
+    """Draws timing_bars of one network on several devices, a panel each; returns the paths written.
 
-    paths: of tables of costs. Each panel has an axis of its own, as devices may lie a hundredfold
-    apart; its title tells how far. Returns the paths written; UserError for a table that is damaged
-    or of another kind, and for tables of different networks or steps.
+    paths: of timings.json. Each panel has its own axis, as one device may be a hundred times slower
+    than another. Raises UserError for a damaged table, and for different networks or steps.
     """
-    tables = [load(path) for path in paths]
+    tables = [TensorTimings.load(path) for path in paths]
     for path, table in zip(paths, tables):
+        if not {'host', 'tensorflow'} <= set(table.key):
+            raise UserError('{} does not say on which device it was measured; use the timings.json '
+                            'that profiler.py writes'.format(path))
         if _network(table) != _network(tables[0]):
             raise UserError('{} is of {}, {} of {}: devices are compared by one network'.format(
-                paths[0], _told(tables[0]), path, _told(table)))
-    columns = [_columns(table, path) for path, table in zip(paths, tables)]
-    labels = labels_of(tables, paths)
-    steps_ms = [sum(totals) for *_, totals in columns]
+                paths[0], _title(tables[0]), path, _title(table)))
+    labels = labels_of([table.key for table in tables], paths)
 
     def draw(figure):
         axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
         height = figure.get_size_inches()[1]
         figure.subplots_adjust(0.09, 0.45 / height, 0.99, 1 - 0.85 / height, hspace=0.42)
-        figure.text(0.09, 1 - 0.06 / height, _told(tables[0]), va='top', fontsize=9)
-        for axis, label, step_ms, (_, _, t_dw, t_dy, totals) in zip(
-                axes, labels, steps_ms, columns):
-            _draw_bars(axis, t_dw, t_dy)
+        figure.text(0.09, 1 - 0.06 / height, _title(tables[0]), va='top', fontsize=9)
+        for axis, label, table in zip(axes, labels, tables):
+            _draw_bars(axis, table)
             axis.set(ylabel='ms per step', xlabel=axis.get_xlabel() if axis is axes[-1] else '')
             slower = '' if axis is axes[0] else '; {:.2f} times the first'.format(
-                step_ms / steps_ms[0])
-            axis.set_title('{}\n{}{}'.format(label, _totals_text(totals), slower), loc='left',
+                table.t_step / tables[0].t_step)
+            axis.set_title('{}\n{}{}'.format(label, _totals_of(table), slower), loc='left',
                            fontsize=7, color='#444444')
         _draw_legend(figure, axes, ['', ''], 0.09, 1 - 0.22 / height)
-    rows = [[table['key']['host'], table['key']['tensorflow'], table['model']] + row
-            for table, each in zip(tables, columns) for row in _rows(*each[1:])]
+    rows = [[table.key['host'], table.key['tensorflow']] + row
+            for path, table in zip(paths, tables) for row in _rows(table, path)]
     return write_figure(output, (7.2, 1.3 + 1.75 * len(tables)), draw,
-                        ('host', 'tensorflow', 'model') + HEADER, rows)
+                        ('host', 'tensorflow') + HEADER, rows)
 
 
-def labels_of(tables, paths):
-    """A text for each table of costs: its host; where two share that, TensorFlow's version too, and
-    where they share both, the file's name.
+def labels_of(keys, paths):
+    """Returns a label for each key of a timing table: its host.
+
+    Where hosts are equal, the version of TensorFlow is added; where that is equal, too, the path.
     """
-    hosts = [table['key']['host'] for table in tables]
+    hosts = [key['host'] for key in keys]
     labels = [host if hosts.count(host) == 1 else '{}, TensorFlow {}'.format(
-        host, table['key']['tensorflow']) for host, table in zip(hosts, tables)]
-    return [label if labels.count(label) == 1 else '{} ({})'.format(
-        label, os.path.basename(path)) for label, path in zip(labels, paths)]
+        host, key['tensorflow']) for host, key in zip(hosts, keys)]
+    return [label if labels.count(label) == 1 else '{} ({})'.format(label, path)
+            for label, path in zip(labels, paths)]
 
 
 def _network(table):
-    """What must be the same in tables that are compared: the fingerprint in their key tells Keras 2
-    from Keras 3, too.
+    """What must be equal in tables that are compared. The fingerprint in the key would differ
+    between Keras 2 and Keras 3.
     """
-    return [table['key'].get(name) for name in SAME] + [table['names'], table['shapes']]
+    return [table.key.get(name) for name in SAME] + [table.names, table.shapes]
 
 
-def _told(table):
+def _title(table):
     return '{}, {}x{}, {} at a time, {} classes, {} tensors'.format(
-        table['model'], *[table['key'].get(name) for name in (
-            'input_size', 'input_size', 'batch_size', 'num_classes')], len(table['names']))
+        *[table.key.get(name) for name in (
+            'model', 'input_size', 'input_size', 'batch_size', 'num_classes')], len(table.names))
 
 
-def _columns(table, path):
-    """(model, names, t_dw, t_dy, [t_fp, t_bp, t_update]) of a table that was read from `path`;
-    UserError where it has a hole.
-    """
-    try:
-        model = table['key'].get('model', path)
-        names, *times = [table[key] for key in ('names', 't_dw', 't_dy')]
-        t_dw, t_dy = [[finite(time) for time in column] for column in times]
-        totals = [finite(table[key]) for key in ('t_fp', 't_bp', 't_update')]
-        counts = [len(names), len(t_dw), len(t_dy)]
-    except KeyError as error:
-        raise UserError(f'the timing table {path} lacks {error.args[0]}')
-    except (AttributeError, TypeError, ValueError):
-        raise UserError(f'{path} is no timing table, or has a time that is not a number')
-    if len(set(counts)) > 1 or not counts[0]:
-        raise UserError('the timing table {} has {} names, {} t_dw and {} t_dy'.format(
-            path, *counts))
-    return model, names, t_dw, t_dy, totals
+def _rows(table, path):
+    totals = [table.t_fp, table.t_bp, table.t_update]
+    return [[table.key.get('model', path), tensor, *row, *totals] for tensor, row in enumerate(zip(
+        table.names, table.t_dw.tolist(), table.t_dy.tolist()))]
 
 
-def _rows(names, t_dw, t_dy, totals):
-    return [[tensor, *row, *totals] for tensor, row in enumerate(zip(names, t_dw, t_dy))]
+def _totals_of(table):
+    return 'forward {:,.1f} ms, backward {:,.1f} ms, update {:,.1f} ms per step'.format(
+        table.t_fp, table.t_bp, table.t_update)
 
 
-def _totals_text(totals):
-    return 'forward {:,.1f} ms, backward {:,.1f} ms, update {:,.1f} ms per step'.format(*totals)
-
-
-def _draw_bars(axis, t_dw, t_dy):
-    axis.bar(range(len(t_dw)), t_dw, width=0.9, color=OWN, label='t_dw, own gradient')
-    axis.bar(range(len(t_dw)), t_dy, width=0.9, bottom=t_dw, color=CARRIED,
-             label='t_dy, carrying the error gradient to it')
-    axis.set(xlim=(-0.8, len(t_dw) - 0.2), xlabel='tensor index (left: input, right: classifier)')
+def _draw_bars(axis, table):
+    numbers = range(len(table.names))
+    axis.bar(numbers, table.t_dw, width=0.9, color=OWN, label='t_dw, weight gradient')
+    axis.bar(numbers, table.t_dy, width=0.9, bottom=table.t_dw, color=CARRIED,
+             label='t_dy, path of the error gradient to it')
+    axis.set(xlim=(-0.8, len(numbers) - 0.2),
+             xlabel='tensor index (left: input, right: classifier)')
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(True, axis='y')
 
 
 def _draw_legend(figure, axes, added, left, top):
-    """One for all axes; added: to the labels of t_dw and t_dy. left, top: as shares of the figure.
+    """Draws one legend for all axes.
+
+    added: text after the labels of t_dw and t_dy. left, top: shares of the figure.
     """
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, [label + text for label, text in zip(labels, added)], loc='upper left',

@@ -33,6 +33,13 @@ def arguments_of(run):
     return main.parse_arguments(list(run.flags))
 
 
+def way_of(run):
+    """Returns the costs.Way of a run."""
+    import main
+    from costs import Way
+    return main.settings_of(arguments_of(run), Way)
+
+
 def is_done(run):
     """True for a finished run of these very settings; UserError for one of other settings."""
     import main
@@ -67,7 +74,6 @@ def chosen(runs, pattern):
 def dry_run(figure, runs):
     """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
     """
-    from costs import why_not
     tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
         done = is_done(run)
@@ -75,7 +81,7 @@ def dry_run(figure, runs):
         if key not in tables and not done:
             tables[key] = timings_for(run)
         if not done:
-            reasons[run.name] = why_not(arguments_of(run), tables[key])
+            reasons[run.name] = way_of(run).why_not(tables[key])
         beyond = reasons.get(run.name)
         hours = 0.0 if done or beyond else estimated_hours(run, tables[key])
         total += hours
@@ -125,9 +131,8 @@ def timings_for(run):
 
 def estimated_hours(run, table):
     """Hours of one run by the TensorTimings."""
-    from costs import hours_of
-    args = arguments_of(run)
-    return hours_of(args, table, DATA.get(args.dataset_name, REHEARSED_SIZES)[1:])
+    way = way_of(run)
+    return way.hours(table, DATA.get(way.dataset_name, REHEARSED_SIZES)[1:])
 
 
 # ---------------------------------------------------------------- the runs
@@ -191,19 +196,17 @@ def _meter(run):
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
-    from costs import why_not
     from tensor_timings import TensorTimings
     reasons = {}
     for run in runs:
-        args = arguments_of(run)
-        path, _ = table_of(args)
+        path, _ = table_of(arguments_of(run))
         if run.cell.train_type != ELASTIC or not os.path.exists(path):
             continue
         try:
             table = TensorTimings.load(path)
         except (ValueError, KeyError, TypeError):
             continue  # the run itself tells that its table is damaged, and measures anew
-        reason = why_not(args, table)
+        reason = way_of(run).why_not(table)
         if reason and table.key.get('host') == this_device():
             reasons[run.name] = reason
     return reasons

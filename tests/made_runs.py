@@ -8,15 +8,6 @@ from runs import EPOCH_COLUMNS, VARIED, SelectionRow
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
 MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # by first epoch
-TABLE = {'key': {'model': 'mobilenetv2'}, 'names': ['stem/kernel', 'block/kernel', 'head/bias'],
-         't_dw': [3.25, 1.5, 0.25], 't_dy': [0.5, 2.0, 0.0], 't_fp': 4.0, 't_bp': 7.5,
-         't_update': 0.75}
-
-
-def stored(folder, table=TABLE):
-    """Path of the table's file."""
-    (folder / 'timings.json').write_text(json.dumps(table), encoding='utf-8')
-    return folder / 'timings.json'
 
 
 def write_csv(path, rows):

@@ -1,6 +1,5 @@
 """The figures: numbers equal to the records, and what is written of them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,16 +10,14 @@ from made_runs import (
     EPOCHS,
     MASKS,
     SHARE,
-    TABLE,
     TENSORS,
     edit_csv,
     make_run,
     read_csv,
-    stored,
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from test_selection_solver_DP import branching_table
+from timing_tables import stored
 
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
@@ -177,26 +174,6 @@ def test_the_map_is_drawn_without_time_shares(tmp_path):
     assert {row['time_share'] for row in read_csv(paths[2])} == {''}
 
 
-def test_timing_bars_write_the_table(tmp_path):
-    paths = plot.timing_bars(stored(tmp_path), tmp_path / 'timings')
-    assert_figure(paths, tmp_path / 'timings')
-    rows = read_csv(paths[2])
-    assert [row['name'] for row in rows] == TABLE['names']
-    assert [float(row['t_dw_ms']) for row in rows] == TABLE['t_dw']
-    assert [float(row['t_dy_ms']) for row in rows] == TABLE['t_dy']
-    assert (rows[0]['t_fp_ms'], rows[0]['t_bp_ms'], rows[0]['t_update_ms']) == (
-        '4.0', '7.5', '0.75')
-
-
-def test_timing_bars_are_drawn_from_the_table_that_the_profiler_stores(tmp_path):
-    path, table = str(tmp_path / 'timings.json'), branching_table(np.random.RandomState(0))
-    table._replace(key={'model': 'branching'}).save(path)
-    plot.main(['timings', path, '--output', str(tmp_path / 'figure')])
-    rows = read_csv(str(tmp_path / 'figure.csv'))
-    assert [row['name'] for row in rows] == list(table.names)
-    assert {row['model'] for row in rows} == {'branching'}
-
-
 def test_labels_of_points_that_lie_together_cover_neither_each_other_nor_a_marker():
     points = [dict(model='m', label='a scheme ' + str(i), scheme='full_training', rho=None,
                    variant=False, learning_rate=0.1, n=1, accuracy=0.97 + 0.002 * (i % 3),
@@ -217,9 +194,8 @@ def test_main_draws_each_figure(tmp_path, capsys):
     logs = tmp_path / 'logs'
     make_run(logs, 'elastic')
     full = make_run(logs, 'full', 'full_training')
-    (tmp_path / 'table.json').write_text(json.dumps(TABLE))
     for figure, inputs in (('curves', ['elastic', str(full)]), ('selection', ['elastic']),
-                           ('timings', [str(tmp_path / 'table.json')])):
+                           ('timings', [stored(tmp_path)])):
         output = str(tmp_path / figure)
         plot.main([figure] + inputs + ['--output', output, '--logs_dir', str(logs)])
         assert capsys.readouterr().out.split() == [

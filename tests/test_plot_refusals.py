@@ -3,23 +3,12 @@
 import json
 
 import pytest
-from made_runs import TABLE, TENSORS, edit_csv, folder_content, make_run, stored
+from made_runs import TENSORS, edit_csv, folder_content, make_run
+from timing_tables import stored
 
 import plot
 from command_line import UserError
 from runs import read_run
-
-
-@pytest.mark.parametrize('change, says', [
-    ({'t_dy': None}, 'not a number'), ({'t_dw': [1.0, 2.0]}, '3 names, 2 t_dw'),
-    ({'t_fp': float('nan')}, 'not a number'), ({'names': None}, 'no timing table'),
-    ({'key': 7}, 'no timing table'), ({'names': [], 't_dw': [], 't_dy': []}, '0 names')])
-def test_a_broken_timing_table_is_refused(tmp_path, change, says):
-    with pytest.raises(UserError, match=says):
-        plot.timing_bars(stored(tmp_path, dict(TABLE, **change)), tmp_path / 'timings')
-    with pytest.raises(UserError, match='lacks t_update'):
-        plot.timing_bars(stored(tmp_path, {key: TABLE[key] for key in TABLE if key != 't_update'}),
-                         tmp_path / 't')
 
 
 def drop_rows(folder, name, keep):

@@ -7,6 +7,8 @@ from backward_graph import OpTimes, attribute
 from measured_totals import Totals, build_table
 from tensor_timings import chain_timings
 
+KEY = dict(host='x', tensorflow='2.21.0', model='small', batch_size=4, input_size=16)
+
 
 def op_times(groups, num_tensors, update=None):
     if update is None:
@@ -22,6 +24,16 @@ def table_of(times):
     chain = sum(ms for mask, ms in times.groups.items() if mask & bit)
     return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
                        times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
+
+
+def stored(folder, slower=1.0, **changes):
+    """Path of the timing table of three tensors, as profiler.py stores it."""
+    table = table_of(op_times({0b001: 3.25, 0b010: 1.5, 0b100: 0.25, 0b011: 0.5, 0b111: 2.0}, 3))
+    table = table._replace(t_fp=slower * table.t_fp, t_dw=slower * table.t_dw,
+                           t_dy=slower * table.t_dy, **dict({'key': KEY}, **changes))
+    folder.mkdir(exist_ok=True)
+    table.save(str(folder / 'timings.json'))
+    return str(folder / 'timings.json')
 
 
 def table_of_branching():
