@@ -186,11 +186,7 @@ def _place(chain, frames):
     node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
     if not node:
         return ''
-    name = node.group(1) or node.group(2)
-    for frame in frames:  # masked_step.py numbers the nodes of its steps
-        maker = getattr(frame.f_locals.get('self'), '_maker', None)
-        name = getattr(maker, 'traced_names', {}).get(name, name)
-    return 'node {}: '.format(name)
+    return 'node {}: '.format(node.group(1) or node.group(2))
 
 
 def _reason(error):

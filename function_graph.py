@@ -227,26 +227,6 @@ def _read_back(nodes):
     return same
 
 
-def numbered(function_def):
-    """Numbers nodes and arguments in place of their names; number -> name."""
-    numbers = {thing.name: 'n{}'.format(i) for i, thing in enumerate(
-        list(function_def.signature.input_arg) + list(function_def.node_def))}
-
-    def number(tensor):
-        name, colon, rest = tensor.lstrip('^').partition(':')
-        return '^' * tensor.startswith('^') + numbers[name] + colon + rest
-
-    for argument in function_def.signature.input_arg:
-        argument.name = numbers[argument.name]
-    for node in function_def.node_def:
-        node.name = numbers[node.name]
-        set_inputs(node, [number(tensor) for tensor in node.input])
-    for results in (function_def.ret, function_def.control_ret):
-        for result in list(results):
-            results[result] = number(results[result])
-    return {number: name for name, number in numbers.items()}
-
-
 def analysable(function_def):
     """name -> Node as backward_graph.analyse takes it, with argument and result nodes."""
     nodes = {}

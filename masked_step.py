@@ -21,7 +21,6 @@ from function_graph import (
     analysable,
     inlined,
     library_of,
-    numbered,
     repeat_noise,
     resolved,
     set_inputs,
@@ -37,14 +36,12 @@ class StepMaker:
     inputs: one array, or a list, tuple or dict of several, as the model takes them.
     weight_decay: see TrainingStep. optimizer: None for gradients alone.
     penalty, loss_scale: see TrainingStep.
-    named: True keeps the names of the nodes, which tell their layers, for a trace. Numbers instead
-    make the first call of each step shorter by a third of a step (mobilenetv2, 96x96).
     Steps share the model's and the optimizer's variables.
     UserError for a model or labels that cannot be trained here, with the reason.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
-                 loss_scale=None, named=False):
+                 loss_scale=None):
         self.model = model
         self.optimizer = optimizer
         # Once: Keras takes milliseconds to gather them.
@@ -59,12 +56,10 @@ class StepMaker:
         self.concrete = concrete  # as traced; owns what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         function = resolved(inlined(concrete.function_def, library_of(concrete)))
-        self.traced_names = {} if named else numbered(function)  # number -> name
         self.cutter = Cutter(function)
         self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
         self._noises = self._noises_of({product.op.name for product in products})
-        self._decay = {name for name in self.cutter.nodes
-                       if self.traced_names.get(name, name) in full.decay_ops}
+        self._decay = set(full.decay_ops)
         self.owners = self._owners()
         self.graph = analyse(analysable(function), len(everything), self.owners, {},
                              NUM_RESULTS)
@@ -105,8 +100,7 @@ class StepMaker:
 
     def _noises_of(self, products):
         """Noise -> (what it is multiplied by, its type), tensors; products: names as traced."""
-        nodes = [node for name, node in self.cutter.nodes.items()
-                 if self.traced_names.get(name, name) in products]
+        nodes = [node for name, node in self.cutter.nodes.items() if name in products]
         return {node.input[1]: (node.input[0], node.attr['T'].type) for node in nodes}
 
     def _owners(self):
@@ -240,7 +234,7 @@ class GraphFunction:
     """
 
     def __init__(self, definition, maker):
-        self._ops = {node.name: node.op for node in definition.node_def}
+        self.nodes = {node.name: node.op for node in definition.node_def}  # name -> op type
         self._maker = maker  # keeps alive what the handles refer to
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
@@ -250,11 +244,6 @@ class GraphFunction:
         return tf_internals.call_function(
             self._name, self._num_outputs, list(tensors) + self._maker.captured,
             self._maker.config)
-
-    @property
-    def nodes(self):
-        """Name as traced -> op type."""
-        return {self._maker.traced_names.get(name, name): op for name, op in self._ops.items()}
 
     def __del__(self):
         try:

@@ -43,16 +43,16 @@ class PrefixSteps:
         self._needs = forward_graph.repeatable(
             maker.graph, maker.owners, range(self._num_inputs), [self._num_inputs], called)
         work = work_of(maker.concrete.graph)
-        self._work = {name: work.get(maker.traced_names.get(name, name)) for name in self._needs}
+        self._work = {name: work.get(name) for name in self._needs}
         self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
         self._ms = None, {}  # rates, and what ops take by them
 
     @property
     def fingerprint(self):
-        """str: the same where the names in a forward_graph.Cut mean the same."""
-        nodes = self.maker.cutter.nodes
-        text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].input))
-                         for name in sorted(nodes))
+        """Returns a str that is equal where the names in a forward_graph.Cut mean the same."""
+        nodes = self.maker.graph.nodes
+        text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].tensors))
+                         for name in sorted(self._needs))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def cut_off(self, trained, rates, read_ms=None):
@@ -92,12 +92,10 @@ class PrefixSteps:
         """Tensor of the graph -> (bytes of one image, tf.TensorSpec), where the batch comes first.
         """
         found, maker = {}, self.maker
-        traced = {maker.traced_names.get(name, name): name for name in maker.cutter.nodes}
         for op in maker.concrete.graph.get_operations():
-            if op.name in traced:
-                places = output_places(op)
-                found.update(zip(('{}:{}'.format(traced[op.name], place) for place in places),
-                                 op.outputs))
+            if op.name in maker.cutter.nodes:
+                names = ['{}:{}'.format(op.name, place) for place in output_places(op)]
+                found.update(zip(names, op.outputs))
         arguments = maker.cutter.function.signature.input_arg
         found.update(zip((argument.name for argument in arguments),
                          maker.concrete.inputs[:self._num_inputs]))

@@ -73,7 +73,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None, op
     with restored_afterwards(model.variables):
         statistics_from_batch(model, inputs)
         trained_by = make_optimizer(optimizer, 1e-6, 1000, variables, clip_norm=clip_norm)
-        maker = StepMaker(model, trained_by, weight_decay, inputs, labels, named=True)
+        maker = StepMaker(model, trained_by, weight_decay, inputs, labels)
         graph = executed_graph(maker, inputs, labels)
         release_memory()
         trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)

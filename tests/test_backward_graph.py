@@ -294,7 +294,7 @@ def with_backward(backward):
     x = keras.layers.Lambda(pass_on)(x)
     model = keras.Model(inputs, keras.layers.Dense(3, name='above')(x))
     return StepMaker(model, make_optimizer('sgd', 1e-3, 100, model.trainable_variables), 5e-4,
-                     tf.zeros((4, 6)), tf.constant([0, 1, 2, 1]), named=True)
+                     tf.zeros((4, 6)), tf.constant([0, 1, 2, 1]))
 
 
 def effects_of(maker):

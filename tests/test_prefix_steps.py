@@ -245,3 +245,12 @@ def test_a_cached_step_takes_batches_of_its_shapes_alone():
     stored = steps.prefix(inputs, labels)
     with pytest.raises(ValueError, match='of shapes'):
         steps.read([tensor[:3] for tensor in stored], labels[:3])
+
+
+def test_names_in_a_cut_mean_the_same_in_a_process_that_did_not_profile():
+    model, inputs, labels = network('residual', None)
+
+    def fingerprint():
+        optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+        return PrefixSteps(StepMaker(model, optimizer, 0.0, inputs, labels)).fingerprint
+    assert fingerprint() == fingerprint()  # the second optimizer has other names

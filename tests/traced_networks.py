@@ -45,7 +45,7 @@ def traced(build, optimizer='sgd', clip_norm=None):
     images = tf.constant(rng.uniform(0, 1, (4,) + tuple(model.input_shape[1:])), tf.float32)
     labels = tf.constant([0, 1, 2, 1])
     trained_by = make_optimizer(optimizer, 1e-3, 100, variables, clip_norm=clip_norm)
-    maker = StepMaker(model, trained_by, 5e-4, images, labels, named=True)
+    maker = StepMaker(model, trained_by, 5e-4, images, labels)
     graph = executed_graph(maker, images, labels)
     step = maker.step([True] * len(variables))
     path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
