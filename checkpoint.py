@@ -1,43 +1,34 @@
-"""The checkpoint of a run: all that it takes to go on as if nothing had happened.
+"""The checkpoint of a run: all that it takes to resume as if nothing had happened.
 
     resume/last     in the run's folder, the newest one; `before` is the one before it
 
-A file is one line, which names what it is and carries the SHA-256 of the rest, and then an npz of
-arrays and of `tree`, the JSON that says what they are. It is written beside the newest, flushed to
-the disk and renamed: at any instant there is a whole one, whatever fails. Nothing in it can run
-code. Takes and gives trees of plain values and arrays; what they mean, train.py knows.
+A file is a .npz of arrays and of `tree`, the JSON that says what each array is. At any instant
+there is a whole one, whatever fails. Reading it runs no code in it. This module takes and returns
+trees of plain values and arrays; train.py knows what they mean.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import time
-import zipfile
 
 import numpy as np
 
 from command_line import UserError
-from files import whole
+from files import read_npz, write_npz
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
-MAGIC = b'ElasticTrainer checkpoint 1 '
-HEADER = len(MAGIC) + 64 + 1  # the digest in hexadecimal, a line feed
+FORMAT = 'elastic-checkpoint-2'
 TREE = 'tree'
 COST = 0.01  # of a run's time, that checkpoints at the end of short epochs may take
 ALIVE_SECONDS = 10  # how often a run shows, by its checkpoint's time, that it still trains
-PIECE = 2 ** 20
 
 
 class Interrupted(Exception):
     """A run was told to stop, and has: (epoch, 1-based; steps of it that are done; whether there is
     a checkpoint of that).
     """
-
-
-class Damaged(Exception):
-    """What a file holds is not a checkpoint, or no longer: one line."""
 
 
 # ---------------------------------------------------------------- trees
@@ -86,96 +77,62 @@ def _unpacked(value, arrays, records):
 def write(folder, tree):
     """Writes the checkpoint of the run in `folder`; the newest one so far becomes the one before.
 
-    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, tf.Variables (read
-    one after the other, to become arrays), numbers, str, None. OSError where it cannot be written:
-    then all is as it was.
+    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, tf.Variables (each
+    becomes an array as it is written), numbers, str, None.
+    Raises OSError where it cannot be written: then all is as it was.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
-    content = json.dumps(_packed(tree, arrays)).encode()
+    packed = json.dumps(_packed(tree, arrays)).encode()
+    arrays[TREE] = np.frombuffer(packed, np.uint8)
     os.makedirs(place, exist_ok=True)
-    last, before = os.path.join(place, LAST), os.path.join(place, BEFORE)
-    with whole(last, before) as part, open(part, 'w+b') as out:
-        out.write(bytes(HEADER))
-        write_npz(out, dict(arrays, **{TREE: np.frombuffer(content, np.uint8)}))
-        digest = _digest(out)
-        out.seek(0)
-        out.write(MAGIC + digest.encode() + b'\n')
-
-
-def write_npz(out, arrays):
-    """As np.savez to a file: one array at a time, no pickle, and not another word behind an error.
-
-    arrays: name -> array or tf.Variable.
-    """
-    archive = zipfile.ZipFile(out, 'w')
-    try:
-        for name, array in arrays.items():
-            array = np.asarray(array if isinstance(array, np.ndarray) else array.numpy())
-            with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array, allow_pickle=False)
-        archive.close()
-    except BaseException:
-        archive.fp = None  # else it would try once more as it goes, and print a traceback
-        raise
-
-
-def _digest(file):
-    """SHA-256, in hexadecimal, of all behind the header."""
-    file.seek(HEADER)
-    digest = hashlib.sha256()
-    for piece in iter(lambda: file.read(PIECE), b''):
-        digest.update(piece)
-    return digest.hexdigest()
+    write_npz(os.path.join(place, LAST), FORMAT, arrays, os.path.join(place, BEFORE))
 
 
 def read(folder, records=()):
-    """The tree of the newest whole checkpoint of the run in `folder`, None where it has none.
+    """Returns the tree of the newest whole checkpoint of the run in `folder`, None where none is.
 
-    With it go `headers`, `lost_seconds`, for which the run went on behind it, and `damaged`, a line
-    on why it is not the newest, else None.
-    records: the NamedTuple classes that a tree may hold. UserError where no file is whole.
+    records: the NamedTuple classes that a tree may hold.
+    The tree also holds `stamps`; `lost_seconds`, for which the run went on after the checkpoint;
+    and `damaged`, a line on why it is not the newest, else None.
+    Raises UserError where there are checkpoints and none is whole.
     """
-    reasons, found = [], headers(folder)
-    for name in (LAST, BEFORE):
-        path = os.path.join(folder, FOLDER, name)
-        if not os.path.exists(path):
-            continue
+    reasons, found = [], stamps(folder)
+    for path in _paths(folder):
         try:
             tree = _read_file(path, records)
-            return dict(tree, headers=found, damaged='; '.join(reasons) or None,
+            return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
                         lost_seconds=max(0.0, os.path.getmtime(path) - tree['written']))
-        except Damaged as error:
+        except UserError as error:
             reasons.append(str(error))
     if reasons:
-        raise UserError('no checkpoint of {} can be read ({}); begin anew with --restart'.format(
+        raise UserError('no checkpoint of {} can be used ({}); start over with --restart'.format(
             folder, '; '.join(reasons)))
     return None
 
 
-def headers(folder):
-    """First lines of the checkpoints there are: others whenever one was written."""
+def stamps(folder):
+    """Returns a list that changes whenever a checkpoint is written; it is empty without one."""
     found = []
-    for name in (LAST, BEFORE):
-        with contextlib.suppress(OSError):
-            with open(os.path.join(folder, FOLDER, name), 'rb') as file:
-                found.append(file.read(HEADER))
+    for path in _paths(folder):
+        with contextlib.suppress(OSError):  # another process may be renaming it
+            status = os.stat(path)
+            found.append((path, status.st_size, status.st_mtime_ns))
     return found
 
 
+def _paths(folder):
+    """Returns the paths of the checkpoints there are, the newest first."""
+    paths = [os.path.join(folder, FOLDER, name) for name in (LAST, BEFORE)]
+    return [path for path in paths if os.path.exists(path)]
+
+
 def _read_file(path, records):
+    arrays = read_npz(path, FORMAT)
     try:
-        with open(path, 'rb') as file:
-            header = file.read(HEADER)
-            if not header.startswith(MAGIC):
-                raise Damaged('{} is no checkpoint of this version'.format(path))
-            if header != MAGIC + _digest(file).encode() + b'\n':
-                raise Damaged('{} is damaged'.format(path))
-            file.seek(HEADER)
-            with np.load(file, allow_pickle=False) as stored:
-                tree = json.loads(stored[TREE].tobytes().decode())
-                return _unpacked(tree, stored, {kind.__name__: kind for kind in records})
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise Damaged('{} cannot be read: {}'.format(path, error))
+        tree = json.loads(arrays[TREE].tobytes().decode())
+        return _unpacked(tree, arrays, {kind.__name__: kind for kind in records})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError('{} is of another version: {}'.format(path, error))
 
 
 def remove_damaged(folder):
@@ -187,7 +144,6 @@ def remove_damaged(folder):
 def remove(folder):
     """Removes the checkpoints of the run in `folder`."""
     shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
-
 
 
 class Keeper:

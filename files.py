@@ -1,16 +1,20 @@
-"""Files that are written whole or not at all, and JSON whose damage is noticed.
+"""Files that are written whole or not at all, and JSON and .npz whose damage is noticed.
 
 Whole or not at all holds whatever fails: a line of code, the process, the power.
 """
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
+import zipfile
 
-from command_line import UserError
+import numpy as np
+
+from command_line import UserError, first_line
 
 PART = '.part'  # end of the name of what is being written; a killed process may leave it
 CHECKSUM = 'sha256'  # key in a JSON file, of the checksum of the rest
@@ -129,3 +133,40 @@ def checksum_of_file(path):
     """Returns the SHA-256, in hexadecimal, of what a file holds."""
     with open(path, 'rb') as file:
         return checksum(file.read())
+
+
+# ---------------------------------------------------------------- arrays
+
+def write_npz(path, kind, arrays, before=None):
+    """Writes arrays as a .npz, without pickle, one at a time.
+
+    kind: str that read_npz asks for. arrays: name -> array or tf.Variable. before: see `whole`.
+    """
+    with whole(path, before) as part, open(part, 'wb') as out:
+        archive = zipfile.ZipFile(out, 'w')
+        try:
+            for name, array in dict(arrays, format=np.array(kind)).items():
+                array = np.asarray(array if isinstance(array, np.ndarray) else array.numpy())
+                with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+            archive.close()
+        except BaseException:
+            archive.fp = None  # otherwise its finalizer writes again, and prints a traceback
+            raise
+
+
+def read_npz(path, kind):
+    """Returns the arrays, name -> array, that write_npz wrote; runs no code that is in them.
+
+    Raises UserError where the file is damaged, which CRC-32 shows, or was written as another kind.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end
+            arrays = {os.path.splitext(name)[0]: np.lib.format.read_array(
+                io.BytesIO(archive.read(name)), allow_pickle=False) for name in archive.namelist()}
+    except Exception as error:  # a damaged archive can raise anything
+        raise UserError("'{}' cannot be read, it may be damaged or cut short ({})".format(
+            path, first_line(error) or type(error).__name__))
+    if str(arrays.pop('format', '')) != kind:
+        raise UserError("'{}' is not of this project's format {}".format(path, kind))
+    return arrays

@@ -234,7 +234,7 @@ def tell_stop(args, folder, signals, error):
     """Says by which of the Signals the run was stopped, where, and how to go on."""
     if not isinstance(error, checkpoint.Interrupted):
         text = 'before training went on; the same command {}'.format(
-            'goes on' if checkpoint.headers(folder) else 'begins again')
+            'goes on' if checkpoint.stamps(folder) else 'begins again')
     else:
         epoch, step, kept = error.args
         text = 'in epoch {}, behind step {}; the same command{} {}'.format(

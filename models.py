@@ -7,13 +7,9 @@ preprocessing is part of the model.
 
 import os
 import warnings
-import zipfile
 
-import numpy as np
-
-from checkpoint import write_npz
 from command_line import UserError, nearest, quiet_tensorflow
-from files import whole
+from files import read_npz, write_npz
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
@@ -113,12 +109,11 @@ def save_weights(model, path):
     appears whole or not at all.
     """
     from keras_stack import variable_name
-    arrays = {'format': np.array(WEIGHTS_FORMAT)}
+    arrays = {}
     for kind, variables in _kinds(model):
         for i, variable in enumerate(variables):
             arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable
-    with whole(path) as part, open(part, 'wb') as out:
-        write_npz(out, arrays)
+    write_npz(path, WEIGHTS_FORMAT, arrays)
 
 
 def load_weights(model, path):
@@ -129,7 +124,7 @@ def load_weights(model, path):
     names each of them. Arrays are loaded without pickle.
     """
     from keras_stack import variable_name, weights_were_set
-    stored = _read_npz(path)
+    stored = read_npz(path, WEIGHTS_FORMAT)
     assignments, mismatches = [], []
     for kind, variables in _kinds(model):
         arrays = [(key.split('/', 2)[2], stored[key]) for key in sorted(stored)
@@ -159,16 +154,3 @@ def load_weights(model, path):
 
 def _kinds(model):
     return (('trainable', model.trainable_weights), ('statistics', model.non_trainable_weights))
-
-
-def _read_npz(path):
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError,
-            RuntimeError, zipfile.BadZipFile) as error:
-        raise UserError("weights file '{}' cannot be read, it may be cut short ({})".format(
-            path, str(error).split('\n')[0]))
-    if str(arrays.pop('format', '')) != WEIGHTS_FORMAT:
-        raise UserError("'{}' is not a weights file of this project".format(path))
-    return arrays

@@ -34,8 +34,8 @@ def open_run(folder, settings, resumed=None, restart=False):
         unless_opened.callback(os.close, lock)
         if is_finished(folder, settings, restart):  # what held before need not hold any more
             return None
-        expected = [] if resumed is None else resumed['headers']
-        if not restart and checkpoint.headers(folder) != expected:
+        expected = [] if resumed is None else resumed['stamps']
+        if not restart and checkpoint.stamps(folder) != expected:
             raise fault(folder, 'another process has trained it meanwhile; start again')
         remove_parts(folder)
         if resumed is None:
@@ -172,7 +172,7 @@ class Recorder:
     def __exit__(self, *error):
         self.writer.close()
         if not (os.path.exists(os.path.join(self.folder, 'epochs.csv'))
-                or checkpoint.headers(self.folder)):
+                or checkpoint.stamps(self.folder)):
             _clear(self.folder)
             os.remove(os.path.join(self.folder, 'settings.json'))
             if not os.listdir(self.folder):

@@ -119,7 +119,7 @@ def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, sh
         content = whole.read()
     with open(path, 'wb') as cut:
         cut.write(content[:int(share * len(content))])
-    assert_untouched_by(small_classifier(), path, 'cannot be read, it may be cut short')
+    assert_untouched_by(small_classifier(), path, 'cannot be read, it may be damaged or cut short')
 
 
 @pytest.mark.parametrize('content', [
@@ -162,7 +162,7 @@ def test_any_damaged_byte_is_refused_or_harmless_but_never_crashes(weights_file)
 def test_another_program_s_npz_is_refused(tmp_path):
     path = str(tmp_path / 'weights.npz')
     np.savez(path, kernel=np.ones((3, 3)))
-    assert_untouched_by(small_classifier(), path, 'is not a weights file of this project')
+    assert_untouched_by(small_classifier(), path, 'is not of this project.s format')
 
 
 def test_every_mismatch_of_another_architecture_is_named(weights_file):
