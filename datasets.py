@@ -54,6 +54,11 @@ class Dataset(NamedTuple):
     left_out: List  # paths of images that could not be read so far, see skip_bad_images
     batches: Callable  # numbers (steps, B) int64, steps >= 0, view -> tf.data of these batches
 
+    @property
+    def steps(self):
+        """Batches of an epoch."""
+        return self.train_size // int(self.train.element_spec[0].shape[0])
+
 
 def check_dataset_name(name):
     """`name` itself; UserError if there is no such data set. Loads nothing."""

@@ -6,6 +6,7 @@
 Everything is checked before anything heavy starts; records go to logs/<run_name>/ (see runs.py).
 """
 
+import contextlib
 import errno
 import gc
 import os
@@ -21,37 +22,40 @@ import command_line
 import energy
 import thermal
 from command_line import UserError
+from epoch import Diverged
 from files import whole_folder
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
 from interrupt import Signals
 from recorder import Recorder, open_run
 from runs import changed_settings, is_finished
+from schemes import FixedScheme
+from session import Session
+from stopwatch import Clock
 
 
-def start(args):
-    """TensorFlow, its threads, seeds and determinism."""
-    command_line.start_tensorflow(args.inter_op_threads)
+def start(inter_op_threads, deterministic, seed):
+    """Starts TensorFlow, with its threads, seeds and determinism."""
+    command_line.start_tensorflow(inter_op_threads)
     import tensorflow as tf
 
     import keras_stack
-    if args.deterministic:
+    if deterministic:
         if not hasattr(tf.config.experimental, 'enable_op_determinism'):
             raise UserError('--deterministic needs TensorFlow 2.9 or later; this is {}'.format(
                 tf.__version__))
         tf.config.experimental.enable_op_determinism()
-    keras_stack.set_seed(args.seed)
+    keras_stack.set_seed(seed)
 
 
 def load_data(args):
-    """The Dataset; UserError where --num_classes or --warmup_steps contradicts it."""
+    """Returns the Dataset; UserError where --num_classes or --warmup_steps contradicts it."""
     from datasets import DataSettings, load_dataset
-    from train import count_steps
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size,
                            **settings_of(args, DataSettings)._asdict())
     if args.num_classes not in (None, dataset.num_classes):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(args.num_classes, args.dataset_name, dataset.num_classes))
-    steps = args.num_epochs * count_steps(dataset)
+    steps = args.num_epochs * dataset.steps
     if args.warmup_steps >= steps:
         raise UserError('--warmup_steps {} leaves nothing of the {} steps of this run; allowed: 0 '
                         'to {}'.format(args.warmup_steps, steps, steps - 1))
@@ -65,10 +69,9 @@ def profile(args, model, dataset):
     return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation, lambda: batch)
 
 
-def timing_table(args, model, dataset, cache, goes_on=False):
-    """(TensorTimings of this run, its PrefixCache or None); UserError where rho is out of reach.
-
-    goes_on: whether the run was interrupted: it then goes on in any case.
+def timing_table(args, model, dataset, cache, resumes=False):
+    """Returns (TensorTimings of this run, its PrefixCache or None); UserError where rho is out of
+    reach, unless the run resumes.
     """
     from selection_solver_DP import layers_of, out_of_reach
     table = profile(args, model, dataset)
@@ -79,7 +82,7 @@ def timing_table(args, model, dataset, cache, goes_on=False):
                        'image, independent of the other images (batch statistics?)')
     priced = table if cache is None else cache.priced(table, 1, args.num_epochs + 1)
     reason = out_of_reach(priced, args.rho, layers)
-    if reason and not goes_on:
+    if reason and not resumes:
         raise UserError('--' + reason)
     return table, cache
 
@@ -108,39 +111,35 @@ def no_cache(args, reason):
     print('no prefix cache: ' + reason)
 
 
-def make_scheme_for(args, model, dataset, table, penalty, cache):
-    """(masked_step.StepMaker) -> train.Scheme."""
-    import train
-    from elastic import elastic_scheme
-    settings = loop_settings(args)
-
-    def make(maker):
-        if is_elastic(args):
-            return elastic_scheme(args.train_type, maker, dataset.probe, table, settings,
-                                  args.importance, cache)
-        if args.train_type == 'prune_training':
-            from prune import prune_scheme
-            return prune_scheme(args.train_type, maker, dataset, settings, penalty,
-                                args.prune_interval, args.prune_threshold)
-        return train.fixed_scheme(args.train_type, train.fixed_mask(args.train_type, model))
-    return make
-
-
-def penalty_for(args, model, dataset):
-    """The penalty beside the loss of this run's training, or None."""
-    if args.train_type != 'prune_training':
+def penalty_of(train_type, model, dataset, settings, resumed):
+    """Returns the penalty that is trained beside the loss, as strong as before where the run
+    resumes; None for all schemes but PruneTrain.
+    """
+    if train_type != 'prune_training':
         return None
     from prune import GroupLasso
-    return GroupLasso(model, dataset.probe, args.prune_penalty_ratio)
+    penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio)
+    if resumed is not None:
+        penalty.coefficient = resumed['run']['scheme']['coefficient']
+    return penalty
 
 
-def loop_settings(args):
-    from train import Settings
-    return settings_of(args, Settings)
+def scheme_of(train_type, maker, dataset, settings, table, cache):
+    """Returns the scheme.Scheme of --train_type.
+
+    maker: masked_step.StepMaker. settings: train.Settings. table, cache: of timing_table.
+    """
+    if table is not None:
+        from train import ElasticScheme
+        return ElasticScheme(maker, dataset.probe, table, settings, cache)
+    if train_type == 'prune_training':
+        from prune import PruneTrainScheme
+        return PruneTrainScheme(maker, dataset, settings)
+    return FixedScheme(train_type, maker)
 
 
 def settings_of(args, kind):
-    """The NamedTuple of that kind with the flags of the same names."""
+    """Returns the NamedTuple of that kind with the flags of the same names."""
     return kind(**{field: getattr(args, field) for field in kind._fields})
 
 
@@ -180,13 +179,16 @@ def already_finished(folder):
     return 0
 
 
-def interrupted_run(args, folder, settings):
-    """The checkpoint that this run goes on from, see checkpoint.read; None where it begins."""
+def interrupted_run(folder, decisive, restart=False):
+    """Returns the checkpoint that this run resumes from, see checkpoint.read; None for a new one.
+
+    decisive: dict of flags, see flags.run_settings.
+    """
     from train import RECORDS
-    resumed = None if args.restart else checkpoint.read(folder, RECORDS)
+    resumed = None if restart else checkpoint.read(folder, RECORDS)
     if resumed is None:
         return None
-    about, before = about_this(settings), resumed['about']
+    about, before = about_this(decisive), resumed['about']
     changed = changed_settings(before['settings'], about['settings'])
     if changed:
         raise UserError('the checkpoint in {} is of other settings; begin anew with --restart ({})'
@@ -201,10 +203,10 @@ def interrupted_run(args, folder, settings):
     return resumed
 
 
-def about_this(settings):
-    """dict of what a checkpoint should be gone on with: settings, host, stack."""
+def about_this(decisive):
+    """Returns what should be the same when a run resumes: settings, host, stack."""
     from profiler import host_description
-    return dict(settings=settings, host=host_description(), stack=stack_description())
+    return dict(settings=decisive, host=host_description(), stack=stack_description())
 
 
 def stack_description():
@@ -216,38 +218,88 @@ def stack_description():
 
 def main(argv=None):
     args = check_arguments(parse_arguments(argv))
-    folder, settings = os.path.join(args.logs_dir, args.run_name), run_settings(args)
-    if is_finished(folder, settings, args.restart):
+    folder, decisive = os.path.join(args.logs_dir, args.run_name), run_settings(args)
+    if is_finished(folder, decisive, args.restart):
         return already_finished(folder)
     with Signals() as signals:
         try:
-            return run(args, folder, settings, signals)
+            return run(args, folder, decisive, signals)
+        except Diverged as error:
+            print('stopped: {}'.format(error), file=sys.stderr)
+            return 1
         except BaseException as error:  # an import that is cut short may make anything of it
             if not signals.stop() or signals.deferred and not isinstance(
                     error, checkpoint.Interrupted):
                 raise
-            tell_stop(args, folder, signals, error)
+            print_stop(folder, signals, error, args.restart)
         return 128 + signals.caught
 
 
-def tell_stop(args, folder, signals, error):
-    """Says by which of the Signals the run was stopped, where, and how to go on."""
+def print_stop(folder, signals, error, restart):
+    """Prints by which of the Signals the run was stopped, where, and how to resume it."""
     if not isinstance(error, checkpoint.Interrupted):
         text = 'before training went on; the same command {}'.format(
             'goes on' if checkpoint.stamps(folder) else 'begins again')
     else:
         epoch, step, kept = error.args
         text = 'in epoch {}, behind step {}; the same command{} {}'.format(
-            epoch, step, ' without --restart' if args.restart else '', 'goes on from there' if kept
+            epoch, step, ' without --restart' if restart else '', 'goes on from there' if kept
             else 'goes on from the last checkpoint, if there is one')
     print('\nstopped by {} {}'.format(signals.name, text), file=sys.stderr)
 
 
-def run(args, folder, settings, signals):
-    """From the start of TensorFlow to the summary; returns the exit status."""
-    start(args)
+def place_of(resumed):
+    """Returns (epoch, steps of it that are done) of a checkpoint."""
+    progress = resumed['run']['progress']
+    return resumed['run']['epoch'], progress['count'] if progress else 0
+
+
+@contextlib.contextmanager
+def bad_image_named(files, input_size, skipped):
+    """Where training fails within because one of these image files cannot be read any more, raises
+    a UserError that names it; not where unreadable images are skipped.
+    """
+    import tensorflow as tf
+
+    from folders import first_fault
+    try:
+        yield
+    except tf.errors.OpError as error:
+        about_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+        bad = None if about_memory or skipped else first_fault(files, input_size)
+        if bad is None:
+            raise
+        raise UserError("cannot read image '{}' any more ({}); repair it, or --skip_bad_images: "
+                        'the run then goes on from its last checkpoint'.format(*bad))
+
+
+def print_end(result, joules):
+    """Prints how the run ended; result: of train.train. joules: None where they are not measured.
+    """
+    print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
+          .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
+                  result['train_seconds'], result['selection_seconds'])
+          + ('' if joules is None else ', {:,.0f} J'.format(joules)))
+
+
+def add_meter(folder, meter_csv):
+    """Adds the energy that an external meter's log shows to the finished run."""
+    try:
+        energy.add_to_run(folder, meter_csv)
+    except UserError as error:
+        print('energy not measured: {}'.format(error), file=sys.stderr)
+
+
+def run(args, folder, decisive, signals):
+    """Trains one network with one scheme, start to summary; returns the exit status.
+
+    folder: of the run. decisive: dict of flags, see flags.run_settings. signals: interrupt.Signals.
+    """
+    start(args.inter_op_threads, args.deterministic, args.seed)
+    import train
     from models import build_model
-    resumed = interrupted_run(args, folder, settings)
+    settings = settings_of(args, train.Settings)
+    resumed = interrupted_run(folder, decisive, args.restart)
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
                         dataset.num_classes, args.weights, args.alpha, args.bn_statistics,
@@ -258,7 +310,7 @@ def run(args, folder, settings, signals):
     if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
         raise UserError('the images are others than when the run was interrupted: put them back '
                         'or begin anew with --restart')
-    lock = open_run(folder, settings, resumed, args.restart)
+    lock = open_run(folder, decisive, resumed, args.restart)
     if lock is None:
         return already_finished(folder)
     print('{}: {} on {}, {} images, {} tensors'.format(
@@ -267,67 +319,36 @@ def run(args, folder, settings, signals):
     if resumed is not None:
         print('goes on in epoch {}, behind step {}'.format(*place_of(resumed)))
     keeper = checkpoint.Keeper(folder, args.checkpoint_minutes,
-                               dict(about_this(settings), images=dataset.fingerprint),
+                               dict(about_this(decisive), images=dataset.fingerprint),
                                signals.stop, resumed and resumed['written'])
     with Recorder(folder, lock, resumed and resumed['records']) as recorder:
         signals.deferred = True
-        return train_and_record(args, folder, recorder, model, dataset, table, cache, keeper,
-                                resumed)
-
-
-def place_of(resumed):
-    """(epoch, steps of it that are done) of a checkpoint."""
-    progress = resumed['run']['progress']
-    return resumed['run']['epoch'], progress['count'] if progress else 0
-
-
-def train_and_record(args, folder, recorder, model, dataset, table, cache, keeper, resumed):
-    """Trains, prints and records; returns the exit status."""
-    import tensorflow as tf
-
-    import train
-    from epoch import Diverged
-    from folders import first_fault
-    penalty, meter = penalty_for(args, model, dataset), energy.Meter(*energy.find_sensors())
-    monitor = thermal.Monitor(thermal.find_device())
-    gc.collect()
-    getattr(gc, 'freeze', int)()  # from here on, releasing an old step need not scan TensorFlow
-    try:
-        result, model = train.train(
-            model, dataset, make_scheme_for(args, model, dataset, table, penalty, cache),
-            loop_settings(args), recorder, penalty, meter, cache, keeper, resumed, monitor)
-    except Diverged as error:
-        print('stopped: {}'.format(error), file=sys.stderr)
-        return 1
-    except tf.errors.OpError as error:
-        about_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-        bad = None if about_memory or args.skip_bad_images else first_fault(dataset.files,
-                                                                            args.input_size)
-        if bad is None:
-            raise
-        raise UserError("cannot read image '{}' any more ({}); repair it, or --skip_bad_images: "
-                        'the run then goes on from its last checkpoint'.format(*bad))
-    if dataset.left_out:
-        print('{} images could not be read and were left out: {}'.format(
-            len(dataset.left_out), ', '.join(dataset.left_out[:10])))
-    if args.save_txt:
-        recorder.text()
-    if args.save_model:
-        save(folder, model)
-    used = meter.result()
-    if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
-        used.update(energy_joules=None, energy_source=None,
-                    energy_note='{} was not read'.format(args.meter_csv))
-    recorder.finish(summarise(args, dict(result, **used), cache, dataset))
-    print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
-          .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
-                  result['train_seconds'], result['selection_seconds'])
-          + ('' if used['energy_joules'] is None else ', {:,.0f} J'.format(used['energy_joules'])))
+        penalty = penalty_of(args.train_type, model, dataset, settings, resumed)
+        meter = energy.Meter(*energy.find_sensors())
+        clock = Clock(meter, thermal.Monitor(thermal.find_device()))
+        session = Session(recorder, clock, keeper, resumed)
+        gc.collect()
+        getattr(gc, 'freeze', int)()  # releasing an old step need not scan TensorFlow from now on
+        with session.preparing():
+            scheme = scheme_of(args.train_type, train.step_maker(model, dataset, settings, penalty),
+                               dataset, settings, table, cache)
+        with bad_image_named(dataset.files, args.input_size, args.skip_bad_images):
+            result, model = train.train(scheme, dataset, settings, session, cache)
+        if dataset.left_out:
+            print('{} images could not be read and were left out: {}'.format(
+                len(dataset.left_out), ', '.join(dataset.left_out[:10])))
+        if args.save_txt:
+            recorder.text()
+        if args.save_model:
+            save(folder, model)
+        used = meter.result()
+        if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
+            used.update(energy_joules=None, energy_source=None,
+                        energy_note='{} was not read'.format(args.meter_csv))
+        recorder.finish(summarise(args, dict(result, **used), cache, dataset))
+    print_end(result, used['energy_joules'])
     if args.meter_csv:
-        try:
-            energy.add_to_run(folder, args.meter_csv)
-        except UserError as error:
-            print('energy not measured: {}'.format(error), file=sys.stderr)
+        add_meter(folder, args.meter_csv)
     return 0
 
 

@@ -44,6 +44,7 @@ class StepMaker:
                  loss_scale=None):
         self.model = model
         self.optimizer = optimizer
+        self.penalty = penalty
         # Once: Keras takes milliseconds to gather them.
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)

@@ -1,19 +1,14 @@
-"""What a run tells while it trains: lines on the terminal, rows of its records, its summary."""
+"""What a run reports while it trains: lines on the terminal, rows of its records, its summary."""
 
 import numpy as np
 
 import keras_stack
 
 
-def importance_seconds(scheme):
-    """Seconds that a scheme has spent on importance so far; 0 for those that need none."""
-    return getattr(scheme.select, 'importance_seconds', 0.0)
-
-
 def summary_of(rows, clock, scheme, step_ms, cache):
-    """dict: the measured part of summary.json.
+    """Returns the measured part of summary.json, a dict.
 
-    rows: of record_epoch. step_ms: kind of step -> ms of each. cache: as of train.train.
+    rows: of record_epoch. step_ms: kind of step -> ms of each. scheme, cache: as in train.train.
     """
     return dict(
         epochs=len(rows), throttled_epochs=_throttled_epochs(rows),
@@ -21,17 +16,16 @@ def summary_of(rows, clock, scheme, step_ms, cache):
         best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
         selection_seconds=clock.seconds['selection'],
-        importance_seconds=importance_seconds(scheme),
+        importance_seconds=scheme.importance_seconds,
         **{name + '_seconds': clock.seconds[name] for name in (
             'validation', 'checkpoint', 'resume', 'lost')},
-        **_step_summary(step_ms, cache),
-        **getattr(scheme.select, 'summary', {}))
+        **_step_summary(step_ms, cache), **scheme.summary)
 
 
 def _throttled_epochs(rows):
-    """Number of them; None where the device did not tell of any."""
-    told = [row['throttled'] for row in rows if row.get('throttled') is not None]
-    return sum(told) if told else None
+    """Returns their number; None where the device did not report throttling."""
+    reported = [row['throttled'] for row in rows if row.get('throttled') is not None]
+    return sum(reported) if reported else None
 
 
 def _step_summary(step_ms, cache):
@@ -49,10 +43,12 @@ def _cache_scalars(cache):
     return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
 
 
-def record_epoch(recorder, scheme, model, choice, row, result, cache):
-    """Writes down one epoch: what was chosen before it, None for nothing, and what became of it."""
+def record_epoch(recorder, scheme, choice, row, result, cache):
+    """Records one epoch. choice: the Choice that was made before it, or None. row: of epochs.csv.
+    result: its EpochResult.
+    """
     if choice is not None:
-        _record_choice(recorder, model, choice, row['epoch'])
+        _record_choice(recorder, scheme.maker.model, choice, row['epoch'])
     recorder.epoch(row)
     if scheme.name.startswith('elastic'):
         recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, row['epoch'])

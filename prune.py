@@ -22,8 +22,8 @@ from backbone import Backbone
 from channels import network_of, structure
 from command_line import UserError
 from masked_step import StepMaker
-from train import Choice, Scheme, optimizer_for
-from training_step import evaluation_function
+from scheme import Choice, Scheme
+from training_step import evaluation_function, optimizer_for
 
 FIRST_BATCHES = 4  # whose loss sets the penalty
 EPSILON = 1e-12  # under the root of a norm: its gradient at zero
@@ -141,60 +141,60 @@ def _sliced(variable, indices):
     return array
 
 
-def prune_scheme(name, maker, dataset, settings, penalty, interval, threshold):
-    """A train.Scheme: all tensors, with the penalty; every `interval` epochs the network shrinks.
+class PruneTrainScheme(Scheme):
+    """Trains all tensors with the penalty; every `prune_interval` epochs the network shrinks.
 
-    maker: masked_step.StepMaker with the penalty. dataset, settings: of the run. interval 0: never.
-    threshold: as in prune.
+    maker: masked_step.StepMaker with a GroupLasso as its penalty. dataset: datasets.Dataset.
+    settings: train.Settings; prune_interval: 0 for never. prune_threshold: as in prune.
     """
-    select = _Shrinking(maker, dataset, settings, penalty, interval, threshold)
-    return Scheme(name, select, select.state, select.restore)
 
-
-class _Shrinking:
-    """The `select` of a prune_scheme, with its arguments. summary: for the run's."""
-
-    def __init__(self, maker, dataset, settings, penalty, interval, threshold):
-        self._maker, self._dataset, self._settings = maker, dataset, settings
-        self._penalty, self._interval, self._threshold = penalty, interval, threshold
-        self._everything = Choice(np.ones(len(maker.model.trainable_variables), dtype=bool))
+    def __init__(self, maker, dataset, settings):
+        super().__init__('prune_training', maker)
+        self._dataset, self._settings = dataset, settings
         self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
         self._widths = []  # Pruned.widths of each network that was rebuilt
 
-    def __call__(self, epoch, last):
+    def select(self, epoch, last):
+        interval = self._settings.prune_interval
         if epoch == 1:
-            if self._interval >= self._settings.num_epochs:
+            if interval >= self._settings.num_epochs:
                 print('No channels will be removed: the first would be after epoch {} of {}'.format(
-                    self._interval, self._settings.num_epochs))
-            return self._everything
-        if not self._interval or (epoch - 1) % self._interval:
+                    interval, self._settings.num_epochs))
+        elif not interval or (epoch - 1) % interval or not self._shrunk():
             return None
-        pruned = prune(self._maker.model, self._maker.optimizer, self._threshold, self._optimizer)
+        return Choice(np.ones(len(self.maker.variables), dtype=bool))
+
+    def _shrunk(self):
+        """Rebuilds the network without the channels that have vanished; whether there were any."""
+        pruned = prune(self.maker.model, self.maker.optimizer, self._settings.prune_threshold,
+                       self._optimizer)
         print('{:,} of {:,} channels have vanished{}'.format(
             pruned.removed, pruned.channels,
             ': the network is rebuilt without them' if pruned.removed else ''))
-        if not pruned.removed:
-            return None
-        self.summary['channels_removed'] += pruned.removed
-        self._widths.append(pruned.widths)
-        self._maker = self._maker_of(pruned.model, pruned.optimizer)
-        return self._everything._replace(maker=self._maker)
+        if pruned.removed:
+            self.summary['channels_removed'] += pruned.removed
+            self._widths.append(pruned.widths)
+            self._use(pruned.model, pruned.optimizer)
+        return bool(pruned.removed)
 
     def _optimizer(self, variables):
         return optimizer_for(self._dataset, self._settings, variables)
 
-    def _maker_of(self, model, optimizer):
-        return StepMaker(model, optimizer, self._settings.weight_decay,
-                         *self._dataset.train.element_spec, penalty=self._penalty,
-                         loss_scale=self._maker.loss_scale)
+    def _use(self, model, optimizer):
+        self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
+                               *self._dataset.train.element_spec, penalty=self.maker.penalty,
+                               loss_scale=self.maker.loss_scale)
 
     def state(self):
-        return dict(summary=self.summary, widths=self._widths)
+        return dict(summary=self.summary, widths=self._widths,
+                    coefficient=self.maker.penalty.coefficient)
 
-    def restore(self, state, choice, assign):
-        """Rebuilds the network as often as it was; see train.Scheme."""
+    def restore(self, state, choice):
+        """Rebuilds the network as often as it was. The penalty's coefficient is a constant of the
+        graph that `maker` has traced: it must have been that of `state` before.
+        """
         self.summary, self._widths = state['summary'], state['widths']
-        model = self._maker.model
+        model = self.maker.model
         for widths in self._widths:
             larger, model = model, _narrower(model, structure(model), widths)
             for old, new in zip(larger.weights, model.weights):
@@ -202,6 +202,4 @@ class _Shrinking:
                     new.assign(old)
             keras_stack.weights_were_set(model)
         if self._widths:
-            self._maker = self._maker_of(model, self._optimizer(model.trainable_variables))
-        assign(self._maker)
-        return self._maker
+            self._use(model, self._optimizer(model.trainable_variables))

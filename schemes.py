@@ -1,12 +1,14 @@
 """The training schemes: their names, what the fixed ones train, and how figures show them.
 
 A fixed scheme trains the same tensors from start to end. To add one is to write its function here.
-Those that choose anew between epochs are made in train.py and prune.py.
+Those that choose again between epochs are ElasticScheme (train.py) and PruneTrainScheme (prune.py).
 """
 
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
+
+from scheme import Choice, Scheme
 
 
 class SchemeKind(NamedTuple):
@@ -58,3 +60,20 @@ SCHEMES.update(
     elastic_training=SchemeKind('ElasticTrainer', '#D55E00', 'D'),
     elastic_training_weight_magnitude=SchemeKind('Elastic, weight magnitude', '#CC79A7', 'P'),
     elastic_training_grad_magnitude=SchemeKind('Elastic, gradient magnitude', '#E69F00', 'X'))
+
+
+class FixedScheme(Scheme):
+    """Trains the same tensors from start to end; name: of a fixed scheme in SCHEMES."""
+
+    def select(self, epoch, last):
+        return Choice(fixed_mask(self.name, self.maker.model)) if epoch == 1 else None
+
+
+def fixed_mask(name, model):
+    """Returns the (N,) bool mask of what the fixed scheme of that name trains of the model."""
+    import keras_stack
+    from backbone import output_layer
+    variables, head = model.trainable_variables, {
+        id(v) for v in output_layer(model).trainable_weights}
+    return SCHEMES[name].trains([keras_stack.variable_name(v) for v in variables],
+                                np.array([id(v) in head for v in variables]))

@@ -94,8 +94,9 @@ class Clock:
                     **{name: watch.state() for name, watch in self._beside.items()})
 
     def restore(self, state):
-        """Goes on from `state`, with what is being counted now on top."""
-        self.seconds.update(state['seconds'])
+        """Adds what an interrupted run counted."""
+        for name, seconds in state['seconds'].items():
+            self.seconds[name] += seconds
         for name, watch in self._beside.items():
             if state.get(name) is not None:
                 watch.restore(state[name])

@@ -1,20 +1,24 @@
-"""The training loop, one for all schemes: what was chosen is trained, tested, recorded, and kept.
+"""The training loop, one for all schemes, and elastic training.
 
-Time is kept in buckets, which add up to all but writing the records. `step`: the loop over
-the batches, input wait included. `selection`: the optimizer and the graph that steps are cut from,
-importance, solving, and the first call of every new step function, which compiles it. Outside every
-reported training time are `validation`, the test set, `checkpoint`, and `resume`: what a run that
-was interrupted makes once more to go on. `lost` is what it had trained behind its checkpoint.
+The time of a run is counted in buckets, which add up to all of it but the writing of records.
+`step`: the loop over the batches, with waiting for them. `selection`: making the optimizer and the
+graph that steps are cut from, importance, solving, and the first call of each new step function,
+which compiles it. These two are the training time that is reported. `validation`, `checkpoint` and
+`resume` (what a resumed run has to make again) are not. `lost` is what was trained after the
+checkpoint and has to be trained again.
 """
 
 import contextlib
-from typing import Callable, NamedTuple, Optional, Sequence
+import itertools
+import time
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 import keras_stack
-from backbone import output_layer
-from checkpoint import Interrupted, Keeper
+from cache_prices import Budget, CachePrices
+from checkpoint import Interrupted
+from closed_loop import ClosedLoop, steps_drift_ms
 from epoch import (
     CONVERT,
     READ,
@@ -26,25 +30,18 @@ from epoch import (
     validate,
 )
 from forward_graph import Cut
-from importance import Trial
+from importance import Evaluator, Trial, evaluate_importance
 from masked_step import StepMaker
-from progress import (
-    announce,
-    epoch_label,
-    importance_seconds,
-    print_epoch,
-    record_epoch,
-    summary_of,
-)
-from schemes import SCHEMES
-from stopwatch import Clock
+from progress import announce, epoch_label, print_epoch, record_epoch, summary_of
+from scheme import Choice, Scheme
+from selection_solver_DP import choose_tensors, layers_of, reachable
 from tensor_timings import CachePrice, TensorTimings
 from thermal import Monitor
-from training_step import evaluation_function, make_optimizer
+from training_step import evaluation_function, optimizer_for
 
 
 class Settings(NamedTuple):
-    """What the loop needs to know; see flags.py for the flags of the same names."""
+    """How a run trains; see flags.py for the flags of the same names."""
     num_epochs: int = 12
     optimizer: str = 'sgd'
     learning_rate: float = 1e-4
@@ -53,142 +50,77 @@ class Settings(NamedTuple):
     clip_norm: Optional[float] = None
     interval: int = 4
     rho: float = 0.533
+    importance: str = 'gradient_update'
     probe_batches: int = 1
     closed_loop: bool = True
     granularity: str = 'tensor'
+    prune_interval: int = 5
+    prune_penalty_ratio: float = 0.2
+    prune_threshold: float = 1e-4
     seed: int = 0
 
 
-class Choice(NamedTuple):
-    """Tensors to train from now on.
-
-    mask: (N,) bool, model.trainable_variables order. importance: (N,), timings: the TensorTimings
-    it was chosen by; None for fixed schemes. fallback: see select_tensors. trials: importance.Trial
-    of each probe batch. drift: of the time shares since the profile (closed_loop.py).
-    maker: a new StepMaker, where the model and its optimizer are others from now on.
-    rho: within which it was chosen; None for fixed schemes.
-    """
-    mask: np.ndarray
-    importance: Optional[np.ndarray] = None
-    timings: Optional[object] = None
-    fallback: bool = False
-    trials: Sequence = ()
-    drift: float = 0.0
-    maker: Optional[object] = None
-    rho: Optional[float] = None
-
-    @property
-    def predicted_ms(self):
-        """ms of the whole step, by the table: a mean where there is a prefix cache."""
-        return self.timings.step_time(self.mask)
-
-    def price_of(self, kind):
-        """The CachePrice by which steps of that kind (epoch.Call) read rows; None: they read none.
-        """
-        price = self.timings and self.timings.cache
-        return {READ: price, CONVERT: price and price.converting}.get(kind)
-
-    def predicted_of(self, kind):
-        """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
-        mean may be wrong by predicted_ms: of a cache, most steps are of one kind or the other.
-        """
-        table = self.timings
-        if table.cache is None or not table.is_cached(self.mask):
-            return self.predicted_ms, self.predicted_ms
-        fill = table.fill_share(self.mask)
-        ms = {READ: table.reading_time, CONVERT: table.converting_time}.get(
-            kind, table.filling_time)(self.mask)
-        return ms, self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
-
-
-class Scheme(NamedTuple):
-    """A way to train: what to select before an epoch.
-
-    select: (epoch, 1-based; EpochResult of the last one or None) -> Choice, or None to go on as
-    before; called before every epoch.
-    state: () -> what of it changes while it trains, a tree for checkpoint.py. restore: (state, the
-    Choice in training, assign) -> StepMaker to go on with; it calls assign(maker) once the model
-    and its optimizer are such as they were, which gives them their values. None where nothing
-    changes but what is trained.
-    """
-    name: str
-    select: Callable
-    state: Callable = lambda: None
-    restore: Optional[Callable] = None
-
-
-def fixed_scheme(name, mask):
-    """A scheme that trains the (N,) bool mask from start to end."""
-    choice = Choice(np.asarray(mask, dtype=bool))
-    return Scheme(name, lambda epoch, last: choice if epoch == 1 else None)
-
-
-def fixed_mask(name, model):
-    """(N,) bool: what the fixed scheme of that name (schemes.py) trains of the model."""
-    variables, head = model.trainable_variables, {
-        id(v) for v in output_layer(model).trainable_weights}
-    return SCHEMES[name].trains([keras_stack.variable_name(v) for v in variables],
-                                np.array([id(v) in head for v in variables]))
+def step_maker(model, dataset, settings, penalty=None):
+    """Returns the StepMaker of a run, with its optimizer; penalty: see TrainingStep."""
+    optimizer = optimizer_for(dataset, settings, model.trainable_variables)
+    return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
+                     penalty=penalty)
 
 
 # ---------------------------------------------------------------- the loop
-
-def optimizer_for(dataset, settings, variables):
-    """The optimizer of a run, on its schedule over all steps."""
-    return make_optimizer(settings.optimizer, settings.learning_rate,
-                          settings.num_epochs * count_steps(dataset), variables,
-                          settings.warmup_steps, settings.clip_norm)
-
-
-def count_steps(dataset):
-    return dataset.train_size // int(dataset.train.element_spec[0].shape[0])
-
 
 RECORDS = (Choice, Trial, TensorTimings, CachePrice, Cut, EpochResult)  # that checkpoints hold
 
 
 class _Run:
-    """What changes while a run trains.
+    """What changes while a run trains, but for the scheme, the cache and the clock.
 
-    epoch: 1-based, the one that is trained, or to be trained next. chosen: the Choice that was made
-    before it, None where none was. progress: EpochProgress of it, None between epochs. result:
-    EpochResult of the last one. rows: of record_epoch, step_ms: kind of Call -> ms, of all so far.
-    before, importance_before: clock.seconds and importance_seconds as the epoch began.
+    epoch: from 1, the one in training, or the next one. progress: EpochProgress of it, None
+    between epochs. choice: the Choice in training. chosen: the Choice that was made before this
+    epoch, None where it keeps the one before. result: EpochResult of the last epoch.
+    rows: of record_epoch, one for each epoch so far. step_ms: kind of Call -> ms of all steps.
+    before, importance_before: clock.seconds and the scheme's importance_seconds as it began.
     """
 
-    def __init__(self, model, dataset, make_scheme, settings, penalty, clock, cache):
-        self.model, self.clock, self.cache, self.penalty = model, clock, cache, penalty
-        self.optimizer = optimizer_for(dataset, settings, model.trainable_variables)
-        self.maker = StepMaker(model, self.optimizer, settings.weight_decay,
-                               *dataset.train.element_spec, penalty=penalty)
-        self.scheme = make_scheme(self.maker)
+    def __init__(self, scheme, clock, cache):
+        self.scheme, self.clock, self.cache = scheme, clock, cache
+        self._use(scheme.maker)
         if cache is not None:
-            cache.attach(self.maker)
-        self.evaluate = evaluation_function(model)
-        self.epoch, self.choice, self.chosen, self.step = 1, None, None, None
+            cache.attach(scheme.maker)
+        self.epoch, self.choice, self.chosen = 1, None, None
         self.progress = self.result = None
         self.rows, self.step_ms = [], {}
         self.before, self.importance_before = dict.fromkeys(clock.seconds, 0.0), 0.0
 
+    def _use(self, maker):
+        self.maker, self.step, self.evaluate = maker, None, evaluation_function(maker.model)
+
     def select(self):
         """Asks the scheme what to train in the next epoch, and makes its step ready."""
-        self.importance_before = importance_seconds(self.scheme)
+        self.importance_before = self.scheme.importance_seconds
         self.chosen = choice = self.scheme.select(self.epoch, self.result)
         if choice is None:
             return
-        if choice.maker is not None:
-            self._use(choice.maker)
-        self.choice = choice._replace(maker=None)  # which keeps a model alive that may be replaced
+        self.choice = choice
+        if self.scheme.maker is not self.maker:
+            self._use(self.scheme.maker)
         if self.step is None or (choice.mask != self.step.mask).any():
             self.step = None  # the old graph goes before the new one comes
             self.step = self.maker.step(choice.mask)
         if self.cache is not None:
             self.cache.begin(self.step, choice.timings)
 
-    def _use(self, maker):
-        self.maker, self.step = maker, None
-        self.model, self.optimizer = maker.model, maker.optimizer
-        self.evaluate = evaluation_function(self.model)
+    def calls(self, dataset):
+        """Returns the Calls that are left of the epoch."""
+        done = self.progress.count
+        if self.cache is not None:
+            return self.cache.calls(self.step, self.epoch, done)
+        return plain_calls(self.step, dataset.batches(dataset.order(self.epoch)[done:],
+                                                      dataset.view(self.epoch)))
+
+    @property
+    def learning_rate(self):
+        return float(keras_stack.learning_rate(self.maker.optimizer))
 
     @contextlib.contextmanager
     def naming_the_rate(self):
@@ -196,23 +128,21 @@ class _Run:
         try:
             yield
         except Diverged as error:
-            raise Diverged('{} (it was {:.3g})'.format(
-                error, float(keras_stack.learning_rate(self.optimizer))))
+            raise Diverged('{} (it was {:.3g})'.format(error, self.learning_rate))
 
     def row(self, tested):
-        """The record of the epoch that has ended; tested: (loss, accuracy)."""
+        """Returns the record of the epoch that has ended; tested: (loss, accuracy)."""
         result, seconds = self.result, self.clock.seconds
         return dict(
-            epoch=self.epoch, learning_rate=float(keras_stack.learning_rate(self.optimizer)),
-            train_accuracy=result.accuracy, train_loss=result.loss, train_penalty=result.penalty,
-            test_accuracy=tested[1], test_loss=tested[0],
-            step_ms=float(np.median(result.step_ms)),
-            importance_seconds=importance_seconds(self.scheme) - self.importance_before,
+            epoch=self.epoch, learning_rate=self.learning_rate, train_accuracy=result.accuracy,
+            train_loss=result.loss, train_penalty=result.penalty, test_accuracy=tested[1],
+            test_loss=tested[0], step_ms=float(np.median(result.step_ms)),
+            importance_seconds=self.scheme.importance_seconds - self.importance_before,
             train_seconds=self.clock.train_seconds, **(self.clock.monitor or Monitor()).epoch(),
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
 
     def next_epoch(self, row):
-        """Once the epoch is recorded."""
+        """Begins the next epoch, once this one is recorded."""
         self.rows.append(row)
         for kind, ms in self.result.ms.items():
             self.step_ms.setdefault(kind, []).extend(ms)
@@ -224,30 +154,24 @@ class _Run:
     PLAIN_FIELDS = ('epoch', 'choice', 'result', 'rows', 'before', 'importance_before')
 
     def state(self):
-        """The tree for a checkpoint, at the end of a step."""
+        """Returns the tree for a checkpoint, at the end of a step."""
         return dict(
             {name: getattr(self, name) for name in self.PLAIN_FIELDS},
             has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
             step_ms={kind: np.array(ms) for kind, ms in self.step_ms.items()},
-            variables=self.maker.everything,
-            penalty=getattr(self.penalty, 'coefficient', None),
-            scheme=self.scheme.state(), cache=self.cache and self.cache.state(),
-            clock=self.clock.state())
+            variables=self.maker.everything, scheme=self.scheme.state(),
+            cache=self.cache and self.cache.state(), clock=self.clock.state())
 
     def restore(self, state):
-        """Goes on from `state`."""
+        """Resumes from `state`."""
         for name in self.PLAIN_FIELDS:
             setattr(self, name, state[name])
         self.chosen = self.choice if state['has_chosen'] else None
         self.progress = state['progress'] and EpochProgress(state['progress'])
         self.step_ms = {kind: ms.tolist() for kind, ms in state['step_ms'].items()}
-
-        def assign(maker):
-            maker.assign(state['variables'])
-        if self.scheme.restore is None:
-            assign(self.maker)
-        else:
-            self._use(self.scheme.restore(state['scheme'], self.choice, assign))
+        self.scheme.restore(state['scheme'], self.choice)
+        self._use(self.scheme.maker)
+        self.maker.assign(state['variables'])
         if self.choice is not None:
             self.step = self.maker.step(self.choice.mask)
             self.step.again = True
@@ -256,32 +180,23 @@ class _Run:
         self.clock.restore(state['clock'])
 
 
-def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=None, cache=None,
-          keeper=None, resumed=None, monitor=None):
-    """Trains the model and records every epoch; returns (measured part of the summary, the model).
+def train(scheme, dataset, settings, session, cache=None):
+    """Trains and records every epoch; returns (measured part of the summary, trained model).
 
-    make_scheme: (masked_step.StepMaker) -> Scheme, called once the optimizer stands.
-    cache: cached_epochs.PrefixCache of this data set, or None.
-    dataset: datasets.Dataset. recorder: recorder.Recorder. penalty: see TrainingStep.
-    meter: energy.Meter of what training uses, or None. monitor: thermal.Monitor, or None.
-    keeper: checkpoint.Keeper; None keeps nothing. resumed: the tree of a checkpoint to go on from,
-    see checkpoint.read.
-    The model returned is another one where the scheme replaced it.
-    Raises Diverged when the loss stops being finite, and Interrupted, with a checkpoint behind it,
-    when the keeper says stop.
+    scheme: scheme.Scheme, whose maker has the model. dataset: datasets.Dataset.
+    session: session.Session. cache: cached_epochs.PrefixCache of this data set, or None.
+    Raises Diverged when the loss stops being finite, and Interrupted, after a checkpoint, when the
+    session's keeper says stop.
     """
-    steps, clock, keeper = count_steps(dataset), Clock(meter, monitor), keeper or Keeper()
-    if penalty is not None and resumed is not None:
-        penalty.coefficient = resumed['run']['penalty']  # before it becomes a constant of the graph
-    with clock('selection' if resumed is None else 'resume'):
-        run = _Run(model, dataset, make_scheme, settings, penalty, clock, cache)
-        if resumed is not None:
-            run.restore(resumed.pop('run'))  # as large as the model: not to be held any longer
-            clock.seconds['lost'] += resumed['lost_seconds']
+    clock, keeper = session.clock, session.keeper
+    with session.preparing():
+        run = _Run(scheme, clock, cache)
+        if session.resumed is not None:
+            run.restore(session.resumed.pop('run'))  # as large as the model: not held any longer
+            clock.seconds['lost'] += session.resumed['lost_seconds']
 
     def keep():
-        with clock('checkpoint'):
-            kept = keeper.keep(lambda: dict(run=run.state(), records=recorder.state()))
+        kept = session.keep(run.state)
         if keeper.stop() and run.epoch <= settings.num_epochs:
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
     if keeper.stop():
@@ -295,11 +210,12 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
                          cache)
             run.progress = EpochProgress()
         with clock('step'):
-            calls, run.result = calls_of(run, dataset), None
+            calls, run.result = run.calls(dataset), None
         while run.result is None:
             with clock('step'), run.naming_the_rate():
-                run.result = run_epoch(calls, steps, epoch_label(run.epoch, settings.num_epochs),
-                                       run.progress, keeper.due)
+                run.result = run_epoch(calls, dataset.steps,
+                                       epoch_label(run.epoch, settings.num_epochs), run.progress,
+                                       keeper.due)
             if run.result is None:
                 keep()
         with clock('validation'):
@@ -309,20 +225,153 @@ def train(model, dataset, make_scheme, settings, recorder, penalty=None, meter=N
         clock.move(run.result.first_call_seconds, 'step', 'selection')
         clock.move(run.result.again_seconds, 'step', 'resume')
         row = run.row(tested)
-        record_epoch(recorder, run.scheme, run.model, run.chosen, row, run.result, cache)
+        record_epoch(session.recorder, scheme, run.chosen, row, run.result, cache)
         run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
         if keeper.pays():
             keep()
     if cache is not None:
         cache.end()
-    return summary_of(run.rows, clock, run.scheme, run.step_ms, cache), run.model
+    return summary_of(run.rows, clock, scheme, run.step_ms, cache), scheme.maker.model
 
 
-def calls_of(run, dataset):
-    """The epoch.Calls that are left of the epoch of a _Run."""
-    done = run.progress.count
-    if run.cache is not None:
-        return run.cache.calls(run.step, run.epoch, done)
-    return plain_calls(run.step, dataset.batches(dataset.order(run.epoch)[done:],
-                                                 dataset.view(run.epoch)))
+# ---------------------------------------------------------------- elastic training
+
+class ElasticScheme(Scheme):
+    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
+    4).
+
+    The importance (importance.py) of each tensor is weighed against its cost in the timing table as
+    the device is now (closed_loop.py), with the prefix cache (cache_prices.py), by the selector
+    (selection_solver_DP.py).
+    maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
+    its next batches. timings: TensorTimings of this model on this machine. With
+    settings.closed_loop they are kept true while the device changes speed.
+    cache: cached_epochs.PrefixCache, whose prices then count, or None. With one, rho holds for the
+    run, see cache_prices.Budget.
+    Where steps take more or less than predicted between two selections, so much that by the next it
+    adds up to more than choosing takes, the tensors are chosen again by the importance that was
+    evaluated last; with interval 0 never.
+    Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
+    smallest_rho before.
+    """
+
+    def __init__(self, maker, probe, timings, settings, cache=None):
+        super().__init__('elastic_training', maker)
+        self._timings, self._settings, self._cache = timings, settings, cache
+        self._batches, self._drawn = iter(probe), 0
+        self._evaluator = Evaluator(maker, settings.seed)
+        self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
+        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
+        self._dates, self._budget = due_epochs(settings), Budget(settings)
+        self._current, self._choosing_seconds = None, 0.0
+
+    def select(self, epoch, last):
+        if last is not None:
+            self._learn_from(last)
+        due = epoch in self._dates
+        if not due and not self._drifted(epoch, last):
+            return None
+        batch, trials = self._next_batch(), []
+        del self._evaluator.pass_ms[:]
+        importance = self._importance(batch, epoch, trials) if due else self._current.importance
+        begin = time.perf_counter()
+        table, drift = self._table_now(batch, last)
+        rho = self._settings.rho if self._cache is None else self._budget.rho(epoch)
+        chosen = self._chosen(importance, table, rho, epoch, due)
+        if chosen is None:
+            return None
+        self._choosing_seconds = time.perf_counter() - begin
+        mask, fallback, table = chosen
+        self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
+        return self._current
+
+    def state(self):
+        return dict(
+            importance_seconds=self.importance_seconds, choosing_seconds=self._choosing_seconds,
+            drawn=self._drawn, random=self._evaluator.random.get_state(),
+            scale=self._evaluator.scale, budget=self._budget.left, timings=self._timings,
+            loop=self._loop and (self._loop.timings, self._loop.reference))
+
+    def restore(self, state, choice):
+        """Resumes from `state`; on another device by its own timing table."""
+        self.importance_seconds = state['importance_seconds']
+        self._choosing_seconds = state['choosing_seconds']
+        self._current = choice
+        while self._drawn < state['drawn']:
+            self._next_batch()
+        self._evaluator.random.set_state(state['random'])
+        self._evaluator.scale, self._budget.left = state['scale'], state['budget']
+        if state['timings'].key == self._timings.key:
+            self._timings = state['timings']
+            if self._loop is not None:
+                self._loop.timings, self._loop.reference = state['loop']
+
+    def _next_batch(self):
+        self._drawn += 1
+        return next(self._batches)
+
+    def _learn_from(self, last):
+        """What the steps of the last epoch tell: rho that is spent, waiting for the input."""
+        if self._cache is not None:
+            self._budget.spend(self._current, last)
+        if self._loop is None:
+            return
+        if last.kind not in (READ, CONVERT):
+            self._loop.waited(last.wait_ms)
+        elif self._cache is not None and last.kind == READ:
+            self._cache.waited(last.wait_ms)
+
+    def _drifted(self, epoch, last):
+        """Whether, by the next selection, steps will have drifted by more than choosing takes, if
+        they go on as in the epoch before.
+        """
+        if self._loop is None or not self._settings.interval:
+            return False
+        ms = last.ms[last.kind]
+        drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
+        epochs = until(self._dates, epoch, self._settings.num_epochs) - epoch
+        return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
+
+    def _importance(self, batch, epoch, trials):
+        """(N,) importance on this batch and the next ones; adds its Trials to the list."""
+        begin, maker = time.perf_counter(), self.maker
+        others = (self._next_batch() for _ in range(self._settings.probe_batches - 1))
+        importance = evaluate_importance(maker.model, maker.optimizer,
+                                         itertools.chain([batch], others),
+                                         self._settings.importance, self._evaluator, trials)
+        if not np.isfinite(importance).all():
+            raise Diverged('gradients are no longer finite at the selection before epoch {}: '
+                           'use a smaller --learning_rate'.format(epoch))
+        self.importance_seconds += time.perf_counter() - begin
+        return importance
+
+    def _table_now(self, batch, last):
+        """(TensorTimings as the device is now, drift of its shares since the profile)."""
+        if self._loop is None:
+            return self._timings, 0.0
+        current = self._current
+        ran = () if last is None else (
+            current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
+        drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
+        return self._loop.timings, drift
+
+    def _chosen(self, importance, table, rho, epoch, due):
+        """(mask, fallback, table with the cache's price), or None to go on as before."""
+        if self._cache is None:
+            rho = reachable(table, rho, self._layers)
+            return choose_tensors(table, importance, rho, self._layers) + (table,)
+        prices = CachePrices(self._cache, table, epoch, self._settings.num_epochs + 1)
+        if not due and rho < prices.smallest_rho(self._layers):
+            return None  # too few epochs are left to fill another cache for
+        return prices.chosen(importance, rho, self._layers)
+
+
+def due_epochs(settings):
+    """Epochs, from 1, before which tensors are selected: every `interval`; 0: once."""
+    return list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
+
+
+def until(dates, epoch, num_epochs):
+    """The epoch before which the selection of `epoch` ends, or that behind the last."""
+    return min([date for date in dates if date > epoch] + [num_epochs + 1])

@@ -75,6 +75,16 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
     return optimizer
 
 
+def optimizer_for(dataset, settings, variables):
+    """Returns the optimizer of a run, on its schedule over all steps.
+
+    dataset: datasets.Dataset. settings: train.Settings.
+    """
+    return make_optimizer(settings.optimizer, settings.learning_rate,
+                          settings.num_epochs * dataset.steps, variables, settings.warmup_steps,
+                          settings.clip_norm)
+
+
 def check_classifier(model):
     """UserError, with the true reason, for a model that the step would not train as its user does.
     """

@@ -59,16 +59,16 @@ def run_model(name, input_size, selections, rho, seed):
     from training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
-    select = scheme_of(maker, prepared, table, rho, selections)
+    scheme = scheme_of(maker, prepared, table, rho, selections)
     full = _bench.call(maker.step(prepared.everything), prepared)
-    select(1, None)  # the first one compiles the passes
+    scheme.select(1, None)  # the first one compiles the passes
     for _ in range(3):
         full()
     rows, memory, last = [], [], None
     for i in tqdm(range(selections), desc='{} {}'.format(name, input_size), unit='selection',
                   leave=False, disable=None):
-        importance_seconds, begin = select.importance_seconds, time.perf_counter()
-        mask = select(2 + i, last).mask
+        importance_seconds, begin = scheme.importance_seconds, time.perf_counter()
+        mask = scheme.select(2 + i, last).mask
         selected = time.perf_counter()
         step = maker.step(mask)
         run = _bench.call(step, prepared)
@@ -77,7 +77,7 @@ def run_model(name, input_size, selections, rho, seed):
         steps = [step.milliseconds(*batch) for _ in range(5)]
         usual_ms = float(np.median(steps))
         last = EpochResult(0.0, 0.0, 0.0, {PLAIN: steps}, {PLAIN: [0.0] * len(steps)}, 0.0)
-        row = dict(importance=1e3 * (select.importance_seconds - importance_seconds),
+        row = dict(importance=1e3 * (scheme.importance_seconds - importance_seconds),
                    switch=1e3 * (called - selected) - usual_ms,
                    whole=1e3 * (called - begin) - usual_ms, step=usual_ms,
                    full=float(np.median([_bench.milliseconds(full) for _ in range(3)])))
@@ -102,11 +102,10 @@ def run_model(name, input_size, selections, rho, seed):
 
 
 def scheme_of(maker, prepared, table, rho, selections):
-    """`select` of the elastic scheme, each time on another batch of noise."""
+    """The elastic scheme, which selects each time on another batch of noise."""
     import tensorflow as tf
 
-    from elastic import elastic_scheme
-    from train import Settings
+    from train import ElasticScheme, Settings
 
     def probe():
         rng = np.random.RandomState(1)
@@ -114,7 +113,7 @@ def scheme_of(maker, prepared, table, rho, selections):
             yield (tf.constant(rng.uniform(0, 255, prepared.images.shape), tf.float32),
                    tf.constant(rng.randint(0, _bench.NUM_CLASSES, prepared.batch_size), tf.int32))
     settings = Settings(num_epochs=2 * selections, interval=1, rho=rho)
-    return elastic_scheme('elastic_training', maker, probe(), table, settings).select
+    return ElasticScheme(maker, probe(), table, settings)
 
 
 def row_of(result):

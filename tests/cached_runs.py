@@ -13,6 +13,8 @@ import train
 from cached_epochs import PrefixCache
 from datasets import load_dataset
 from recorder import Recorder
+from scheme import Choice, Scheme
+from session import Session
 
 SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
 HEAD = 8  # place of the head's kernel and bias, behind four convolutions
@@ -57,23 +59,30 @@ class Watched(PrefixCache):
             yield call
 
 
-def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=train.Choice,
+class Forced(Scheme):
+    """Trains the mask of each epoch in `masks`; or what choice_of makes a Choice of."""
+
+    def __init__(self, maker, masks, choice_of=Choice):
+        super().__init__('forced', maker)
+        self._masks, self._choice_of = masks, choice_of
+
+    def select(self, epoch, last):
+        return self._choice_of(self._masks[epoch]) if epoch in self._masks else None
+
+
+def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=Choice,
         learning_rate=0.05, **settings):
     """(bits of weights and losses, measured summary) of a run.
 
-    masks: epoch -> mask that is trained from then on; or what choice_of makes a Choice of.
+    masks, choice_of: see Forced.
     """
     model = network() if model is None else model
-
-    def select(epoch, last):
-        return choice_of(masks[epoch]) if epoch in masks else None
+    settings = train.Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings)
     recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
     rows = []
     recorder.epoch = rows.append
-    result, model = train.train(
-        model, dataset, lambda maker: train.Scheme('forced', select),
-        train.Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings), recorder,
-        cache=cache)
+    scheme = Forced(train.step_maker(model, dataset, settings), masks, choice_of)
+    result, model = train.train(scheme, dataset, settings, Session(recorder), cache)
     losses = [(row['train_loss'], row['test_loss'], row['test_accuracy']) for row in rows]
     return losses + bits(model), result
 
@@ -93,13 +102,16 @@ def in_a_file(monkeypatch):
 def watched(scheme, chosen, times=1):
     """The scheme, which puts its Choices into the dict, by epoch; it sees so many times the steps.
     """
+    original = scheme.select
+
     def select(epoch, last):
-        choice = scheme.select(epoch, last and last._replace(
+        choice = original(epoch, last and last._replace(
             ms={kind: ms * times for kind, ms in last.ms.items()}))
         if choice is not None:
             chosen[epoch] = choice
         return choice
-    return scheme._replace(select=select)
+    scheme.select = select
+    return scheme
 
 
 def frozen_body():

@@ -26,7 +26,6 @@ from cached_runs import (
 from tensorflow import keras
 from test_cached_selection import random_masks
 
-import elastic
 import keras_stack
 import prefix_cache
 import train
@@ -36,6 +35,8 @@ from masked_step import StepMaker
 from prefix_steps import PrefixSteps
 from profiler import profile_model
 from recorder import Recorder
+from scheme import Choice
+from session import Session
 from training_step import make_optimizer
 
 LATE = mask_from(6)  # the last convolution and the head
@@ -99,9 +100,9 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     def choice_of(epoch):
         if before is not None:
             before(epoch, cache)
-        until = elastic.until(dates, epoch, num_epochs)
+        until = train.until(dates, epoch, num_epochs)
         prices = CachePrices(cache, table, epoch, until)
-        choices[epoch] = train.Choice(masks[epoch], timings=prices.at_own_cut(masks[epoch]))
+        choices[epoch] = Choice(masks[epoch], timings=prices.at_own_cut(masks[epoch]))
         return choices[epoch]
     with_cache, _ = ran(folder, dataset, {epoch: epoch for epoch in masks}, cache, num_epochs,
                         make(), choice_of)
@@ -110,7 +111,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     if make_cache is not Watched or at:  # which does something after it was priced
         return cache, choices
     for epoch, choice in choices.items():
-        taken = sum(cache.kinds[epoch - 1:elastic.until(dates, epoch, num_epochs) - 1], [])
+        taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
             converted = taken.count(CONVERT)
@@ -131,7 +132,7 @@ def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, d
     rho, num_epochs = 0.6, 8
     prices = prices_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
     mask, _, priced = prices.chosen(np.ones(HEAD + 2), rho)
-    choice, budget = train.Choice(mask, timings=priced), Budget(train.Settings(num_epochs, rho=rho))
+    choice, budget = Choice(mask, timings=priced), Budget(train.Settings(num_epochs, rho=rho))
     assert budget.rho(1) == rho and priced.is_cached(mask)
     filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
     assert filling + (num_epochs - 1) * reading <= num_epochs * rho
@@ -151,9 +152,10 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     settings = train.Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
                               learning_rate=0.01, closed_loop=False)
     cache, chosen = Watched(dataset, str(tmp_path)), {}
-    train.train(network(), dataset, lambda maker: watched(elastic.elastic_scheme(
-        'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen),
-        settings, Recorder(str(tmp_path / 'r')), cache=cache)
+    scheme = train.ElasticScheme(train.step_maker(network(), dataset, settings), dataset.probe,
+                                 table, settings, cache)
+    session = Session(Recorder(str(tmp_path / 'r')))
+    train.train(watched(scheme, chosen), dataset, settings, session, cache)
     assert 'out of reach' not in capsys.readouterr().out
     assert list(chosen) == [1, 3, 5, 7] and cache.kinds[0] == [FILL] * 7
     spent = [chosen[max(e for e in chosen if e <= epoch)].predicted_of(kind)[0]
@@ -328,13 +330,12 @@ def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, datase
 def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset, branching,
                                                               monkeypatch, capsys):
     from progress import announce
-    from train import Choice, Settings
     cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
     least = int((branching.cut_bytes.min() + 4) * IMAGES)
     for disk, said in ((least - 1, 1), (least, 0)):
         monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb, disk=disk: (0, disk))
         choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
-        announce(choice, Settings(rho=0.5), 1.0, cache)
+        announce(choice, train.Settings(rho=0.5), 1.0, cache)
         assert capsys.readouterr().out.count('of disk are allowed') == said
 
 

@@ -32,7 +32,6 @@ from cached_runs import (
 from tensorflow import keras
 from test_prefix_steps import Centred
 
-import elastic
 import keras_stack
 import prefix_cache
 import train
@@ -42,7 +41,9 @@ from epoch import CONVERT, FILL, PLAIN, READ
 from models import build_model
 from profiler import profile_model
 from recorder import Recorder
+from schemes import FixedScheme
 from selection_solver_DP import smallest_rho
+from session import Session
 
 
 @pytest.fixture(scope='module')
@@ -104,12 +105,11 @@ def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings
                               closed_loop=False)
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
 
-    def make(maker):
-        return watched(elastic.elastic_scheme(
-            scheme, maker, dataset.probe, timings, settings, cache=cache) if scheme.startswith(
-                'elastic') else train.fixed_scheme(scheme, HEAD_ALONE), chosen)
-    recorder = Recorder(str(tmp_path / 'r'))
-    train.train(model, dataset, make, settings, recorder, cache=cache)
+    maker = train.step_maker(model, dataset, settings)
+    made = FixedScheme(scheme, maker) if scheme == 'traditional_tl_training' else (
+        train.ElasticScheme(maker, dataset.probe, timings, settings, cache))
+    session = Session(Recorder(str(tmp_path / 'r')))
+    train.train(watched(made, chosen), dataset, settings, session, cache)
     plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
     assert bits(model) == plain[4:]
     assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
@@ -141,10 +141,10 @@ def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes
     table = table._replace(t_prefix=table.t_prefix / 3)
     settings = train.Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), frozen_body(), {}
-    recorder = Recorder(str(tmp_path / 'r'))
-    result, model = train.train(model, dataset, lambda maker: watched(elastic.elastic_scheme(
-        'elastic_training', maker, dataset.probe, table, settings, cache=cache), chosen, 10000),
-        settings, recorder, cache=cache)
+    scheme = train.ElasticScheme(train.step_maker(model, dataset, settings), dataset.probe, table,
+                                 settings, cache)
+    session = Session(Recorder(str(tmp_path / 'r')))
+    result, model = train.train(watched(scheme, chosen, 10000), dataset, settings, session, cache)
     assert {1, 3} <= set(chosen) and chosen[1].trials
     for epoch in set(chosen) - {1}:  # by the importance that was there
         assert not chosen[epoch].trials

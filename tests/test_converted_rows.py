@@ -21,9 +21,9 @@ from cached_runs import (
 from test_cache_prices import LATE, branches, compared, mask_of, table_of
 
 import prefix_cache
-import train
 from cache_prices import CachePrices, fill_share, fill_shares
 from epoch import CONVERT, FILL, READ
+from scheme import Choice
 
 GOES_UP = {1: DEEP, 3: HEAD_ALONE}
 FROM_ROWS = FILL, READ, CONVERT, READ, READ
@@ -239,7 +239,7 @@ def test_it_is_predicted_to_take_less_than_from_images(tmp_path, dataset, table)
                                                                rel=0.01)
     saved = anew.step_time(HEAD_ALONE) - converted.step_time(HEAD_ALONE)
     assert saved == pytest.approx(skipped * table.t_fp / 3, rel=0.01) and skipped > 0
-    choice = train.Choice(HEAD_ALONE, timings=converted)
+    choice = Choice(HEAD_ALONE, timings=converted)
     ms, wrong_by = choice.predicted_of(CONVERT)
     assert ms == converted.converting_time(HEAD_ALONE) < choice.predicted_of(FILL)[0]
     assert wrong_by == pytest.approx(3 * choice.predicted_ms)

@@ -18,9 +18,9 @@ from command_line import UserError
 from figure_grid import CUB, runs_of
 from flags import parse_arguments
 from row_costs import RowCosts
+from schemes import fixed_mask
 from selection_solver_DP import smallest_rho
 from tensor_timings import TensorTimings
-from train import fixed_mask
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEAKS = {'full_training': 9 * 10 ** 8, 'traditional_tl_training': 7 * 10 ** 8,

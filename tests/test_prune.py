@@ -16,7 +16,7 @@ from command_line import UserError
 from datasets import load_dataset
 from masked_step import StepMaker
 from models import build_model
-from prune import GroupLasso, prune, prune_scheme
+from prune import GroupLasso, PruneTrainScheme, prune
 from train import Settings
 from training_step import LossScale, make_optimizer
 
@@ -282,11 +282,10 @@ def test_the_penalty_counts_the_groups_that_can_go_and_no_others():
 def test_a_run_too_short_to_prune_says_so(interval, epochs, said, capsys):
     images, labels = batch()
     maker = StepMaker(residual_network(), None, 0.0, images, labels)
-    scheme = prune_scheme('prune_training', maker, None, Settings(num_epochs=epochs), None,
-                          interval, SMALL)
+    scheme = PruneTrainScheme(maker, None, Settings(num_epochs=epochs, prune_interval=interval))
     assert scheme.select(1, None).mask.all()
     assert ('No channels will be removed' in capsys.readouterr().out) == said
-    assert scheme.select.summary == dict(channels=21, channels_removed=0)
+    assert scheme.summary == dict(channels=21, channels_removed=0)
 
 
 def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
@@ -320,12 +319,14 @@ def test_a_pruned_network_in_float16_goes_on_with_its_loss_scale():
     model = keras.Model(inputs, keras.layers.Dense(10)(x))
     maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0,
                       *data.train.element_spec, penalty=GroupLasso(model, data.probe, 0.2))
-    scheme = prune_scheme('prune_training', maker, data, Settings(num_epochs=3), None, 1, SMALL)
+    scheme = PruneTrainScheme(maker, data, Settings(num_epochs=3, prune_interval=1,
+                                                    prune_threshold=SMALL))
     assert scheme.select(1, None).mask.all()
     vanish(model, 0.5)
     maker.loss_scale.scale.assign(2.0 ** 9)
     maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
-    maker = scheme.select(2, None).maker
+    assert scheme.select(2, None).mask.all()
+    maker = scheme.maker
     gc.collect()  # the first steps are gone, and what they captured lives on
     assert maker.model is not model and maker.model.count_params() < model.count_params()
     step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))

@@ -13,6 +13,7 @@ from cached_runs import (
     HEAD_ALONE,
     MIDDLE,
     SIZE,
+    Forced,
     bits,
     digits,
     in_a_file,
@@ -28,11 +29,10 @@ import train
 from cached_epochs import PrefixCache
 from checkpoint import Interrupted, Keeper
 from command_line import UserError
-from elastic import elastic_scheme
 from profiler import profile_model
-from prune import GroupLasso, prune_scheme
 from recorder import Recorder
 from runs import DEVICE_COLUMNS, EPOCH_COLUMNS
+from session import Session
 
 STEPS, EPOCHS = 7, 4  # seven steps an epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
@@ -101,13 +101,12 @@ class Setting:
     """One way to train: everything that a process makes anew before it trains."""
 
     def __init__(self, name, folder, timings, rates=None, model=network, cached=False, data=None,
-                 metric='gradient_update', threshold=None, **settings):
+                 **settings):
         self.name, self.folder, self.timings, self.rates = name, str(folder), timings, rates
-        self.model, self.cached, self.metric, self.data = model, cached, metric, data or {}
-        self.threshold = threshold
+        self.model, self.cached, self.data = model, cached, data or {}
         self.settings = train.Settings(**dict(dict(
-            num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False),
-            **settings))
+            num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False,
+            prune_interval=1, prune_penalty_ratio=0.5), **settings))
 
     def process(self, behind=10 ** 9, kind=StopsBehind):
         """As one process does: from the checkpoint that is there to the end, or to a stop behind so
@@ -116,26 +115,18 @@ class Setting:
         keras.backend.clear_session()  # names of layers begin anew
         dataset, model = digits(**self.data), self.model()
         resumed = checkpoint.read(self.folder, train.RECORDS)
-        cache = penalty = None
+        cache = None
         if self.cached:
             cache = PrefixCache(dataset, self.folder, exact=True)
             cache._measured = dict(self.rates)
-        if self.name == 'prune_training':
-            penalty = GroupLasso(model, dataset.probe, 0.5)
-
-        def make(maker):
-            if self.name == 'elastic_training':
-                return elastic_scheme(self.name, maker, dataset.probe, self.timings, self.settings,
-                                      self.metric, cache)
-            if self.name == 'prune_training':
-                return prune_scheme(self.name, maker, dataset, self.settings, penalty, 1,
-                                    self.threshold)
-            return train.fixed_scheme(self.name, train.fixed_mask(self.name, model))
         recorder = Recorder(self.folder, resumed=resumed and resumed['records'])
+        session = Session(recorder, None, kind(self.folder, behind), resumed)
+        maker = train.step_maker(model, dataset, self.settings, main.penalty_of(
+            self.name, model, dataset, self.settings, resumed))
+        scheme = main.scheme_of(self.name, maker, dataset, self.settings,
+                                self.timings if self.name == 'elastic_training' else None, cache)
         try:
-            result, model = train.train(
-                model, dataset, make, self.settings, recorder, penalty, cache=cache,
-                keeper=kind(self.folder, behind), resumed=resumed)
+            result, model = train.train(scheme, dataset, self.settings, session, cache)
         except Interrupted:
             return None
         finally:
@@ -201,7 +192,7 @@ def test_fixed_schemes(tmp_path, timings, name, cuts):
 
 
 @pytest.mark.parametrize('name, more', [
-    ('full_training', {}), ('elastic_training', {}), ('prune_training', dict(threshold=0.15)),
+    ('full_training', {}), ('elastic_training', {}), ('prune_training', dict(prune_threshold=0.15)),
     ('elastic_training', dict(cached=True, rho=0.5))])
 def test_cut_between_two_epochs(tmp_path, timings, rates, name, more):
     assert_cut_is_whole(tmp_path, [1, 2], name, timings, rates, kind=StopsBetween,
@@ -227,7 +218,7 @@ def test_statistics_dropout_slots_and_views(tmp_path, timings, name, optimizer):
     ('gradient_update', 2, 'sgd', END_OF_2), ('gradient_update', 0, 'sgd', END_OF_2),
     ('random', 1, 'sgd', MIDDLE_OF_2)])
 def test_elastic_training(tmp_path, timings, metric, interval, optimizer, cuts):
-    assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, metric=metric,
+    assert_cut_is_whole(tmp_path, cuts, 'elastic_training', timings, importance=metric,
                         interval=interval, optimizer=optimizer, probe_batches=2)
 
 
@@ -265,13 +256,14 @@ def test_the_head_alone_with_the_cache_and_held_views(tmp_path, timings, rates):
 @pytest.mark.parametrize('cuts', [[3], END_OF_2, [16, 3]])
 def test_pruning_goes_on_with_the_smaller_network(tmp_path, timings, cuts):
     again = assert_cut_is_whole(tmp_path, cuts, 'prune_training', timings, model=normalised,
-                                threshold=0.15)
+                                prune_threshold=0.15)
     assert again['channels_removed'] > 0
 
 
 def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
     """Less deep each time, which needs another cache, and cut in each of these epochs."""
     masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}
+    settings = train.Settings(num_epochs=4, learning_rate=0.05)
     ends = []
     for place, cuts in (('whole', []), ('parts', [9, 8, 1])):
         folder = str(tmp_path / place)
@@ -282,12 +274,10 @@ def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
             cache = PrefixCache(dataset, folder, exact=True)
             cache._measured = dict(rates)
             recorder = Recorder(folder, resumed=resumed and resumed['records'])
+            scheme = Forced(train.step_maker(model, dataset, settings), masks)
+            session = Session(recorder, None, StopsBehind(folder, steps), resumed)
             try:
-                result, model = train.train(
-                    model, dataset, lambda maker: train.Scheme(
-                        'forced', lambda epoch, last: train.Choice(masks[epoch]) if epoch in masks
-                        else None), train.Settings(num_epochs=4, learning_rate=0.05), recorder,
-                    cache=cache, keeper=StopsBehind(folder, steps), resumed=resumed)
+                result, model = train.train(scheme, dataset, settings, session, cache)
             except Interrupted:
                 cache.end()
         ends.append(bits(model) + [result['cache_hits'], result['cache_misses']])
@@ -315,16 +305,15 @@ def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_p
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, goes on on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
         checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
-        assert main.interrupted_run(args, folder, settings) is not None
+        assert main.interrupted_run(folder, settings) is not None
         assert words in capsys.readouterr().out
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
-    assert main.interrupted_run(args, folder, settings) is not None  # of before there was the flag
+    assert main.interrupted_run(folder, settings) is not None  # of before there was the flag
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
     with pytest.raises(UserError, match='of other settings; .* --restart .seed 9 there, 0 now'):
-        main.interrupted_run(args, folder, settings)
-    args.restart = True
-    assert main.interrupted_run(args, folder, settings) is None
+        main.interrupted_run(folder, settings)
+    assert main.interrupted_run(folder, settings, restart=True) is None
 
 
 def test_what_was_recorded_behind_a_checkpoint_is_taken_back(tmp_path):

@@ -28,6 +28,8 @@ import thermal
 import train
 from recorder import Recorder
 from runs import DEVICE_COLUMNS, read_run
+from schemes import FixedScheme
+from session import Session
 from stopwatch import Clock
 
 HOT = ZONE.format(0) + 'temp'
@@ -255,14 +257,13 @@ def test_a_run_of_a_device_that_tells_nothing_has_empty_cells(tmp_path):
 def trained(folder, keeper, device):
     """One process of a run of two epochs of seven steps; its summary, None where it was stopped."""
     model, dataset = network(), digits()
+    settings = train.Settings(num_epochs=2, learning_rate=0.01)
     resumed = checkpoint.read(str(folder), train.RECORDS)
     recorder = Recorder(str(folder), resumed=resumed and resumed['records'])
     try:
         return train.train(
-            model, dataset, lambda maker: train.fixed_scheme(
-                'full_training', train.fixed_mask('full_training', model)),
-            train.Settings(num_epochs=2, learning_rate=0.01), recorder, keeper=keeper,
-            resumed=resumed, monitor=thermal.Monitor(device))[0]
+            FixedScheme('full_training', train.step_maker(model, dataset, settings)), dataset,
+            settings, Session(recorder, Clock(monitor=thermal.Monitor(device)), keeper, resumed))[0]
     except checkpoint.Interrupted:
         return None
     finally:

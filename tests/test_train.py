@@ -12,7 +12,6 @@ import keras_stack
 import train
 from backbone import Backbone
 from datasets import load_dataset
-from elastic import elastic_scheme
 from epoch import Diverged
 from importance import Evaluator
 from masked_step import StepMaker
@@ -20,8 +19,10 @@ from models import build_model
 from profiler import profile_model
 from recorder import Recorder
 from runs import EPOCH_COLUMNS, read_run
+from schemes import FixedScheme, fixed_mask
+from session import Session
 from stopwatch import Clock
-from training_step import make_optimizer
+from training_step import make_optimizer, optimizer_for
 
 SIZE, BATCH, STEPS = 32, 16, 6
 
@@ -44,15 +45,13 @@ def timings():
 
 def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
     """One real run through the real loop; returns (result, model)."""
-    model = model or new_model()
-
-    def make(maker):
-        if timings is None:
-            return train.fixed_scheme(name, train.fixed_mask(name, model))
-        scheme = elastic_scheme(name, maker, dataset.probe, timings, settings)
-        return scheme._replace(select=spy(scheme.select)) if spy else scheme
+    maker = train.step_maker(model or new_model(), dataset, settings)
+    scheme = FixedScheme(name, maker) if timings is None else train.ElasticScheme(
+        maker, dataset.probe, timings, settings)
+    if spy:
+        scheme.select = spy(scheme.select)
     recorder = Recorder(str(folder))
-    result, model = train.train(model, dataset, make, settings, recorder)
+    result, model = train.train(scheme, dataset, settings, Session(recorder))
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
                          dataset_name='d', seed=0, stack='s', host='h'))
     return result, model
@@ -63,10 +62,10 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
 def test_fixed_masks_cover_head_and_normalisation():
     model = new_model()
     names = [keras_stack.variable_name(v) for v in model.trainable_variables]
-    assert train.fixed_mask('full_training', model).all()
-    head = train.fixed_mask('traditional_tl_training', model)
+    assert fixed_mask('full_training', model).all()
+    head = fixed_mask('traditional_tl_training', model)
     assert [names[i] for i in np.flatnonzero(head)] == ['head/kernel', 'head/bias']
-    small = train.fixed_mask('bn_plus_bias_training', model)
+    small = fixed_mask('bn_plus_bias_training', model)
     assert {n.split('/')[-1] for n, m in zip(names, small) if m and 'head' not in n} == {
         'gamma', 'beta'}
     assert all(m or n.split('/')[-1] == 'kernel' for n, m in zip(names, small))
@@ -166,7 +165,6 @@ def test_interval_0_selects_once_whatever_steps_take(tmp_path, dataset, timings)
     def slower(select):
         def watched(epoch, last):
             return select(epoch, taking(last, lambda ms: doubled(ms) * 10000))
-        watched.importance_seconds = 0.0
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
@@ -184,7 +182,6 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
             choice = select(epoch, last)
             choices.append(choice)
             return choice
-        watched.importance_seconds = 0.0
         return watched
 
     wrong = timings.rescaled(timings.t_fp, 3 * timings.t_bp)
@@ -211,7 +208,6 @@ def test_steps_that_drift_between_selections_lead_to_a_new_choice_where_many_are
                 last, lambda ms: doubled([choices[-1].predicted_ms]) * count) if epoch == 3
                 else taking(last, lambda ms: [choices[-1].predicted_ms])))
             return choices[-1]
-        watched.importance_seconds = 0.0
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
@@ -243,7 +239,6 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
             mask[-1 - epoch % 3] ^= True
             mask[-4] = True
             return choice._replace(mask=mask)
-        other.importance_seconds = 0.0
         return other
 
     train.run_epoch = watching
@@ -280,12 +275,14 @@ def test_moved_seconds_leave_their_bucket():
 def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path, dataset):
     """Of two steps, so that the first call, moved from one bucket to another, would show."""
     model, settings = new_model(), train.Settings(num_epochs=1)
-    scheme = train.fixed_scheme('full_training', train.fixed_mask('full_training', model))
     two_steps = dataset._replace(order=lambda epoch: dataset.order(epoch)[:2],
                                  train_size=2 * BATCH)
     recorder = Recorder(str(tmp_path))
     begin = time.perf_counter()
-    result, _ = train.train(model, two_steps, lambda maker: scheme, settings, recorder)
+    clock = Clock()
+    with clock('selection'):
+        scheme = FixedScheme('full_training', train.step_maker(model, two_steps, settings))
+    result, _ = train.train(scheme, two_steps, settings, Session(recorder, clock))
     wall = time.perf_counter() - begin
     assert result['train_seconds'] + result['validation_seconds'] == pytest.approx(wall, rel=0.06)
     assert result['step_seconds'] == pytest.approx(2 * result['step_ms'] / 1e3, rel=0.25)
@@ -304,7 +301,7 @@ def test_first_call_is_booked_as_selection(tmp_path, dataset):
 
 def test_clipping_as_set_is_in_the_update_that_trains_and_in_that_of_importance(dataset):
     settings, model = train.Settings(num_epochs=1, learning_rate=1.0, clip_norm=1e-3), new_model()
-    optimizer = train.optimizer_for(dataset, settings, model.trainable_variables)
+    optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     batch = next(iter(dataset.train))
     maker = StepMaker(model, optimizer, 0.0, *batch)
     evaluator = Evaluator(maker)
