@@ -43,6 +43,13 @@ def first_line(error):
     return (str(error).strip().splitlines() or [''])[0][:200]
 
 
+def finite(text):
+    """Returns the number in a text or in a cell of a table; ValueError where it is not finite."""
+    if not math.isfinite(float(text)):
+        raise ValueError
+    return float(text)
+
+
 def one_of(given, allowed, what):
     """`given` itself if it is one of `allowed`; UserError naming the nearest one otherwise."""
     if given in allowed:

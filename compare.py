@@ -1,21 +1,24 @@
-"""One table of several finished runs: accuracy, training time, speed-up over full training.
-
-    python compare.py RUN [RUN ...]
+"""The table of finished runs: accuracy, training time, speed-up over full training.
 
 Runs that differ only in their seed share a row: medians, with the range in brackets. Where the
 device was throttled (thermal.py), a column has in how many epochs of all.
 """
 
-import argparse
-
 import numpy as np
 
 import command_line
-from runs import VARIED, distinctions, read_runs, run_folder
+from runs import VARIED, distinctions, read_runs
 
 # Points that elastic training may lose to full training: from rho FEW_POINTS_FROM on, and below.
 FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
 RESELECTION_SHARE = 0.05  # of the elastic run's training time
+
+
+def table(run_folders):
+    """Returns the text of the table of the runs in these folders, with its legend."""
+    text, _ = compare(read_runs(run_folders))
+    return (text + '\n\ntarget in brackets; speed-up: training time of full over this, medians of '
+            'runs [least, most]')
 
 
 def compare(runs):
@@ -112,19 +115,3 @@ def _spread(values, form):
     if len(values) == 1:
         return text
     return '{} [{}, {}]'.format(text, form.format(min(values)), form.format(max(values)))
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('runs', nargs='+', metavar='RUN', help='name under --logs_dir, or a path')
-    parser.add_argument('--logs_dir', default='logs', metavar='DIR')
-    args = parser.parse_args(argv)
-    text, _ = compare(read_runs([run_folder(run, args.logs_dir) for run in args.runs]))
-    print(text)
-    print('\ntarget in brackets; speed-up: training time of full over this, medians of runs '
-          '[least, most]')
-    return 0
-
-
-if __name__ == '__main__':
-    command_line.run(main)

@@ -20,6 +20,7 @@ import numpy as np
 import checkpoint
 import command_line
 import energy
+import metered
 import thermal
 from command_line import UserError
 from epoch import Diverged
@@ -285,7 +286,7 @@ def print_end(result, joules):
 def add_meter(folder, meter_csv):
     """Adds the energy that an external meter's log shows to the finished run."""
     try:
-        energy.add_to_run(folder, meter_csv)
+        metered.add_to_run(folder, meter_csv)
     except UserError as error:
         print('energy not measured: {}'.format(error), file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """The log of an external power meter, `timestamp,watts` lines, and the joules that it tells.
 
 For devices that cannot measure themselves, as a Raspberry Pi 4B. Timestamps are seconds since 1970;
-energy.py adds the result to finished runs.
+metered.py adds the result to finished runs.
 """
 
 import array
@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from command_line import UserError
-from runs import finite
+from command_line import UserError, finite
 
 MAX_GAP = 5.0  # s between two readings, beyond which they tell nothing
 

@@ -1,9 +1,10 @@
-"""Figures, drawn from the run folders under logs/ and from a table of tensor timings.
+"""Figures and a table of finished runs, and figures of tensor timings.
 
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
     python plot.py devices TABLE.json [...] --output figures/NAME   the same on several devices
+    python plot.py table RUN [RUN ...]                          accuracy, time, speed-up, as text
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
 the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 import command_line
+import compare
 from command_line import UserError
 from figure_file import write_figure
 from runs import (
@@ -310,27 +312,31 @@ def _draw_share_per_epoch(axis, mask, share):
 def draw_by_name(figures, description, argv=None):
     """Reads FIGURE and its RUNs from the command line, draws it and prints the files written.
 
-    figures: name -> (function of the path or paths of its input and the output's, whether it takes
-    one input only).
+    figures: name -> (function, single). function: takes the path of its input, or a list of them
+    unless `single`, and that of the output; returns the lines to print. The figure `table` is text
+    alone: its output is None.
     """
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('figure', help='one of ' + ', '.join(figures))
     parser.add_argument('inputs', nargs='+', metavar='RUN',
                         help='name under --logs_dir, or a path')
-    parser.add_argument('--output', required=True, help='figures/NAME, .png may be left out')
+    parser.add_argument('--output', help='figures/NAME, .png may be left out; needed by figures')
     parser.add_argument('--logs_dir', default='logs', help='where the runs are (default: logs)')
     args = parser.parse_args(argv)
     draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
     if single and len(args.inputs) > 1:
         raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
+    if (args.output is None) != (args.figure == 'table'):
+        raise UserError('every figure needs --output figures/NAME; `table` takes no --output')
     paths = [run_folder(run, args.logs_dir) for run in args.inputs]
     print('\n'.join(draw(paths[0] if single else paths, args.output)))
 
 
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
-                  'timings': (timing_bars, True), 'devices': (device_bars, False)},
+                  'timings': (timing_bars, True), 'devices': (device_bars, False),
+                  'table': (lambda folders, _: [compare.table(folders)], False)},
                  __doc__, argv)
 
 

@@ -10,14 +10,13 @@
 """
 
 import csv
-import math
 import os
 from typing import NamedTuple
 
 import numpy as np
 
 import command_line
-from command_line import UserError
+from command_line import UserError, finite
 from files import PART, checksum_of_file, read_json
 from schemes import SCHEMES
 
@@ -101,12 +100,6 @@ def read_run(folder):
     summary['run_name'] = os.path.basename(folder)
     return Run(summary, _read_epochs(folder, summary['epochs']),
                _read_selections(folder, summary['epochs']))
-
-
-def finite(text):
-    if not math.isfinite(float(text)):
-        raise ValueError
-    return float(text)
 
 
 def told(text):

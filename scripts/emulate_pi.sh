@@ -32,9 +32,9 @@ COMMANDS=(
      grep 'goes on in epoch' cut.log"
     "$RUN --interval 4 --num_epochs 4 --train_images 40 --bn_statistics frozen --prefix_cache on \\
          --cache_dir . --run_name cached --restart"
-    "python compare.py cut cached"
+    "python plot.py table cut cached"
     "python plot.py curves cut cached --output figures/emulated"
-    "python energy.py"
+    "python metered.py"
     # The smallest of the figures.
     "scripts/run_figure15ad_ego.sh --rehearse"
     "python -m tensorboard.main --logdir logs --port 6006 >tensorboard.log 2>&1 &

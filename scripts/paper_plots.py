@@ -169,7 +169,7 @@ def energy_bars(folders, output):
     without = [run for run in runs if run.summary['energy_joules'] is None]
     if without and len(without) < len(runs):
         raise UserError("run '{}' has no energy ({}), others of this figure have; remove its "
-                        'folder to run it again, or add a meter log with energy.py'.format(
+                        'folder to run it again, or add a meter log with metered.py'.format(
                             without[0].summary['run_name'],
                             without[0].summary['energy_note']))
     for run in runs:

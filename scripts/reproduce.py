@@ -183,13 +183,13 @@ def check_device(finished):
 
 def _meter(run):
     """Adds the energy by --meter_csv to a run that is finished without any."""
-    import energy
+    import metered
     from runs import read_run
     args = arguments_of(run)
     folder = os.path.join(ROOT, args.logs_dir, run.name)
     try:
         if args.meter_csv and read_run(folder).summary['energy_joules'] is None:
-            energy.add_to_run(folder, args.meter_csv)
+            metered.add_to_run(folder, args.meter_csv)
     except UserError as error:
         print('energy not measured: {}'.format(error), file=sys.stderr)
 

@@ -11,7 +11,7 @@ usage() {
     cat <<END
 usage: run_demo.sh [--seeds N]
 
-Trains, prints a table (compare.py) and writes figures/demo.png and figures/demo_selection.png.
+Trains, prints a table (plot.py table) and writes figures/demo.png and figures/demo_selection.png.
 Source weights, timing table and finished runs under logs/ are reused.
   --seeds N    runs of each scheme, seeds 0 to N-1 (default: $seeds)
 END
@@ -72,7 +72,7 @@ for ((seed = 0; seed < seeds; seed++)); do
 done
 
 say "result"
-"$PYTHON" compare.py "${runs[@]}"
+"$PYTHON" plot.py table "${runs[@]}"
 "$PYTHON" plot.py curves "${runs[@]}" --output figures/demo
 "$PYTHON" plot.py selection demo_elastic0.25_seed0 --output figures/demo_selection
 echo "all of it took $((SECONDS - start)) s"

@@ -10,7 +10,7 @@ cd "$ROOT"
 echo '# Flags'
 echo
 echo 'Made from `--help` by `scripts/write_flags.sh > docs/flags.md`; a test compares the two.'
-for script in main.py profiler.py compare.py plot.py energy.py thermal.py; do
+for script in main.py profiler.py plot.py metered.py thermal.py; do
     printf '\n## python %s\n\n' "$script"
     COLUMNS=100 "$PYTHON" "$script" --help | sed 's/^\(.\)/    \1/'
 done

@@ -52,8 +52,9 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
         'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
         'host': 'pi4b', 'finished': True, 'files': {},
         'throttled_epochs': None if throttled is None else len(throttled),
-        'train_seconds': EPOCHS * step_seconds, 'step_ms': 10.0, 'training_intervals': None,
-        'energy_joules': None, 'energy_source': None, 'energy_note': 'no power sensor found'})
+        'train_seconds': EPOCHS * step_seconds, 'step_ms': 10.0, 'selection_seconds': EPOCHS * 1.0,
+        'training_intervals': None, 'energy_joules': None, 'energy_source': None,
+        'energy_note': 'no power sensor found'})
     summary.update(changes)
     write_csv(folder / 'epochs.csv',
               [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy, throttled))

@@ -274,9 +274,3 @@ def test_a_device_without_a_sensor_says_so(tmp_path):
     result = meter.result()
     assert result['energy_joules'] is None and 'no power sensor found' in result['energy_note']
     assert len(result['training_intervals']) == 1
-
-
-def test_the_script_lists_what_this_device_offers(capsys):
-    energy.main([])
-    out = capsys.readouterr().out
-    assert 'power (W)' in out or energy.NO_SENSOR in out

@@ -7,8 +7,9 @@ import tracemalloc
 import pytest
 from made_runs import make_run
 
-import energy
+import metered
 from command_line import UserError
+from energy import NO_SENSOR
 from meter_log import check_meter, metered_joules, read_meter
 
 
@@ -17,11 +18,11 @@ def meter_log(path, rows, header='timestamp,watts'):
     return str(path)
 
 
-def metered(tmp_path, path, intervals):
+def energy_of(tmp_path, path, intervals):
     """The energy in the summary of a run that trained then, by the log in `path`."""
     run = make_run(tmp_path, 'metered', training_intervals=intervals, energy_joules=None)
     try:
-        energy.add_to_run(str(run), path)
+        metered.add_to_run(str(run), path)
     except UserError:
         pass
     summary = json.loads((run / 'summary.json').read_text())
@@ -36,7 +37,7 @@ def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
     assert metered_joules(log, [[100, 104]]) == pytest.approx(3 + 4 + 6 + 8)
     assert metered_joules(log, [[100.5, 100.75], [103.5, 104]]) == pytest.approx(
         0.25 * 3.25 + 4)
-    assert metered(tmp_path, path, [[101, 102]]) == {
+    assert energy_of(tmp_path, path, [[101, 102]]) == {
         'energy_joules': pytest.approx(4), 'energy_source': 'meter log meter.csv',
         'energy_note': None, 'training_intervals': [[101, 102]]}
 
@@ -71,10 +72,10 @@ def test_a_log_with_a_hole_or_too_short_gives_no_number_but_the_reason(tmp_path)
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (110, 2), (111, 2)])
     for interval, says in (([100, 111], 'a hole of 9 s at 101'), ([99, 101], 'covers 100 to 111'),
                            ([110, 112], 'covers 100 to 111')):
-        result = metered(tmp_path, path, [interval])
+        result = energy_of(tmp_path, path, [interval])
         assert result['energy_joules'] is None and says in result['energy_note']
-    assert metered(tmp_path, path, [[110, 111]])['energy_joules'] == pytest.approx(2)
-    assert 'cannot read' in metered(tmp_path, str(tmp_path / 'none'), [[1, 2]])['energy_note']
+    assert energy_of(tmp_path, path, [[110, 111]])['energy_joules'] == pytest.approx(2)
+    assert 'cannot read' in energy_of(tmp_path, str(tmp_path / 'none'), [[1, 2]])['energy_note']
 
 
 DAMAGED = {  # what stands between the readings of 102 s and of 104 s
@@ -88,17 +89,17 @@ def test_a_damaged_line_counts_only_within_training(tmp_path, line):
     path = tmp_path / 'meter.csv'
     path.write_bytes('\n'.join(['timestamp,watts', '100,2', '101,2', '102,2', line, '104,2',
                                 '105,2', '106,2', '']).encode('utf-8', 'surrogateescape'))
-    good = metered(tmp_path, str(path), [[100, 101], [104, 106]])
+    good = energy_of(tmp_path, str(path), [[100, 101], [104, 106]])
     assert (good['energy_joules'], good['energy_note']) == (pytest.approx(6), None)
-    bad = metered(tmp_path, str(path), [[100, 101], [101, 105]])
+    bad = energy_of(tmp_path, str(path), [[100, 101], [101, 105]])
     assert bad['energy_joules'] is None
     assert bad['energy_note'].startswith('{}, line 5: '.format(path))
 
 
 def test_a_log_that_ends_in_damage_names_it(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (102, '\0')])
-    assert metered(tmp_path, path, [[100, 101]])['energy_joules'] == pytest.approx(2)
-    assert 'line 4: ' in metered(tmp_path, path, [[100, 102]])['energy_note']
+    assert energy_of(tmp_path, path, [[100, 101]])['energy_joules'] == pytest.approx(2)
+    assert 'line 4: ' in energy_of(tmp_path, path, [[100, 102]])['energy_note']
 
 
 def test_readings_of_two_clocks_are_never_mixed(tmp_path):
@@ -107,12 +108,12 @@ def test_readings_of_two_clocks_are_never_mixed(tmp_path):
     watts = [2] * 20 + [50] * 15 + [3] * 13
     path = meter_log(tmp_path / 'meter.csv', zip(seconds, watts))
     for interval, joules in (([100, 110], 20), ([120, 124], 200), ([301, 305], 12)):
-        assert metered(tmp_path, path, [interval])['energy_joules'] == pytest.approx(joules)
+        assert energy_of(tmp_path, path, [interval])['energy_joules'] == pytest.approx(joules)
     for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # told by both clocks
                            ([112, 118], 'line 22: timestamps must grow'),
                            ([118, 122], 'line 22: timestamps must grow'),
                            ([123, 301], 'a hole of 176 s at 124')):
-        result = metered(tmp_path, path, [interval])
+        result = energy_of(tmp_path, path, [interval])
         assert result['energy_joules'] is None and says in result['energy_note']
 
 
@@ -143,16 +144,22 @@ def test_a_damaged_header_is_refused_before_training(tmp_path):
 def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):
     run = make_run(tmp_path, 'run', training_intervals=[[100, 102]], energy_joules=None)
     path = meter_log(tmp_path / 'meter.csv', [(99, 5), (103, 5)])
-    energy.main([str(run), '--meter_csv', path])
+    metered.main([str(run), '--meter_csv', path])
     assert capsys.readouterr().out.endswith('10.0 J\n')
     assert json.loads((run / 'summary.json').read_text())['energy_joules'] == pytest.approx(10)
     stepped = make_run(tmp_path, 'stepped', training_intervals=None, energy_joules=None)
     with pytest.raises(UserError, match='the clock was set during training'):
-        energy.main([str(stepped), '--meter_csv', path])
+        metered.main([str(stepped), '--meter_csv', path])
     measured = make_run(tmp_path, 'measured', training_intervals=[[90, 102]], energy_joules=7)
     before = (measured / 'summary.json').read_bytes()
     with pytest.raises(UserError, match='covers 99 to 103'):
-        energy.main([str(measured), '--meter_csv', path])
+        metered.main([str(measured), '--meter_csv', path])
     assert (measured / 'summary.json').read_bytes() == before
     with pytest.raises(UserError, match='belong together'):
-        energy.main([str(run)])
+        metered.main([str(run)])
+
+
+def test_the_script_lists_what_this_device_offers(capsys):
+    metered.main([])
+    out = capsys.readouterr().out
+    assert 'power (W)' in out or NO_SENSOR in out

@@ -204,6 +204,12 @@ def test_main_draws_each_figure(tmp_path, capsys):
         plot.main(['selection', 'elastic', 'full', '--output', output, '--logs_dir', str(logs)])
     with pytest.raises(UserError, match='cannot read .*absent.json'):
         plot.main(['timings', str(tmp_path / 'absent.json'), '--output', output])
+    plot.main(['table', 'elastic', str(full), '--logs_dir', str(logs)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ['elastic_training', 'full_training']
+    for arguments in (['table', 'full', '--output', output], ['curves', 'full']):
+        with pytest.raises(UserError, match='every figure needs --output .* takes no --output'):
+            plot.main(arguments + ['--logs_dir', str(logs)])
 
 
 def test_the_script_refuses_an_unknown_figure_at_once():
@@ -216,7 +222,7 @@ def test_the_script_refuses_an_unknown_figure_at_once():
                             cwd=os.path.dirname(os.path.abspath(plot.__file__)))
     assert result.returncode == 2 and result.stdout.split() == ['[]']
     assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-                             'curves, selection, timings, devices\n')
+                             'curves, selection, timings, devices, table\n')
 
 
 def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):
