@@ -134,6 +134,11 @@ def add_model_flags(parser):
                         help='where runs and timing tables are written (default: %(default)s)')
 
 
+def settings_of(args, kind):
+    """Returns the NamedTuple `kind` whose fields are the flags of the same names."""
+    return kind(**{field: getattr(args, field) for field in kind._fields})
+
+
 def in_one_line(error):
     """What a model or a flag made TensorFlow or Keras raise, in one line that names the layer.
 

@@ -22,7 +22,7 @@ import command_line
 import energy
 import metered
 import thermal
-from command_line import UserError
+from command_line import UserError, settings_of
 from epoch import Diverged
 from files import whole_folder
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
@@ -67,7 +67,9 @@ def profile(args, model, dataset):
     """TensorTimings of this run, measured where none match, and stored."""
     import profiler
     batch = next(iter(dataset.probe))  # now: selections go on behind it, wherever the table is from
-    return profiler.table_for(args, model, dataset.num_classes, dataset.augmentation, lambda: batch)
+    step = settings_of(args, profiler.StepSettings)._replace(
+        num_classes=dataset.num_classes, augmentation=dataset.augmentation)
+    return profiler.table_for(step, model, args.logs_dir, lambda: batch)
 
 
 def timing_table(args, model, dataset, cache, resumes=False):
@@ -137,11 +139,6 @@ def scheme_of(train_type, maker, dataset, settings, table, cache):
         from prune import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)
     return FixedScheme(train_type, maker)
-
-
-def settings_of(args, kind):
-    """Returns the NamedTuple of that kind with the flags of the same names."""
-    return kind(**{field: getattr(args, field) for field in kind._fields})
 
 
 def summarise(args, result, cache, dataset):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stopwatch import interleaved_ms, undisturbed
-from tensor_timings import TensorTimings, chain_timings, group_matrix, shared_depth
+from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix, shared_depth
 
 LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
 DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
@@ -26,7 +26,7 @@ class Totals(NamedTuple):
     it and both passes: moving statistics, learning rate, iteration count.
     t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
     t_both: see TensorTimings.
-    spread: see TensorTimings.
+    spread: see Profile.
     suffixes: (share of the traced forward pass, of the measured one) behind some cuts.
     chains: (tensor k, ms of the backward pass of k alone) of some on the way to the deepest.
     """
@@ -91,15 +91,15 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     masks = sorted(scaled)
     skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
     left = measured_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
+    profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread,
+                      np.array([traced[mask] for mask in masks]),
+                      kernel_share(times.kernels, totals))
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
                          totals.t_update + totals.t_always, order,
                          group_matrix([_tensors(mask) for mask in masks], n),
-                         np.array([scaled[mask] for mask in masks]), estimated, times.coverage,
-                         times.left_out[:20], key, spread=totals.spread,
-                         traced_ms=np.array([traced[mask] for mask in masks]),
+                         np.array([scaled[mask] for mask in masks]), key, profile,
                          t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
-                         cut_bytes=cut_bytes, op_rates=times.rates,
-                         kernel_share=kernel_share(times.kernels, totals))
+                         cut_bytes=cut_bytes, op_rates=times.rates)
 
 
 def kernel_share(kernels, totals):

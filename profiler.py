@@ -20,6 +20,7 @@ import platform
 import re
 import tempfile
 import time
+from typing import Dict, NamedTuple, Optional
 
 import numpy as np
 
@@ -36,57 +37,103 @@ MIN_COVERAGE = 0.95
 TABLE_FILE = 'timings.json'
 
 
-def profile_model(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
-                  weight_decay=5e-4, folder=None, key=None, num_steps=5, seconds=8.0, batch=None,
-                  clip_norm=None):
-    """TensorTimings of one training step of `model` on this machine.
+class StepSettings(NamedTuple):
+    """What is timed: a network and its training step; see the flags of the same names.
 
-    input_shape: of one example, (height, width, channels) of an image. Or, instead of it,
-    num_classes and batch_size:
-    batch: (inputs, labels), or tf.TensorSpecs of them, for a model of any inputs: one array, or a
-    list, tuple or dict of several, as the model takes them.
+    num_classes, augmentation: of the data set, where the flags leave them open.
+    """
+    model_name: str
+    alpha: float
+    input_size: int
+    batch_size: int
+    num_classes: int
+    augmentation: str
+    bn_statistics: str
+    optimizer: str
+    weight_decay: float
+    clip_norm: Optional[float]
+
+    @property
+    def image_shape(self):
+        return self.input_size, self.input_size, 3
+
+
+class ProfileSettings(NamedTuple):
+    """How profile_model measures a step.
+
     optimizer: 'sgd' or 'adam'. clip_norm: see training_step.make_optimizer.
-    folder: where the trace stays; a temporary one, deleted, when None.
+    folder: where the trace stays; None: it is deleted.
     key: stored in the table. num_steps: traced steps.
     seconds: about how long the untraced, interleaved runs that give the totals may take.
-    The model's variables are as before afterwards.
     """
-    from op_trace import executed_graph, op_times, record_trace
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
-            return profile_model(model, input_shape, num_classes, batch_size, optimizer,
-                                 weight_decay, temporary, key, num_steps, seconds, batch,
-                                 clip_norm)
-    import tensorflow as tf
+    optimizer: str
+    weight_decay: float = 5e-4
+    clip_norm: Optional[float] = None
+    folder: Optional[str] = None
+    key: Dict = {}
+    num_steps: int = 5
+    seconds: float = 8.0
 
-    from backbone import statistics_from_batch
-    from keras_stack import restored_afterwards, variable_name
-    from masked_step import StepMaker
-    from prefix_steps import PrefixSteps
-    from training_step import make_optimizer
-    variables = model.trainable_variables
+
+def profile_model(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
+                  batch=None, **settings):
+    """Returns the TensorTimings of one training step of `model` on this machine.
+
+    Describe the batch in one of two ways:
+    input_shape: of one example, (height, width, channels) of an image; num_classes, batch_size.
+    batch: (inputs, labels), or tf.TensorSpecs of them. Inputs may be one array, or a list, tuple or
+    dict of arrays, as the model takes them.
+    optimizer, settings: fields of ProfileSettings.
+    The model's variables are afterwards as before.
+    """
+    import tensorflow as tf
+    settings = ProfileSettings(optimizer, **settings)
     if batch is None:
         batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
-    inputs, labels = tf.nest.map_structure(_drawn, batch)
+    batch = tf.nest.map_structure(_drawn, batch)
+    if settings.folder is not None:
+        return _profile(model, batch, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        return _profile(model, batch, settings._replace(folder=folder))
+
+
+def _profile(model, batch, settings):
+    from backbone import statistics_from_batch
+    from keras_stack import restored_afterwards, variable_name
+    from op_trace import executed_graph, op_times, record_trace
+    from prefix_steps import PrefixSteps
+    variables, (inputs, labels) = model.trainable_variables, batch
     everything = np.ones(len(variables), dtype=bool)
     with restored_afterwards(model.variables):
         statistics_from_batch(model, inputs)
-        trained_by = make_optimizer(optimizer, 1e-6, 1000, variables, clip_norm=clip_norm)
-        maker = StepMaker(model, trained_by, weight_decay, inputs, labels)
+        maker = step_maker(model, settings, inputs, labels)
         graph = executed_graph(maker, inputs, labels)
         release_memory()
-        trace = record_trace(maker.step(everything), inputs, labels, folder, num_steps)
-        times = op_times(graph, trace, num_steps, len(variables))
+        trace = record_trace(maker.step(everything), inputs, labels, settings.folder,
+                             settings.num_steps)
+        times = op_times(graph, trace, settings.num_steps, len(variables))
         prefixes = PrefixSteps(maker)
         cuts = prefix_cuts(prefixes, times) if (
             prefixes.rows_apart(inputs, labels) <= ROUNDING) else [None] * len(variables)
         prefix = prefix_costs(cuts, times)
         release_memory()
-        totals = measure_totals(prefixes, times, inputs, labels, seconds, cuts, prefix[0])
+        totals = measure_totals(prefixes, times, inputs, labels, settings.seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       key or {}, prefix)
+                       settings.key, prefix)
+
+
+def step_maker(model, settings, inputs, labels):
+    """Returns a masked_step.StepMaker whose learning rate hardly changes the weights.
+
+    settings: StepSettings or ProfileSettings.
+    """
+    from masked_step import StepMaker
+    from training_step import make_optimizer
+    optimizer = make_optimizer(settings.optimizer, 1e-6, 1000, model.trainable_variables,
+                               clip_norm=settings.clip_norm)
+    return StepMaker(model, optimizer, settings.weight_decay, inputs, labels)
 
 
 def release_memory():
@@ -103,7 +150,7 @@ def prefix_cuts(prefixes, times):
     none.
 
     Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
-    prefixes: PrefixSteps of a named masked_step.StepMaker. times: its OpTimes.
+    prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
     """
     cuts, trained = [None] * len(prefixes.maker.variables), 0
     for k in chain_timings(times.groups, len(cuts))[2][::-1].tolist():
@@ -133,11 +180,10 @@ def _drawn(leaf):
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
-def table_key(args, model, num_classes, augmentation):
-    """What a timing table is valid for: the network, the step, this machine, this software.
+def table_key(settings, model):
+    """Returns what a timing table is valid for: the network, the step, this machine, this software.
 
-    args: of the command line, as command_line.add_model_flags gives them and `bn_statistics`.
-    A saved model is known by its content, wherever it lies: see fingerprint.
+    settings: StepSettings. A saved model is known by its content, not its path: see fingerprint.
     """
     import tensorflow as tf
     from tensorflow import keras
@@ -147,12 +193,12 @@ def table_key(args, model, num_classes, augmentation):
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
     return dict(
-        model='saved' if is_saved(args.model_name) else args.model_name,
-        network=fingerprint(model), alpha=args.alpha, input_size=args.input_size,
-        batch_size=args.batch_size, num_classes=num_classes, optimizer=args.optimizer,
-        decay=bool(args.weight_decay), clipped=args.clip_norm is not None,
-        bn_statistics=args.bn_statistics,
-        augmentation=augmentation, dtype=', '.join(sorted(dtypes)),
+        model='saved' if is_saved(settings.model_name) else settings.model_name,
+        network=fingerprint(model), alpha=settings.alpha, input_size=settings.input_size,
+        batch_size=settings.batch_size, num_classes=settings.num_classes,
+        optimizer=settings.optimizer, decay=bool(settings.weight_decay),
+        clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
+        augmentation=settings.augmentation, dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
@@ -249,57 +295,65 @@ def stored_table(path, key):
     return table
 
 
-def table_for(args, model, num_classes, augmentation, draw, again=False):
-    """The stored table where its key matches; else measured now and stored, trace beside it.
+def path_of_table(settings, logs_dir):
+    """Returns the table_path of StepSettings."""
+    return table_path(logs_dir, settings.model_name, settings.input_size, settings.num_classes,
+                      settings.batch_size)
 
-    args, augmentation: see table_key. again: measured in any case. draw: () -> (images, labels) to
-    time steps on; None: noise, on which they may take more or less than on pictures.
+
+def table_for(settings, model, logs_dir, draw, again=False):
+    """Returns the stored TensorTimings if its key matches; else measures and stores it.
+
+    settings: StepSettings. draw: () -> (images, labels) to time steps on; None: noise, on which
+    steps may take more or less time than on images. again: measure in any case.
     """
-    key = table_key(args, model, num_classes, augmentation)
-    path = table_path(args.logs_dir, args.model_name, args.input_size, num_classes,
-                      args.batch_size)
+    key, path = table_key(settings, model), path_of_table(settings, logs_dir)
     table = None if again else stored_table(path, key)
     if table is None:
         begin = time.perf_counter()
         with whole_folder(os.path.dirname(path)) as new:
-            table = profile_model(model, (args.input_size, args.input_size, 3), num_classes,
-                                  args.batch_size, args.optimizer, args.weight_decay, new, key,
-                                  batch=draw(), clip_norm=args.clip_norm)
+            table = profile_model(model, settings.image_shape, settings.num_classes,
+                                  settings.batch_size, settings.optimizer, draw(), folder=new,
+                                  weight_decay=settings.weight_decay, key=key,
+                                  clip_norm=settings.clip_norm)
             table.save(os.path.join(new, TABLE_FILE))
         release_memory()
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))
-        warn_of(table)
+        warn_of(table.profile)
     return table
 
 
-def batch_for(args):
-    """(images, labels) of the data set; None, for noise, where it is not at hand. Says which."""
+def batch_for(settings, dataset_name, data_dir=None):
+    """Returns (images, labels) of the data set; None, for noise, where it is not at hand.
+
+    Prints which. settings: StepSettings.
+    """
     from datasets import batch_at_hand
-    batch, reason = batch_at_hand(args.dataset_name, args.input_size, args.batch_size,
-                                  args.num_classes, args.data_dir, args.augmentation)
-    print('steps are timed on ' + ('a batch of {}'.format(args.dataset_name) if reason is None
+    batch, reason = batch_at_hand(dataset_name, settings.input_size, settings.batch_size,
+                                  settings.num_classes, data_dir, settings.augmentation)
+    print('steps are timed on ' + ('a batch of {}'.format(dataset_name) if reason is None
                                    else 'noise: {}'.format(reason)))
     return batch
 
 
-def warn_of(table):
-    """Says so where steps varied while they were timed, where they wait for launches on a GPU, or,
-    with names, where too little of the traced time could be attributed.
+def warn_of(profile):
+    """Warns of steps that varied, of steps that wait for a GPU's launches, and of traced time that
+    belongs to no tensor.
     """
-    if table.disturbed:
+    if profile.disturbed:
         print('warning: the same step took {:.0f} % more or less from one call to the next; is '
               'something else running? On a quiet machine, profiler.py --force measures again'
-              .format(100 * table.spread))
-    if table.launch_bound:
+              .format(100 * profile.spread))
+    if profile.launch_bound:
         print('warning: the GPU runs kernels during only {:.0f} % of a step and waits for launches '
               'in the rest: leaving out tensors then saves launches more than the kernel time that '
               'they are priced by, so that rho may be missed; a larger --batch_size helps'.format(
-                  100 * table.kernel_share))
-    if table.coverage < MIN_COVERAGE:
+                  100 * profile.kernel_share))
+    if profile.coverage < MIN_COVERAGE:
         print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
               '(at least {:.0f} % is usual); left out: {}'.format(
-                  100 * table.coverage, 100 * MIN_COVERAGE, ', '.join(
-                      '{} ({:.2f} ms)'.format(name, ms) for name, ms in table.left_out[:10])))
+                  100 * profile.coverage, 100 * MIN_COVERAGE, ', '.join(
+                      '{} ({:.2f} ms)'.format(name, ms) for name, ms in profile.left_out[:10])))
 
 
 def describe(table):
@@ -307,7 +361,8 @@ def describe(table):
     rows = [[k, name, 'x'.join(map(str, shape)), '%.3f' % dw, '%.3f' % dy, '%.3f' % up,
              '%.2f' % (100 * (dw + dy) / table.t_bp), 'estimated' if guess else 'measured']
             for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
-                table.names, table.shapes, table.t_dw, table.t_dy, table.t_up, table.estimated))]
+                table.names, table.shapes, table.t_dw, table.t_dy, table.t_up,
+                table.profile.estimated))]
     tensors = command_line.table(
         ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
         rows, '><>>>>><')
@@ -316,10 +371,10 @@ def describe(table):
         [name, '%.2f' % ms, '%.1f' % (100 * ms / full)] for name, ms in (
             ('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
             ('update (t_update)', table.t_update), ('full step', full))])
-    kernels = '' if table.kernel_share is None else (
-        '\nkernels run during {:.1f} % of a full step'.format(100 * table.kernel_share))
+    kernels = '' if table.profile.kernel_share is None else (
+        '\nkernels run during {:.1f} % of a full step'.format(100 * table.profile.kernel_share))
     return '{}\n\n{}\n\nattributed: {:.1f} % of the traced time outside the forward pass{}'.format(
-        tensors, totals, 100 * table.coverage, kernels)
+        tensors, totals, 100 * table.profile.coverage, kernels)
 
 
 def parse_arguments(argv=None):
@@ -342,50 +397,42 @@ def parse_arguments(argv=None):
     return parser.parse_args(argv)
 
 
-def peak_bytes(args, model):
+def peak_bytes(settings, model):
     """Returns train type -> the most bytes held while it trains; changes the weights."""
     import tensorflow as tf
 
     import costs
     from backbone import statistics_from_batch
     from keras_stack import variable_name
-    from masked_step import StepMaker
-    from training_step import make_optimizer
     begin = time.perf_counter()
     images = tf.random.stateless_uniform(
-        (args.batch_size, args.input_size, args.input_size, 3), (0, 0), 0, 255)
-    labels = tf.zeros((args.batch_size,), tf.int32)
+        (settings.batch_size,) + settings.image_shape, (0, 0), 0, 255)
+    labels = tf.zeros((settings.batch_size,), tf.int32)
     statistics_from_batch(model, images[:1])  # of one image: a batch would be more than a step
-    optimizer = make_optimizer(args.optimizer, 1e-6, 1000, model.trainable_variables,
-                               clip_norm=args.clip_norm)
-    maker = StepMaker(model, optimizer, args.weight_decay, images, labels)
+    maker = step_maker(model, settings, images, labels)
     peaks = costs.peaks_of(maker, [variable_name(v) for v in model.trainable_variables], images,
                            labels)
     print('peak memory measured in {:.1f} s'.format(time.perf_counter() - begin))
     return peaks
 
 
-def print_costs(args, table, path, images, peaks):
+def print_costs(way, table, path, images, peaks):
     """Prints what each way to train costs, and stores in the table what was measured for it.
 
-    path: of the table. images: (training, test) images. peaks: train type -> bytes.
+    way: costs.Way to compare others like it. path: of the table. images: (training, test) images.
+    peaks: train type -> bytes.
     """
     import costs
     from prefix_cache import room
     from row_costs import RowCosts
-    row_ms = dict(table.measured.get('row_ms', {}))
-    row_costs = RowCosts(images[0], args.batch_size, args.logs_dir,
-                         memory_bytes=room(args.logs_dir)[0], measured=row_ms)
-    way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
-                    augmentation=args.augmentation)
+    folder, row_ms = os.path.dirname(path), dict(table.profile.row_ms)
+    row_costs = RowCosts(images[0], way.batch_size, folder, memory_bytes=room(folder)[0],
+                         measured=row_ms)
     found = [costs.cost_of(each, table, row_costs, images, peaks)
              for each in costs.ways_like(way, table)]
-    measured = dict(peak_bytes=peaks, row_ms=row_ms)
-    if measured != table.measured:
-        table._replace(measured=measured).save(path)
-    print('\n{} on {} on this device, {} epoch{} of {:,} images, {} at a time\n'.format(
-        args.model_name, args.dataset_name, args.num_epochs, 's' * (args.num_epochs > 1), images[0],
-        args.batch_size))
+    profile = table.profile._replace(peak_bytes=peaks, row_ms=row_ms)
+    if (peaks, row_ms) != (table.profile.peak_bytes, table.profile.row_ms):
+        table._replace(profile=profile).save(path)
     print(costs.describe(found))
     print('\n' + '\n'.join(costs.notes_on(way, table)))
 
@@ -395,30 +442,35 @@ def main(argv=None):
     import costs
     from datasets import augmentation_of
     from models import build_model, canonical_name
-    augmentation = augmentation_of(args.dataset_name, args.augmentation)
+    args.augmentation = augmentation_of(args.dataset_name, args.augmentation)
     args.model_name = canonical_name(args.model_name)
     command_line.start_tensorflow(args.inter_op_threads)
     classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
                                       args.data_dir)
     args.num_classes = args.num_classes or classes
+    settings = command_line.settings_of(args, StepSettings)
     saved = os.path.exists(args.model_name)
-    model = build_model(args.model_name, (args.input_size, args.input_size, 3), args.num_classes,
+    model = build_model(args.model_name, settings.image_shape, args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics,
                         args.trust_model)
     peaks = {}
 
     def draw():
-        peaks.update(peak_bytes(args, model))  # first: later, the profile's would count
-        return batch_for(args)
-    table = table_for(args, model, args.num_classes, augmentation, draw, args.force)
+        peaks.update(peak_bytes(settings, model))  # first: later, the profile's would count
+        return batch_for(settings, args.dataset_name, args.data_dir)
+    table = table_for(settings, model, args.logs_dir, draw, args.force)
     print(describe(table))
-    path = table_path(args.logs_dir, args.model_name, args.input_size, args.num_classes,
-                      args.batch_size)
+    path = path_of_table(settings, args.logs_dir)
     if args.plot:
         from timing_figures import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
-    peaks = table.measured.get('peak_bytes') or peaks or peak_bytes(args, model)
-    print_costs(args, table, path, images, peaks)
+    peaks = table.profile.peak_bytes or peaks or peak_bytes(settings, model)
+    print('\n{} on {} on this device, {} epoch{} of {:,} images, {} at a time\n'.format(
+        args.model_name, args.dataset_name, args.num_epochs, 's' * (args.num_epochs > 1), images[0],
+        args.batch_size))
+    way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
+                    augmentation=args.augmentation)
+    print_costs(way, table, path, images, peaks)
     return 0
 
 

@@ -5,7 +5,7 @@ NumPy alone; profiler.py and measured_totals.py make it, selection_solver_DP.py 
 
 import csv
 import os
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -49,6 +49,43 @@ class CachePrice(NamedTuple):
         return self._replace(skipped=self.old_skipped, read_ms=self.old_read_ms + self.write_ms)
 
 
+class Profile(NamedTuple):
+    """What explains a measurement and prices no mask: profiler.py prints it.
+
+    estimated: (N,) bool, tensors a part of whose time had no trace event and was estimated.
+    coverage: share of the traced time outside the forward pass that was attributed, 0..1.
+    left_out: (event, ms) that was not attributed, the longest first.
+    spread: half the distance between the quartiles of the full step's time, over its median.
+    traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
+    kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
+    peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
+    row_ms: see row_costs.RowCosts.
+    The file of a table keeps those that STORED names.
+    """
+    estimated: np.ndarray
+    coverage: float = 1.0
+    left_out: Sequence = ()
+    spread: float = 0.0
+    traced_ms: Any = None
+    kernel_share: Any = None
+    peak_bytes: Dict = {}
+    row_ms: Dict = {}
+
+    @property
+    def disturbed(self):
+        """Whether something else kept the device busy during the profile."""
+        return self.spread > MAX_SPREAD
+
+    @property
+    def launch_bound(self):
+        """Whether the step waits for launches on the GPU: kernels, which are timed, do not fill it.
+        """
+        return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
+
+
+STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of a Profile
+
+
 class TensorTimings(NamedTuple):
     """What each of the N trainable tensors costs, in ms per step, model.trainable_variables order.
 
@@ -61,22 +98,16 @@ class TensorTimings(NamedTuple):
     learning rate, iteration count.
     order: (N,) int, tensors by depth in the graph, deepest first; t_dy accumulates from its end.
     group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
-    estimated: (N,) bool, where part of the time had no trace event and was estimated.
-    coverage: share of the traced time outside the forward pass that was attributed.
-    left_out: (event, ms) that was not. key: what the table is valid for.
+    key: what the table is valid for. profile: Profile.
     t_loop: what the training loop adds to any step: waiting for input, Python. 0 in a profile,
     known once the loop runs (closed_loop.py).
     t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
     as an importance takes it: what closed_loop.py compares later ones with.
-    spread: half the distance between the quartiles of the full step while it was measured, over its
-    median. traced_ms: (G,) of the ops of each group in the trace, whose shares gave group_ms.
     t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
     training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
     read; inf where the prefix cannot be cut off.
     op_rates: of backward_graph.OpTimes, by which a cut is placed.
-    measured: what costs.py needs of this device beside these times, once it asked for it.
     cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
-    kernel_share: of the full step, in which a GPU ran kernels, 0..1; None on a CPU.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -89,30 +120,14 @@ class TensorTimings(NamedTuple):
     order: np.ndarray
     group_tensors: np.ndarray
     group_ms: np.ndarray
-    estimated: np.ndarray
-    coverage: float
-    left_out: List
     key: Dict
+    profile: Profile
     t_loop: float = 0.0
-    spread: float = 0.0
-    traced_ms: Any = None
     t_both: float = 0.0
     t_prefix: Any = None
     cut_bytes: Any = None
     op_rates: Dict = {}
-    measured: Dict = {}
     cache: Any = None
-    kernel_share: Any = None
-
-    @property
-    def disturbed(self):
-        """Whether something else kept the device busy during the profile."""
-        return self.spread > MAX_SPREAD
-
-    @property
-    def launch_bound(self):
-        """Whether the step is as long as its launches take, not its kernels, which are priced."""
-        return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
 
     @property
     def t_step(self):
@@ -221,13 +236,16 @@ class TensorTimings(NamedTuple):
         """Writes the table as JSON at `path` and, for people, as CSV beside it."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
+        content['profile'] = {field: getattr(self.profile, field) for field in STORED}
+        content['profile']['estimated'] = self.profile.estimated.tolist()
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
         write_json(path, content)
         rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
                   '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
                  for name, shape, dw, dy, up, guess in zip(
-                     self.names, self.shapes, self.t_dw, self.t_dy, self.t_up, self.estimated)]
+                     self.names, self.shapes, self.t_dw, self.t_dy, self.t_up,
+                     self.profile.estimated)]
         with whole(os.path.splitext(path)[0] + '.csv') as part, open(part, 'w', newline='') as out:
             csv.writer(out).writerows(rows)
 
@@ -235,13 +253,14 @@ class TensorTimings(NamedTuple):
     def load(cls, path):
         """Returns the table that `save` wrote; UserError where the file is not one."""
         content = read_json(path)
-        if set(content) != set(cls._fields) - {'cache'}:
+        if set(content) != set(cls._fields) - {'cache'} or set(content['profile']) != set(STORED):
             raise UserError("'{}' is not a timing table of this version".format(path))
-        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 'traced_ms', 't_prefix', 'cut_bytes'):
+        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
         content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
         content['order'] = np.array(content['order'], dtype=np.int64)
-        content['estimated'] = np.array(content['estimated'], dtype=bool)
+        content['profile'] = Profile(**content['profile'])._replace(
+            estimated=np.array(content['profile']['estimated'], dtype=bool))
         content['shapes'] = [tuple(shape) for shape in content['shapes']]
         return cls(**content)
 

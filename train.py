@@ -35,7 +35,7 @@ from masked_step import StepMaker
 from progress import announce, epoch_label, print_epoch, record_epoch, summary_of
 from scheme import Choice, Scheme
 from selection_solver_DP import choose_tensors, layers_of, reachable
-from tensor_timings import CachePrice, TensorTimings
+from tensor_timings import CachePrice, Profile, TensorTimings
 from thermal import Monitor
 from training_step import evaluation_function, optimizer_for
 
@@ -69,7 +69,8 @@ def step_maker(model, dataset, settings, penalty=None):
 
 # ---------------------------------------------------------------- the loop
 
-RECORDS = (Choice, Trial, TensorTimings, CachePrice, Cut, EpochResult)  # that checkpoints hold
+# What checkpoints hold.
+RECORDS = (Choice, Trial, TensorTimings, Profile, CachePrice, Cut, EpochResult)
 
 
 class _Run:

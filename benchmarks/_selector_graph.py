@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
-from tensor_timings import TensorTimings, chain_timings, group_matrix, items_of
+from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix, items_of
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)
 SMALL, SMALL_TENSORS = 200, 12  # drawn networks, whose sets are all tried
@@ -63,7 +63,7 @@ def draw_table(tensors, random, per_layer=3, tangled=False):
     return TensorTimings(
         ['t%d' % k for k in range(tensors)], [(1,)] * tensors, t_dw, t_dy, t_up, t_bp / 2, t_bp,
         t_up.sum(), order, group_matrix(lists, tensors), np.array(list(groups.values())),
-        np.zeros(tensors, bool), 1.0, [], {})
+        {}, Profile(np.zeros(tensors, bool)))
 
 
 def selection_time(tensors, seed, repeats=15):

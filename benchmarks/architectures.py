@@ -65,12 +65,13 @@ def run_model(name, num_masks, rounds, seconds, seed):
                                  / (table.t_bp + table.t_update)),
                  tensors=int(np.sum(mask))) for mask, t in zip(masks[1:], times[1:])]
     return dict(_bench.machine(), model=name, tensors=n, t_full=float(t_full), t_fp=float(t_fp),
-                coverage=table.coverage, left_out=table.left_out[:5], masks=rows, rho=float(rho),
+                coverage=table.profile.coverage, left_out=table.profile.left_out[:5], masks=rows,
+                rho=float(rho),
                 smallest_rho=least, chosen=int(masks[0].sum()),
                 predicted_share=float(table.step_time(masks[0]) / table.t_step),
                 measured_share=float(times[0] / t_full), dropped_samples=dropped,
                 predicted_fp=float(table.t_fp / table.t_step),
-                spread=table.spread, seconds=time.perf_counter() - begin)
+                spread=table.profile.spread, seconds=time.perf_counter() - begin)
 
 
 def summary(result):

@@ -37,7 +37,8 @@ def random_masks(count, num_tensors, seed):
 
 def with_one_scale(table):
     """The table as traced shares of the backward pass alone would make it."""
-    return table._replace(group_ms=table.traced_ms * table.t_bp / table.traced_ms.sum())
+    return table._replace(group_ms=table.profile.traced_ms * table.t_bp
+                          / table.profile.traced_ms.sum())
 
 
 def run_model(name, input_size, num_masks, rounds, seed):
@@ -65,7 +66,7 @@ def run_model(name, input_size, num_masks, rounds, seed):
                          predicted_over_full=float(table.step_time(mask) / table.t_step)))
     return dict(_bench.machine(), model=name, input_size=input_size,
                 batch_size=prepared.batch_size, masks=rows, dropped_samples=dropped,
-                coverage=table.coverage)
+                coverage=table.profile.coverage)
 
 
 def report(result):

@@ -35,9 +35,8 @@ def arguments_of(run):
 
 def way_of(run):
     """Returns the costs.Way of a run."""
-    import main
     from costs import Way
-    return main.settings_of(arguments_of(run), Way)
+    return command_line.settings_of(arguments_of(run), Way)
 
 
 def is_done(run):

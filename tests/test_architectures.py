@@ -220,7 +220,7 @@ def test_it_is_priced_and_its_budget_holds(name):
         assert old.tobytes() == keras_stack.raw(variable).numpy().tobytes()
     n = len(model.trainable_variables)
     everything = np.ones(n, dtype=bool)
-    assert table.coverage >= 0.95, table.left_out
+    assert table.profile.coverage >= 0.95, table.profile.left_out
     assert [tuple(shape) for shape in table.shapes] == [
         tuple(v.shape) for v in model.trainable_variables]
     assert table.group_ms.sum() == pytest.approx(table.t_bp, rel=1e-6)

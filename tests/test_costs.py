@@ -10,9 +10,9 @@ import pytest
 from small_models import SMALL, small_classifier, user_classifier
 from test_selection_solver_DP import tangled_table
 
+import command_line
 import costs
 import keras_stack
-import main
 import profiler
 from command_line import UserError
 from figure_grid import CUB, runs_of
@@ -156,7 +156,7 @@ def prefix_table():
 
 
 def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
-    ways = [main.settings_of(parse_arguments(list(run.flags)), costs.Way)
+    ways = [command_line.settings_of(parse_arguments(list(run.flags)), costs.Way)
             for run in runs_of('cache')]
     table = prefix_table()
     assert [way.rho for way in ways if way.why_not(table) is None
@@ -179,15 +179,13 @@ def test_a_cache_is_filled_as_often_as_the_augmentation_changes(data, epochs, in
 
 
 def test_what_was_measured_is_stored_and_not_measured_again(profiled, tmp_path, capsys):
-    args = profiler.parse_arguments(['--dataset_name=digits', '--batch_size=8',
-                                     '--logs_dir={}'.format(tmp_path)])
     path = str(tmp_path / 'timings.json')
-    profiler.print_costs(args, profiled, path, IMAGES, PEAKS)
+    profiler.print_costs(WAY, profiled, path, IMAGES, PEAKS)
     first = capsys.readouterr().out
     stored = TensorTimings.load(path)
-    assert stored.measured['peak_bytes'] == PEAKS
+    assert stored.profile.peak_bytes == PEAKS
     written = os.stat(path).st_mtime_ns
-    profiler.print_costs(args, stored, path, IMAGES, PEAKS)
+    profiler.print_costs(WAY, stored, path, IMAGES, PEAKS)
     assert capsys.readouterr().out == first and os.stat(path).st_mtime_ns == written
 
 

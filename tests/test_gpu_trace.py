@@ -170,7 +170,7 @@ def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):
 
 
 def table_with(kernels):
-    times = ops_of({0b01: 2.0, 0b10: 1.0}, 2)._replace(kernels=kernels)
+    times = ops_of({0b01: 2.0, 0b10: 1.0}, 2)._replace(kernels=kernels, coverage=1.0)
     return build_table(['a', 'b'], [(1,), (2,)], times, Totals(3.0, 5.0, 1.5, 0.5, 4.0, 0), {})
 
 
@@ -186,12 +186,12 @@ def test_kernels_that_overlap_fill_less_of_the_step_than_they_add_up_to(tmp_path
 @pytest.mark.parametrize('kernels, share', [(4.0, 0.4), (7.9, 0.79)])
 def test_a_step_that_waits_for_launches_is_told_in_one_line_with_the_number(
         kernels, share, tmp_path, capsys):
-    made = table_with(kernels)._replace(coverage=1.0)
+    made = table_with(kernels)
     made.save(str(tmp_path / 'timings.json'))
     for table in (made, TensorTimings.load(str(tmp_path / 'timings.json'))):
-        assert table.kernel_share == pytest.approx(share)
+        assert table.profile.kernel_share == pytest.approx(share)
         assert 'during {:.1f} % of'.format(100 * share) in profiler.describe(table)
-        profiler.warn_of(table)
+        profiler.warn_of(table.profile)
         told = capsys.readouterr().out
         assert told.count('\n') == 1 and 'only {:.0f} %'.format(100 * share) in told
         assert 'rho may be missed' in told and '--batch_size' in told
@@ -199,8 +199,9 @@ def test_a_step_that_waits_for_launches_is_told_in_one_line_with_the_number(
 
 @pytest.mark.parametrize('kernels', [None, 8.0, 10.5])  # a CPU; filled; more, by noise
 def test_a_step_that_kernels_fill_and_one_on_a_cpu_need_no_warning(kernels, capsys):
-    table = table_with(kernels)._replace(coverage=1.0)
-    profiler.warn_of(table)
+    table = table_with(kernels)
+    profiler.warn_of(table.profile)
     assert capsys.readouterr().out == ''
     assert ('kernels' in profiler.describe(table)) == (kernels is not None)
-    assert table.kernel_share is None if kernels is None else table.kernel_share <= 1
+    share = table.profile.kernel_share
+    assert share is None if kernels is None else share <= 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_runs import flags, script
 
+import command_line
 import keras_stack
 import main
 import profiler
@@ -234,10 +235,10 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
 
 
 def test_a_profile_tells_that_and_why_it_is_of_noise(tmp_path, capsys):
-    args = profiler.parse_arguments(['--data_dir', str(tmp_path), '--num_classes', '200'])
-    assert profiler.batch_for(args) is None
-    args.dataset_name = 'digits'
-    assert profiler.batch_for(args) is None
+    settings = command_line.settings_of(profiler.parse_arguments(['--num_classes', '200']),
+                                        profiler.StepSettings)
+    assert profiler.batch_for(settings, 'caltech_birds2011', str(tmp_path)) is None
+    assert profiler.batch_for(settings, 'digits') is None
     assert capsys.readouterr().out == (
         'steps are timed on noise: caltech_birds2011 is not prepared in {}\n'
         'steps are timed on noise: digits has 10 classes, not 200\n'.format(tmp_path))

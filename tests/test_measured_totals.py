@@ -79,7 +79,7 @@ def test_steps_that_follow_the_error_gradient_in_part_come_out_as_measured():
         assert table.step_time(np.isin(np.arange(4), tensors)) - 3.0 == pytest.approx(ms)
     without = build_table(list('abcd'), [(1,)] * 4, times, totals._replace(chains=()), {})
     assert without.backward_time([0, 0, 1, 0]) < 0.8 * table.backward_time([0, 0, 1, 0])
-    assert table.traced_ms.sum() == 16
+    assert table.profile.traced_ms.sum() == 16
 
 
 @pytest.mark.parametrize('ms', [-5.0, 0.0, 100.0])  # of a disturbed measurement

@@ -12,6 +12,7 @@ from tensorflow import keras
 from timing_tables import random_masks, table_of_branching
 
 import backbone
+import command_line
 import keras_stack
 import models
 import profiler
@@ -56,9 +57,9 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     assert table.names == ['stem/kernel', 'bn/gamma', 'bn/beta', 'depthwise/kernel',
                            'depthwise_bn/gamma', 'depthwise_bn/beta', 'head/kernel', 'head/bias']
     assert table.shapes == [tuple(v.shape) for v in model.trainable_variables]
-    assert table.key == {'batch': 4} and table.coverage >= profiler.MIN_COVERAGE
+    assert table.key == {'batch': 4} and table.profile.coverage >= profiler.MIN_COVERAGE
     assert table.t_fp > 0 and table.t_bp > 0 and table.t_update > 0 and table.t_dw[0] > 0
-    assert table.kernel_share is None  # on a CPU
+    assert table.profile.kernel_share is None  # on a CPU
     everything = np.ones(8, dtype=bool)
     assert table.backward_time(everything) == pytest.approx(table.t_bp)
     assert table.backward_time(np.arange(8) >= 6) < table.backward_time(np.arange(8) == 0)
@@ -86,7 +87,7 @@ def test_other_families_are_profiled_without_any_table_of_their_layers(build):
     before = values(model.variables)
     table = profiler.profile_model(model, (32, 32, 3), 3, 2, num_steps=2, seconds=0)
     n = len(model.trainable_variables)
-    assert table.coverage >= profiler.MIN_COVERAGE and len(table.names) == n
+    assert table.profile.coverage >= profiler.MIN_COVERAGE and len(table.names) == n
     kernels = np.array([name.endswith('kernel') for name in table.names])
     assert (table.t_dw[kernels] > 0).all()
     for mask in random_masks(n, 30):
@@ -109,9 +110,9 @@ def test_the_nearer_the_output_a_cut_is_the_less_of_the_forward_pass_is_left_beh
 
 
 def test_a_disturbed_profile_says_so(branching_table, capsys):
-    profiler.warn_of(branching_table._replace(spread=0.02, coverage=1.0))
+    profiler.warn_of(branching_table.profile._replace(spread=0.02, coverage=1.0))
     assert capsys.readouterr().out == ''
-    profiler.warn_of(branching_table._replace(spread=0.3, coverage=1.0))
+    profiler.warn_of(branching_table.profile._replace(spread=0.3, coverage=1.0))
     assert 'took 30 % more or less' in capsys.readouterr().out
 
 
@@ -126,10 +127,14 @@ def small_network(units=4, strides=1, dtype='float32', activation='relu'):
     return keras.Model(inputs, keras.layers.Dense(3, dtype='float32')(x))
 
 
+def settings_of(model_name, *more):
+    flags = ['--model_name', str(model_name), '--input_size', '8', '--num_classes', '3',
+             '--augmentation', 'none'] + list(more)
+    return command_line.settings_of(profiler.parse_arguments(flags), profiler.StepSettings)
+
+
 def key_of(model_name, model, *more):
-    args = profiler.parse_arguments(['--model_name', str(model_name), '--input_size', '8'] +
-                                    list(more))
-    return profiler.table_key(args, model, 3, 'none')
+    return profiler.table_key(settings_of(model_name, *more), model)
 
 
 def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
@@ -167,10 +172,9 @@ def test_the_key_knows_what_an_update_is_made_of(flags, differing):
 def test_a_table_for_clipped_updates_is_measured_on_them(tmp_path):
     model, counts = small_network(), []
     for more in ([], ['--clip_norm', '1']):
-        args = profiler.parse_arguments(['--model_name', 'small', '--input_size', '8', '--logs_dir',
-                                         str(tmp_path)] + more)
-        profiler.table_for(args, model, 3, 'none', lambda: None)
-        folder = os.path.dirname(profiler.table_path(str(tmp_path), 'small', 8, 3, args.batch_size))
+        settings = settings_of('small', *more)
+        profiler.table_for(settings, model, str(tmp_path), lambda: None)
+        folder = os.path.dirname(profiler.path_of_table(settings, str(tmp_path)))
         trace, = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
         counts.append(len(read_trace(trace, 5)))
     assert counts[1] >= counts[0] + 2 * len(model.trainable_variables)

@@ -17,7 +17,7 @@ from selection_solver_DP import (
     select_tensors_paper,
     smallest_rho,
 )
-from tensor_timings import TensorTimings, chain_timings, group_matrix
+from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
 
@@ -205,7 +205,7 @@ def table_of(groups, t_up, fixed=5.5):
     return TensorTimings(
         ['t%d' % k for k in range(n)], [(1,)] * n, t_dw, t_dy, np.asarray(t_up), fixed - 0.5,
         sum(groups.values()), sum(t_up) + 0.5, order, tensors, np.array([ms for _, ms in listed]),
-        np.zeros(n, bool), 1.0, [], {})
+        {}, Profile(np.zeros(n, bool)))
 
 
 def tangled_table(rng, n=20):
