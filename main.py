@@ -246,10 +246,21 @@ def print_stop(folder, signals, error, restart):
     print('\nstopped by {} {}'.format(signals.name, text), file=sys.stderr)
 
 
-def place_of(resumed):
-    """Returns (epoch, steps of it that are done) of a checkpoint."""
-    progress = resumed['run']['progress']
-    return resumed['run']['epoch'], progress['count'] if progress else 0
+def check_images(resumed, fingerprint):
+    """UserError where a run resumes on other images; fingerprint: of the Dataset."""
+    if resumed is not None and resumed['about']['images'] != fingerprint:
+        raise UserError('the images are others than when the run was interrupted: put them back '
+                        'or begin anew with --restart')
+
+
+def print_start(title, dataset, model, resumed):
+    """Prints what is trained on what, and from where it resumes."""
+    print('{}, {} images, {} tensors'.format(title, dataset.train_size,
+                                             len(model.trainable_variables)))
+    if resumed is not None:
+        progress = resumed['run']['progress']
+        print('goes on in epoch {}, behind step {}'.format(
+            resumed['run']['epoch'], progress['count'] if progress else 0))
 
 
 @contextlib.contextmanager
@@ -271,12 +282,23 @@ def bad_image_named(files, input_size, skipped):
                         'the run then goes on from its last checkpoint'.format(*bad))
 
 
-def print_end(result, joules):
-    """Prints how the run ended; result: of train.train. joules: None where they are not measured.
+def energy_of(meter, meter_csv):
+    """Returns what the Meter measured, a dict. The log of an external meter alone counts where
+    there is one: it is read once the run is safe, however damaged it may be.
     """
+    used = meter.result()
+    if meter_csv:
+        used.update(energy_joules=None, energy_source=None,
+                    energy_note='{} was not read'.format(meter_csv))
+    return used
+
+
+def print_end(summary):
+    """Prints how the run ended; summary: of summary.json."""
+    joules = summary['energy_joules']
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
-          .format(100 * result['final_accuracy'], 100 * result['best_accuracy'],
-                  result['train_seconds'], result['selection_seconds'])
+          .format(100 * summary['final_accuracy'], 100 * summary['best_accuracy'],
+                  summary['train_seconds'], summary['selection_seconds'])
           + ('' if joules is None else ', {:,.0f} J'.format(joules)))
 
 
@@ -289,7 +311,7 @@ def add_meter(folder, meter_csv):
 
 
 def run(args, folder, decisive, signals):
-    """Trains one network with one scheme, start to summary; returns the exit status.
+    """Trains one network with one scheme, from the data to the summary; returns the exit status.
 
     folder: of the run. decisive: dict of flags, see flags.run_settings. signals: interrupt.Signals.
     """
@@ -298,33 +320,31 @@ def run(args, folder, decisive, signals):
     from models import build_model
     settings = settings_of(args, train.Settings)
     resumed = interrupted_run(folder, decisive, args.restart)
+
     dataset = load_data(args)
     model = build_model(args.model_name, (args.input_size, args.input_size, 3),
                         dataset.num_classes, args.weights, args.alpha, args.bn_statistics,
                         args.trust_model)
-    cache, table = prefix_cache_of(args, dataset), None
+    table, cache = None, prefix_cache_of(args, dataset)
     if is_elastic(args):
         table, cache = timing_table(args, model, dataset, cache, resumed is not None)
-    if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
-        raise UserError('the images are others than when the run was interrupted: put them back '
-                        'or begin anew with --restart')
+
+    check_images(resumed, dataset.fingerprint)
     lock = open_run(folder, decisive, resumed, args.restart)
     if lock is None:
         return already_finished(folder)
-    print('{}: {} on {}, {} images, {} tensors'.format(
-        args.run_name, args.model_name, args.dataset_name, dataset.train_size,
-        len(model.trainable_variables)))
-    if resumed is not None:
-        print('goes on in epoch {}, behind step {}'.format(*place_of(resumed)))
+    print_start('{}: {} on {}'.format(args.run_name, args.model_name, args.dataset_name), dataset,
+                model, resumed)
     keeper = checkpoint.Keeper(folder, args.checkpoint_minutes,
                                dict(about_this(decisive), images=dataset.fingerprint),
                                signals.stop, resumed and resumed['written'])
     with Recorder(folder, lock, resumed and resumed['records']) as recorder:
         signals.deferred = True
-        penalty = penalty_of(args.train_type, model, dataset, settings, resumed)
         meter = energy.Meter(*energy.find_sensors())
         clock = Clock(meter, thermal.Monitor(thermal.find_device()))
         session = Session(recorder, clock, keeper, resumed)
+
+        penalty = penalty_of(args.train_type, model, dataset, settings, resumed)
         gc.collect()
         getattr(gc, 'freeze', int)()  # releasing an old step need not scan TensorFlow from now on
         with session.preparing():
@@ -332,6 +352,7 @@ def run(args, folder, decisive, signals):
                                dataset, settings, table, cache)
         with bad_image_named(dataset.files, args.input_size, args.skip_bad_images):
             result, model = train.train(scheme, dataset, settings, session, cache)
+
         if dataset.left_out:
             print('{} images could not be read and were left out: {}'.format(
                 len(dataset.left_out), ', '.join(dataset.left_out[:10])))
@@ -339,12 +360,10 @@ def run(args, folder, decisive, signals):
             recorder.text()
         if args.save_model:
             save(folder, model)
-        used = meter.result()
-        if args.meter_csv:  # alone counts; read once the run is safe, however damaged it may be
-            used.update(energy_joules=None, energy_source=None,
-                        energy_note='{} was not read'.format(args.meter_csv))
-        recorder.finish(summarise(args, dict(result, **used), cache, dataset))
-    print_end(result, used['energy_joules'])
+        result.update(energy_of(meter, args.meter_csv))
+        summary = summarise(args, result, cache, dataset)
+        recorder.finish(summary)
+    print_end(summary)
     if args.meter_csv:
         add_meter(folder, args.meter_csv)
     return 0
