@@ -4,6 +4,9 @@ Timings are derived from the graph, not from layer names, so that any Keras mode
 graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
 backward pass of any set of tensors is the union of their B_k, and an op belongs to the group of
 tensors whose B_k hold it. Graph and times come from op_trace.py; here nothing runs.
+
+Within the graph a set of tensors is a bit mask, an int; outside it is an (N,) bool array:
+`tensor_sets` is the border.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -53,21 +56,22 @@ class StepGraph(NamedTuple):
 
 
 class OpTimes(NamedTuple):
-    """Backward and update ops with their times.
+    """Backward and update ops with their times, ms per step.
 
-    groups: bit mask of the tensors that need the ops -> ms per step.
+    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) ms of the ops.
     update: (N,) ms, update ops of one tensor. update_fixed: ms, update ops of none or of several.
-    estimated: bit mask -> ms of `groups` that had no event and were estimated.
+    estimated_ms: (G,) the part of group_ms that had no event and was estimated.
     coverage: share of the traced time outside the forward set that was attributed, 0..1.
     left_out: (event name, ms) that belongs to no node, the longest first.
     forward: name -> ms, of the forward pass. rates: 'op type unit' -> ms per unit of work, as
     measured; op type '*' for all of that unit.
     kernels: ms per step during which a GPU ran kernels; None on a CPU.
     """
-    groups: Dict[int, float]
+    group_tensors: np.ndarray
+    group_ms: np.ndarray
     update: np.ndarray
     update_fixed: float
-    estimated: Dict[int, float]
+    estimated_ms: np.ndarray
     coverage: float
     left_out: List
     forward: Dict[str, float] = {}
@@ -284,8 +288,15 @@ def attribute(graph, times, num_tensors, kernels=None):
     missed = sum(ms for _, ms in left_out)
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
     coverage = 1 - missed / total if total else 0.0
-    return OpTimes(groups, update, update_fixed, estimated, coverage, left_out,
-                   {name: spent(name) for name in graph.forward}, rates, kernels)
+    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
+                   update_fixed, np.array([estimated.get(mask, 0.0) for mask in groups]), coverage,
+                   left_out, {name: spent(name) for name in graph.forward}, rates, kernels)
+
+
+def tensor_sets(masks, num_tensors):
+    """Returns the (G, N) bool array of G bit masks, bit k of which stands for tensor k."""
+    sets = [[mask >> k & 1 for k in range(num_tensors)] for mask in masks]
+    return np.array(sets, dtype=bool).reshape(len(sets), num_tensors)
 
 
 def _by_node(nodes, times):

@@ -52,7 +52,7 @@ class CachePrices:
         prices = [self._price(timings.cut_bytes, timings.t_prefix / timings.t_fp)]
         self._kept = self._price_of_kept(epoch, until)
         if self._kept is not None:
-            from_output = timings.order[::-1]
+            from_output = np.argsort(timings.depth)
             safe = np.empty(len(from_output), bool)  # with all tensors nearer the output
             safe[from_output] = np.logical_and.accumulate(self._kept.serves[from_output])
             self._from_kept = fill_shares(cache.dataset, epoch, until, None, cache.view,
@@ -128,11 +128,10 @@ class CachePrices:
 
     def _chain(self, k):
         """(Cut or None, (N,) bool): tensor k and all nearer the output."""
-        order, cuts = self._timings.order, self._cache.chain_cuts
-        chain = np.zeros(len(order), bool)
-        chain[order[np.flatnonzero(order == k)[0]:]] = True
+        depth, cuts = self._timings.depth, self._cache.chain_cuts
+        chain = depth <= depth[k]
         if k not in cuts:
-            cuts[k] = self._cache.prefixes.cut_off(as_bits(chain), self._timings.op_rates)
+            cuts[k] = self._cache.prefixes.cut_off(chain, self._timings.op_rates)
         return cuts[k], chain
 
     def _converts(self, cut, mask):
@@ -162,8 +161,8 @@ class CachePrices:
         if cut is None or not np.isfinite(timings.cut_bytes[k]):
             return []
         found = [(cut, chain, timings.t_prefix[k])]
-        own = prefixes.cut_off(as_bits(mask), timings.op_rates,
-                            self._cache.read_ms_of_row(timings.cut_bytes[k]))
+        own = prefixes.cut_off(mask, timings.op_rates,
+                               self._cache.read_ms_of_row(timings.cut_bytes[k]))
         if own is not None and own != cut:
             saved = timings.t_prefix[k] + self._scale * (own.skipped_ms - cut.skipped_ms)
             found.append((own, mask, np.clip(saved, 0, timings.t_prefix.max())))
@@ -183,10 +182,10 @@ class CachePrices:
         output is trained.
         """
         if self._measured_over_estimated is None:
-            nearest = int(self._timings.order[-1])
-            cut = self._cache.prefixes.cut_off(1 << nearest, self._timings.op_rates)
+            nearest = self._timings.depth == 0
+            cut = self._cache.prefixes.cut_off(nearest, self._timings.op_rates)
             self._measured_over_estimated = 0.0 if cut is None else float(
-                self._timings.t_prefix[nearest] / max(cut.skipped_ms, 1e-9))
+                self._timings.t_prefix[nearest][0] / max(cut.skipped_ms, 1e-9))
         return self._measured_over_estimated
 
     def _larger(self, table, mask, importance, rho, layers):
@@ -221,11 +220,6 @@ def within(table):
     return table._replace(
         group_tensors=np.concatenate([table.group_tensors, ~table.cache.serves[None]]),
         group_ms=np.append(table.group_ms, NEVER))
-
-
-def as_bits(mask):
-    """The bit mask of an (N,) bool."""
-    return sum(1 << int(k) for k in np.flatnonzero(mask))
 
 
 def left_over(stored, steps, batch_size):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import prefix_cache
-from cache_prices import CachePrices, as_bits, left_over
+from cache_prices import CachePrices, left_over
 from epoch import CONVERT, FILL, READ, Call, plain_calls
 from forward_graph import READ_MS, ROUNDING
 from prefix_cache import CacheLost, Row
@@ -127,7 +127,7 @@ class PrefixCache(RowCosts):
         depend on their neighbours, as the profile finds out for steps that have a price.
         """
         self.end()
-        cut = self.prefixes.cut_off(as_bits(step.mask), TYPICAL_RATES)
+        cut = self.prefixes.cut_off(step.mask, TYPICAL_RATES)
         if cut is None or cut.skipped_ms <= 2 * READ_MS * self._batch_size * cut.nbytes:
             return
         if self._rows_apart() > ROUNDING:

@@ -11,7 +11,7 @@ from typing import Dict, FrozenSet, List, NamedTuple
 
 import numpy as np
 
-from backward_graph import WRITES, reachable, topological
+from backward_graph import WRITES, reachable, tensor_sets, topological
 
 # Parts of op types whose results are drawn or made outside the graph: no image's own.
 UNREPEATABLE = ('Random', 'Multinomial', 'Rng', 'StatefulUniform', 'StatefulStandard',
@@ -36,15 +36,32 @@ class Cut(NamedTuple):
     nbytes: int
 
 
-def repeatable(graph, owners, images, labels, called):
-    """name -> bit mask of the tensors that it depends on, of every forward node that gives the same
-    for the same image and weights.
+class Repeatable(NamedTuple):
+    """The forward nodes that give the same for the same image and weights, see repeatable.
+
+    group_of: name -> g. group_tensors: (G, N) bool, the tensors that nodes of group g depend on.
+    """
+    group_of: Dict[str, int]
+    group_tensors: np.ndarray
+
+    def prefix_of(self, mask):
+        """Returns the names of the nodes that depend on no tensor of the (N,) bool mask."""
+        kept = (~(self.group_tensors & mask).any(axis=1)).tolist()
+        return frozenset(name for name, group in self.group_of.items() if kept[group])
+
+    def tensors_of(self, names):
+        """Returns the (N,) bool of the tensors that any of these nodes depends on."""
+        return self.group_tensors[sorted({self.group_of[name] for name in names})].any(axis=0)
+
+
+def repeatable(graph, owners, num_tensors, images, labels, called):
+    """Returns the Repeatable nodes of the forward pass.
 
     Left out is what no image reaches (weights, constants), what is random, reads a variable that
     the step changes beside the trainable tensors (moving statistics, states of random numbers), or
     knows the labels, and all that depends on these.
-    graph: StepGraph. owners: argument index -> k for the handle of tensor k.
-    images, labels: argument indices. called: name -> op types in the functions that the node calls.
+    graph: StepGraph of `num_tensors` tensors. owners: argument index -> k for the handle of tensor
+    k. images, labels: argument indices. called: name -> op types in the functions that it calls.
     """
     changing = {node.data[0] for node in graph.nodes.values() if node.op.startswith(WRITES)}
     needs, found, spoilt = {}, {}, set()
@@ -60,19 +77,16 @@ def repeatable(graph, owners, images, labels, called):
             spoilt.add(name)
         elif argument and node.index in images or any(source in found for source in node.data):
             found[name] = needs[name]
-    return {name: bits for name, bits in found.items() if name in graph.forward
-            or graph.nodes[name].op == '_Arg'}
+    found = {name: bits for name, bits in found.items() if name in graph.forward
+             or graph.nodes[name].op == '_Arg'}
+    groups = {bits: group for group, bits in enumerate(sorted(set(found.values())))}
+    return Repeatable({name: groups[bits] for name, bits in found.items()},
+                      tensor_sets(groups, num_tensors))
 
 
 def not_repeatable(ops):
     """Whether any of the op types may give something else the next time."""
     return any(op.startswith(WRITES) or any(part in op for part in UNREPEATABLE) for op in ops)
-
-
-def prefix_of(needs, trained):
-    """Names of the nodes that depend on no tensor of the bit mask `trained`; needs: of repeatable.
-    """
-    return frozenset(name for name, bits in needs.items() if not bits & trained)
 
 
 def read_outside(graph, prefix, roots):
@@ -93,9 +107,9 @@ def computable(graph, old, new):
 def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     """The Cut that gives the tensors `wanted` in the least time; None where there is no such cut.
 
-    prefix, wanted: of prefix_of and read_outside. nbytes: tensor -> bytes of one image, of those
-    that have a row for each. ms: node -> ms to recompute it. read_ms: bytes of one image -> ms to
-    read them for a batch.
+    prefix, wanted: of Repeatable.prefix_of and read_outside. nbytes: tensor -> bytes of one image,
+    of those that have a row for each. ms: node -> ms to recompute it. read_ms: bytes of one image
+    -> ms to read them for a batch.
     A minimum cut: each node of the prefix has two places, `read` and `recomputed`. Between them
     lies the price of storing its outputs, behind the second that of computing it, which in turn
     wants what the node reads.

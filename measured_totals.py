@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stopwatch import interleaved_ms, undisturbed
-from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix, shared_depth
+from tensor_timings import Profile, TensorTimings, chain_timings, own_ms, shared_ms
 
 LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
 DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
 SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
-DEPTHS = (1 / 3, 2 / 3)  # of the error gradient's way, to which a step is timed
+WAYS = (1 / 3, 2 / 3)  # of the error gradient's way, to which a step is timed
 
 
 class Totals(NamedTuple):
@@ -53,8 +53,7 @@ def totals_of_steps(times, tensors, t_fp, t_update, t_both, beyond, spread, suff
     deepest, nearest = tensors[:2]
     full, of_deepest, of_nearest, *of_others = [max(ms, 1e-3) for ms in beyond]
     t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
-    share = sum(ms for mask, ms in times.groups.items() if mask >> nearest & 1) / max(
-        sum(times.groups.values()), 1e-9)
+    share = sum(times.group_ms[times.group_tensors[:, nearest]]) / max(sum(times.group_ms), 1e-9)
     t_up = times.update * t_update / max(times.update.sum(), 1e-9)
     # of_nearest = t_always + share * t_bp + t_up, with t_bp = full - t_always - t_update
     t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
@@ -78,26 +77,20 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
     """
     n = len(names)
-    traced = {mask: ms for mask, ms in times.groups.items() if ms > 0}
-    own, shared = own_and_shared_scale(traced, totals)
-    scaled = {mask: ms * own for mask, ms in traced.items() if not mask & (mask - 1)}
-    scaled.update(way_of_the_error_gradient(traced, totals, own, shared, n))
-    t_dw, t_dy, order = chain_timings(scaled, n)
+    timed = times.group_ms > 0
+    group_tensors, traced = times.group_tensors[timed], times.group_ms[timed]
+    scaled = scaled_groups(group_tensors, traced, totals)
+    t_dw, t_dy, depth = chain_timings(group_tensors, scaled)
     t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
-    estimated = np.zeros(n, dtype=bool)
-    for mask in times.estimated:
-        for k in _tensors(mask):
-            estimated[k] = True
-    masks = sorted(scaled)
+    estimated = times.group_tensors[times.estimated_ms > 0].any(axis=0)
+    rows = np.lexsort(group_tensors.T)  # an order that does not depend on the graph's
     skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
     left = measured_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
-    profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread,
-                      np.array([traced[mask] for mask in masks]),
+    profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread, traced[rows],
                       kernel_share(times.kernels, totals))
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update + totals.t_always, order,
-                         group_matrix([_tensors(mask) for mask in masks], n),
-                         np.array([scaled[mask] for mask in masks]), key, profile,
+                         totals.t_update + totals.t_always, depth, group_tensors[rows],
+                         scaled[rows], key, profile,
                          t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
                          cut_bytes=cut_bytes, op_rates=times.rates)
 
@@ -119,7 +112,15 @@ def measured_share(traced, places):
     return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
 
 
-def own_and_shared_scale(groups, totals):
+def scaled_groups(group_tensors, group_ms, totals):
+    """Returns the (G,) ms of groups of ops, from traced ms and Totals; each group took some."""
+    own, shared = own_and_shared_scale(group_tensors, group_ms, totals)
+    is_shared, scaled = group_tensors.sum(axis=1) > 1, group_ms * own
+    scaled[is_shared] = way_of_the_error_gradient(group_tensors, group_ms, totals, own, shared)
+    return scaled
+
+
+def own_and_shared_scale(group_tensors, group_ms, totals):
     """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
 
     Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
@@ -128,11 +129,10 @@ def own_and_shared_scale(groups, totals):
     steps do not tell the two apart: where DOUBT in t_chain would move either by as much as it is,
     as in a small network of which the deepest tensor's own gradient is nearly all.
     """
-    total_own = sum(ms for mask, ms in groups.items() if not mask & (mask - 1))
-    total_shared = sum(groups.values()) - total_own
-    of_deepest = {mask: ms for mask, ms in groups.items() if mask >> totals.deepest & 1}
-    deepest_own = sum(ms for mask, ms in of_deepest.items() if not mask & (mask - 1))
-    deepest_shared = sum(of_deepest.values()) - deepest_own
+    own, deepest = group_tensors.sum(axis=1) == 1, group_tensors[:, totals.deepest]
+    total_own, deepest_own = sum(group_ms[own]), sum(group_ms[own & deepest])
+    total_shared = sum(group_ms) - total_own
+    deepest_shared = sum(group_ms[deepest]) - deepest_own
     even = totals.t_bp / max(total_own + total_shared, 1e-9)
     matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
     if abs(np.linalg.det(matrix)) <= DOUBT * (total_own + total_shared) * matrix[0].max():
@@ -143,33 +143,28 @@ def own_and_shared_scale(groups, totals):
     return (float(own), float(shared)) if shared > LEAST * even else (even, even)
 
 
-def way_of_the_error_gradient(groups, totals, own, shared, num_tensors):
-    """Shared groups of ops -> ms, which add up to `shared` times their traced ms.
+def way_of_the_error_gradient(group_tensors, group_ms, totals, own, shared):
+    """Returns the ms of each shared group of ops; they add up to `shared` times their traced ms.
 
-    groups: bit mask of tensors -> traced ms. own, shared: of own_and_shared_scale. What lies
-    between two tensors whose steps were measured, totals.chains and the deepest, gets what lies
-    between their times; LEAST of its traced share at least. On a chain steps come out as measured;
-    where paths branch, as nearly as their common sum allows.
+    group_tensors: (G, N) bool; group_ms: (G,) traced. own, shared: of own_and_shared_scale. What
+    lies between two tensors whose steps were measured, totals.chains and the deepest, gets what
+    lies between their times; LEAST of its traced share at least. On a chain steps come out as
+    measured; where paths branch, as nearly as their common sum allows.
     """
-    ways = {mask: ms for mask, ms in groups.items() if mask & (mask - 1)}
-    depth = shared_depth(groups, num_tensors)
-    whole = depth[totals.deepest]
+    is_shared = group_tensors.sum(axis=1) > 1
+    ways, to_reach = group_ms[is_shared], shared_ms(group_tensors, group_ms)  # (N,) ms
+    whole = to_reach[totals.deepest]
     if not whole:
-        return {mask: ms * shared for mask, ms in ways.items()}
+        return ways * shared
+    alone = own_ms(group_tensors, group_ms)
     places = [(0.0, 0.0)] + [
-        (depth[k] / whole, (ms - own * groups.get(1 << k, 0.0)) / shared / whole)
-        for k, ms in totals.chains if 0 < depth[k] < whole]
-    scaled = {}
-    for mask, ms in ways.items():
-        end = min(depth[k] for k in _tensors(mask))  # of its tensors, that nearest the output
-        before, after = measured_share(np.array([end - ms, end]) / whole, places)
-        scaled[mask] = max((after - before) * whole, LEAST * ms)
-    return {mask: ms * shared * sum(ways.values()) / sum(scaled.values())
-            for mask, ms in scaled.items()}
-
-
-def _tensors(mask):
-    return [k for k in range(mask.bit_length()) if mask >> k & 1]
+        (to_reach[k] / whole, (ms - own * alone[k]) / shared / whole)
+        for k, ms in totals.chains if 0 < to_reach[k] < whole]
+    # Each way ends at the tensor nearest the output that needs it.
+    ends = np.where(group_tensors[is_shared], to_reach, np.inf).min(axis=1)
+    before, after = measured_share(np.array([ends - ways, ends]) / whole, places)
+    scaled = np.maximum((after - before) * whole, LEAST * ways)
+    return scaled * shared * sum(ways) / sum(scaled)
 
 
 def suffixes_of(prefixes, cuts, skipped, images, labels):
@@ -190,14 +185,15 @@ def suffixes_of(prefixes, cuts, skipped, images, labels):
     return calls
 
 
-def tensors_to_time(groups, num_tensors):
+def tensors_to_time(group_tensors, group_ms):
     """[the deepest, the nearest the output, others between them], tensors whose steps are timed.
 
-    The others need about DEPTHS of the shared ops, and little for themselves.
+    The others need about WAYS of the shared ops, and little for themselves.
     """
-    t_dw, _, order = chain_timings(groups, num_tensors)
-    ends, depth = [int(order[0]), int(order[-1])], shared_depth(groups, num_tensors)
-    between = {int(np.argmin(abs(depth - share * depth[ends[0]]) + t_dw)) for share in DEPTHS}
+    t_dw, _, depth = chain_timings(group_tensors, group_ms)
+    ends, to_reach = [int(np.argmax(depth)), int(np.argmin(depth))], shared_ms(
+        group_tensors, group_ms)
+    between = {int(np.argmin(abs(to_reach - share * to_reach[ends[0]]) + t_dw)) for share in WAYS}
     return ends + sorted(between.difference(ends))
 
 
@@ -214,7 +210,7 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     import tensorflow as tf
     maker = prefixes.maker
     everything = np.arange(len(maker.variables))
-    tensors = tensors_to_time(times.groups, len(everything))
+    tensors = tensors_to_time(times.group_tensors, times.group_ms)
     steps = [maker.forward(), maker.gradients(), maker.step(everything >= 0)]
     steps += [maker.step(everything == k) for k in tensors]
     apply, gradients = maker.update_alone(), [tf.zeros_like(v) for v in maker.variables]

@@ -40,10 +40,11 @@ class PrefixSteps:
         self._num_inputs = len(maker.shapes) - 1
         self._static = self._static_tensors()
         called = called_ops(maker.cutter.nodes.values(), library_of(maker.concrete))
-        self._needs = forward_graph.repeatable(
-            maker.graph, maker.owners, range(self._num_inputs), [self._num_inputs], called)
+        self._repeatable = forward_graph.repeatable(
+            maker.graph, maker.owners, len(maker.variables), range(self._num_inputs),
+            [self._num_inputs], called)
         work = work_of(maker.concrete.graph)
-        self._work = {name: work.get(name) for name in self._needs}
+        self._work = {name: work.get(name) for name in self._repeatable.group_of}
         self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
         self._ms = None, {}  # rates, and what ops take by them
 
@@ -52,12 +53,12 @@ class PrefixSteps:
         """Returns a str that is equal where the names in a forward_graph.Cut mean the same."""
         nodes = self.maker.graph.nodes
         text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].tensors))
-                         for name in sorted(self._needs))
+                         for name in sorted(self._repeatable.group_of))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def cut_off(self, trained, rates, read_ms=None):
-        """The forward_graph.Cut for steps that train the tensors of the bit mask `trained`; None
-        where there is none.
+    def cut_off(self, mask, rates, read_ms=None):
+        """The forward_graph.Cut for steps that train the tensors of the (N,) bool mask; None where
+        there is none.
 
         rates: of backward_graph.OpTimes. read_ms: bytes of one image -> ms to read them for a
         batch (default: READ_MS a byte).
@@ -66,8 +67,7 @@ class PrefixSteps:
         if self._ms[0] is not rates:  # the same for one mask after another
             self._ms = rates, {name: estimated_ms(graph.nodes[name].op, work, rates)
                                for name, work in self._work.items()}
-        prefix = forward_graph.prefix_of(self._needs, trained)
-        mask = [trained >> k & 1 for k in range(len(self.maker.variables))]
+        prefix = self._repeatable.prefix_of(mask)
         return forward_graph.cheapest_cut(
             graph, prefix, self._read_from(prefix, mask), self._rows, self._ms[1],
             read_ms or (lambda nbytes: forward_graph.READ_MS * shapes[-1][0] * nbytes))
@@ -76,10 +76,7 @@ class PrefixSteps:
         """(N,) bool: tensors any of which may be trained with the Cut of cut_off, rows that were
         stored before staying as they would be; none where no such set is known.
         """
-        needed = 0
-        for name in cut.skipped:
-            needed |= self._needs[name]
-        mask = np.array([not needed >> k & 1 for k in range(len(self.maker.variables))])
+        mask = ~self._repeatable.tensors_of(cut.skipped)
         return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
 
     def _read_from(self, prefix, mask):
@@ -161,8 +158,7 @@ class PrefixSteps:
             return float('inf')
         mask = np.arange(len(self.maker.variables)) == len(self.maker.variables) - 1
         # At such prices nothing is computed again, so that all of the prefix is tried.
-        cut = self.cut_off(1 << int(np.argmax(mask)), {'* flops': 1.0, '* elements': 1.0},
-                           lambda nbytes: 1e-9 * nbytes)
+        cut = self.cut_off(mask, {'* flops': 1.0, '* elements': 1.0}, lambda nbytes: 1e-9 * nbytes)
         if cut is None:
             return float('inf')
         prefix, furthest = self.cached(mask, cut).prefix, 0.0

@@ -152,11 +152,8 @@ def prefix_cuts(prefixes, times):
     Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
     prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
     """
-    cuts, trained = [None] * len(prefixes.maker.variables), 0
-    for k in chain_timings(times.groups, len(cuts))[2][::-1].tolist():
-        trained |= 1 << k
-        cuts[k] = prefixes.cut_off(trained, times.rates)
-    return cuts
+    depth = chain_timings(times.group_tensors, times.group_ms)[2]
+    return [prefixes.cut_off(depth <= depth[k], times.rates) for k in range(len(depth))]
 
 
 def prefix_costs(cuts, times):

@@ -316,7 +316,7 @@ def _search(items, value, budget, begin):
     searches starting from the (L,) bool `begin`.
     """
     if items.own.sum() + items.group_ms.sum() + items.at_deepest[
-            np.argmin(items.rank)] <= budget:
+            np.argmax(items.depth)] <= budget:
         return np.ones(len(value), dtype=bool)
     starts = [(on_chain(items, value, budget), POWERS[0])]
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
@@ -330,7 +330,7 @@ def on_chain(items, value, budget):
 
     As tensor_timings.chain_timings, but laid without what no item of positive value needs.
     """
-    order = np.argsort(items.rank)
+    order = np.argsort(-items.depth)  # from the input to the output
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
     t_dy = np.bincount(nearest, items.group_ms, len(order))
     mask = np.zeros(len(order), dtype=bool)
@@ -351,13 +351,14 @@ def filled(items, value, mask, budget, power=1.0):
     # (L,) ms to add each item
     cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
     left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
-    deepest, at_deepest = np.inf, 0.0  # rank of the deepest chosen item, what is paid for it
-    for item in np.flatnonzero(mask)[np.argsort(items.rank[mask])][:1]:
-        deepest, at_deepest = items.rank[item], items.at_deepest[item]
+    depth, at_deepest = -1, 0.0  # of the deepest chosen item: its depth, what is paid for it
+    if mask.any():
+        item = np.where(mask, items.depth, -1).argmax()
+        depth, at_deepest = items.depth[item], items.at_deepest[item]
         left -= at_deepest
     needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
     while True:
-        whole = cost + np.where(items.rank < deepest, items.at_deepest - at_deepest, 0.0)
+        whole = cost + np.where(items.depth > depth, items.at_deepest - at_deepest, 0.0)
         rate = value / np.maximum(whole, 1e-9) ** power
         rate[whole > left] = 0
         best = int(np.argmax(rate))
@@ -365,8 +366,8 @@ def filled(items, value, mask, budget, power=1.0):
             return mask
         mask[best], value[best] = True, 0
         left -= whole[best]
-        if items.rank[best] < deepest:
-            deepest, at_deepest = items.rank[best], items.at_deepest[best]
+        if items.depth[best] > depth:
+            depth, at_deepest = items.depth[best], items.at_deepest[best]
         new = np.flatnonzero(needed_by[best] & ~paid)
         if len(new):
             paid[new] = True

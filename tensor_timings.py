@@ -96,7 +96,8 @@ class TensorTimings(NamedTuple):
     t_fp, t_bp: forward pass, backward pass of all tensors.
     t_update: optimizer and decay of all, and what every step does beside it: moving statistics,
     learning rate, iteration count.
-    order: (N,) int, tensors by depth in the graph, deepest first; t_dy accumulates from its end.
+    depth: (N,) int, 0 for the tensor nearest the output, N - 1 for the deepest; t_dy adds up along
+    it.
     group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
     key: what the table is valid for. profile: Profile.
     t_loop: what the training loop adds to any step: waiting for input, Python. 0 in a profile,
@@ -117,7 +118,7 @@ class TensorTimings(NamedTuple):
     t_fp: float
     t_bp: float
     t_update: float
-    order: np.ndarray
+    depth: np.ndarray
     group_tensors: np.ndarray
     group_ms: np.ndarray
     key: Dict
@@ -158,9 +159,9 @@ class TensorTimings(NamedTuple):
 
     def chain_time(self, mask):
         """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
-        chosen = np.asarray(mask, dtype=bool)[self.order]
-        deepest = int(np.argmax(chosen)) if chosen.any() else len(chosen)
-        return float(self.t_dw[self.order][chosen].sum() + self.t_dy[self.order][deepest:].sum())
+        mask = np.asarray(mask, dtype=bool)
+        reached = self.depth <= self.depth[mask].max(initial=-1)
+        return float(self.t_dw[mask].sum() + self.t_dy[reached].sum())
 
     def step_time(self, mask):
         """ms of a whole training step for the (N,) bool mask; the mean of filling and reading steps
@@ -191,8 +192,8 @@ class TensorTimings(NamedTuple):
         return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
 
     def deepest(self, mask):
-        """Which tensor of the (N,) bool mask the error gradient has to go farthest for."""
-        return int(self.order[np.argmax(np.asarray(mask, dtype=bool)[self.order])])
+        """Which tensor of the (N,) bool mask has the largest depth."""
+        return int(np.where(mask, self.depth, -1).argmax())
 
     def is_cached(self, mask):
         """Whether the steps of the (N,) bool mask are cheaper with the prefix cache."""
@@ -257,35 +258,28 @@ class TensorTimings(NamedTuple):
             raise UserError("'{}' is not a timing table of this version".format(path))
         for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)
-        content['group_tensors'] = group_matrix(content['group_tensors'], len(content['names']))
-        content['order'] = np.array(content['order'], dtype=np.int64)
+        tensors = np.arange(len(content['names']))
+        content['group_tensors'] = np.array([np.isin(tensors, members) for members in content[
+            'group_tensors']], dtype=bool).reshape(-1, len(tensors))
+        content['depth'] = np.array(content['depth'], dtype=np.int64)
         content['profile'] = Profile(**content['profile'])._replace(
             estimated=np.array(content['profile']['estimated'], dtype=bool))
         content['shapes'] = [tuple(shape) for shape in content['shapes']]
         return cls(**content)
 
 
-def group_matrix(groups, num_tensors):
-    """(G, N) bool of G lists of tensor indices."""
-    matrix = np.zeros((len(groups), num_tensors), dtype=bool)
-    for row, tensors in zip(matrix, groups):
-        row[tensors] = True
-    return matrix
-
-
 class Items(NamedTuple):
     """What can be chosen, L items: tensors one by one, or all of a layer together.
 
     of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
-    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. rank: (L,) int, place
-    of its deepest tensor by depth, deepest first; at_deepest: (L,) ms, of that tensor, see
-    TensorTimings.
+    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. depth: (L,) int, that
+    of its deepest tensor; at_deepest: (L,) ms, of that tensor, see TensorTimings.
     """
     of: np.ndarray
     needs: np.ndarray
     group_ms: np.ndarray
     own: np.ndarray
-    rank: np.ndarray
+    depth: np.ndarray
     at_deepest: np.ndarray
 
     @property
@@ -296,7 +290,7 @@ class Items(NamedTuple):
     @property
     def beside_deeper(self):
         """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
-        order, least = np.argsort(self.rank), np.empty(len(self.rank))
+        order, least = np.argsort(-self.depth), np.empty(len(self.depth))
         least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
         return self.own + least
 
@@ -311,7 +305,7 @@ class Items(NamedTuple):
         count = needs.sum(axis=1)
         return Items(None, needs[count > 1], self.group_ms[count > 1],
                       self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
-                      self.rank[keep], self.at_deepest[keep])
+                      self.depth[keep], self.at_deepest[keep])
 
 
 def time_of_groups(group_ms, needs):
@@ -321,39 +315,44 @@ def time_of_groups(group_ms, needs):
 
 def items_of(timings, layers=None):
     """Items; layers: (N,) int, None for single tensors."""
-    needs, rank = timings.group_tensors, np.argsort(timings.order)
+    needs = timings.group_tensors
     if layers is None:
-        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up, rank,
-                     timings.at_deepest)
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up,
+                     timings.depth, timings.at_deepest)
     _, of = np.unique(layers, return_inverse=True)
-    needs = np.stack([needs[:, of == item].any(axis=1) for item in range(of.max() + 1)], axis=1)
-    rank = np.array([rank[of == item].min() for item in range(of.max() + 1)])
-    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up), rank,
-                 timings.at_deepest[timings.order[rank]])
+    members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
+    needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
+    deepest = [timings.deepest(of_item) for of_item in members]
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up),
+                 timings.depth[deepest], timings.at_deepest[deepest])
 
 
-def chain_timings(groups, num_tensors):
-    """(t_dw, t_dy, order): the chain that bounds the graph from above.
+def chain_timings(group_tensors, group_ms):
+    """Returns (t_dw, t_dy, depth), (N,) each: the chain that bounds the graph from above.
 
-    groups: bit mask of the tensors that need some ops -> ms.
-    t_dw[k] is the group of k alone. The shared groups are laid along the tensors by depth, a
-    tensor's depth being the shared time it needs: t_dy of a tensor is what its shared ops add to
-    those of the tensors nearer the output. For masks whose tensors all lie on one path this is
-    exact; where paths branch, it charges the branches that a mask does not need.
+    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
+    depth: see TensorTimings; the deeper tensor needs more ms of shared groups. t_dw[k] is the group
+    of k alone. Each shared group is paid in t_dy by the tensor nearest the output that needs it.
+    For masks whose tensors all lie on one path this is exact; where paths branch, it charges the
+    branches that a mask does not need.
     """
-    t_dw = np.array([groups.get(1 << k, 0.0) for k in range(num_tensors)])
-    shared = [(mask, ms) for mask, ms in groups.items() if mask & (mask - 1)]
-    depth = shared_depth(groups, num_tensors)
-    # Stable, on the reversed list: of equally deep tensors the later variable is nearer the output.
-    order = np.argsort(-depth, kind='stable')
-    t_dy = np.zeros(num_tensors)
-    for k in order[::-1]:
-        t_dy[k] = sum(ms for mask, ms in shared if mask >> int(k) & 1)
-        shared = [(mask, ms) for mask, ms in shared if not mask >> int(k) & 1]
-    return t_dw, t_dy, order
+    n = group_tensors.shape[1]
+    # Stable: of tensors that need the same the later variable is nearer the output.
+    order = np.argsort(-shared_ms(group_tensors, group_ms), kind='stable')
+    depth = np.empty(n, dtype=np.int64)
+    depth[order[::-1]] = np.arange(n)
+    shared = group_tensors.sum(axis=1) > 1
+    pays = np.where(group_tensors[shared], depth, n).argmin(axis=1)
+    return own_ms(group_tensors, group_ms), np.bincount(pays, group_ms[shared], n), depth
 
 
-def shared_depth(groups, num_tensors):
-    """(N,) ms of the shared groups that each tensor needs; groups: bit mask of tensors -> ms."""
-    shared = [(mask, ms) for mask, ms in groups.items() if mask & (mask - 1)]
-    return np.array([sum(ms for mask, ms in shared if mask >> k & 1) for k in range(num_tensors)])
+def own_ms(group_tensors, group_ms):
+    """Returns the (N,) ms of the ops that no other tensor needs."""
+    own = group_tensors.sum(axis=1) == 1
+    return time_of_groups(group_ms[own], group_tensors[own])
+
+
+def shared_ms(group_tensors, group_ms):
+    """Returns the (N,) ms of the ops that each tensor needs together with others."""
+    shared = group_tensors.sum(axis=1) > 1
+    return time_of_groups(group_ms[shared], group_tensors[shared])

@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
-from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix, items_of
+from tensor_timings import Profile, TensorTimings, chain_timings, items_of
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)
 SMALL, SMALL_TENSORS = 200, 12  # drawn networks, whose sets are all tried
@@ -55,15 +55,13 @@ def draw_table(tensors, random, per_layer=3, tangled=False):
                   for _ in range(3 * tensors)]
     groups = {}
     for needs in np.vstack([np.eye(tensors, dtype=bool), shared]):
-        mask = sum(1 << int(k) for k in np.flatnonzero(needs))
-        groups[mask] = groups.get(mask, 0) + random.lognormal(0, 0.8)
-    lists = [[k for k in range(tensors) if mask >> k & 1] for mask in groups]
-    t_dw, t_dy, order = chain_timings(groups, tensors)
-    t_bp, t_up = sum(groups.values()), 0.05 * random.random(tensors)
+        groups[tuple(needs)] = groups.get(tuple(needs), 0) + random.lognormal(0, 0.8)
+    group_tensors, group_ms = np.array(list(groups)), np.array(list(groups.values()))
+    t_dw, t_dy, depth = chain_timings(group_tensors, group_ms)
+    t_bp, t_up = sum(group_ms), 0.05 * random.random(tensors)
     return TensorTimings(
         ['t%d' % k for k in range(tensors)], [(1,)] * tensors, t_dw, t_dy, t_up, t_bp / 2, t_bp,
-        t_up.sum(), order, group_matrix(lists, tensors), np.array(list(groups.values())),
-        {}, Profile(np.zeros(tensors, bool)))
+        t_up.sum(), depth, group_tensors, group_ms, {}, Profile(np.zeros(tensors, bool)))
 
 
 def selection_time(tensors, seed, repeats=15):

@@ -43,7 +43,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
         if rho < smallest_rho(now):
             continue
         mask, _ = choose_tensors(now, importance, rho)
-        order = now.order
+        order = np.argsort(-now.depth)  # from the input to the output
         chain = select_tensors((now.t_dw + now.t_up)[order], now.t_dy[order], importance[order],
                                rho * now.t_step - now.fixed)
         step = _bench.call(maker.step(mask), prepared)

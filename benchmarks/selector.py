@@ -257,9 +257,11 @@ def measure_speed(args):
 
 def measure_limits(args):
     """The rows of limits_report()."""
-    instances = {name: (table.t_dw[table.order], table.t_dy[table.order],
-                        draw_instance(len(table.names), args.seed)[2])
-                 for name, table in profiled(NETWORKS, args.input_size).items()}
+    instances = {}
+    for name, table in profiled(NETWORKS, args.input_size).items():
+        order = np.argsort(-table.depth)
+        instances[name] = (table.t_dw[order], table.t_dy[order],
+                           draw_instance(len(order), args.seed)[2])
     instances.update(('drawn {:,}'.format(n), draw_instance(n, args.seed)) for n in DRAWN)
     with tqdm(total=len(instances) * len(RESOLUTIONS), desc='selecting', leave=False,
               disable=None) as progress:

@@ -29,7 +29,7 @@ from test_cached_selection import random_masks
 import keras_stack
 import prefix_cache
 import train
-from cache_prices import Budget, CachePrices, as_bits, fill_share
+from cache_prices import Budget, CachePrices, fill_share
 from epoch import CONVERT, FILL, PLAIN, READ, EpochResult
 from masked_step import StepMaker
 from prefix_steps import PrefixSteps
@@ -68,9 +68,9 @@ def table_of(model):
         op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
     prefixes = PrefixSteps(maker_of(model))
     skipped, cut_bytes = np.zeros(len(table.names)), np.zeros(len(table.names))
-    for i, k in enumerate(table.order):
-        cut = prefixes.cut_off(as_bits(np.isin(np.arange(len(skipped)), table.order[i:])),
-                               table.op_rates)  # not always that of the rates before
+    for k, depth in enumerate(table.depth):
+        # Not always the cut of the rates before.
+        cut = prefixes.cut_off(table.depth <= depth, table.op_rates)
         skipped[k], cut_bytes[k] = cut.skipped_ms, cut.nbytes
     return table._replace(t_prefix=0.9 * table.t_fp / skipped.max() * skipped, cut_bytes=cut_bytes)
 
@@ -309,8 +309,7 @@ def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, datase
                                                                monkeypatch):
     model = branches()
     cache = attached(tmp_path, dataset, model)
-    first = branching.names[branching.order[np.isin(branching.order, np.flatnonzero(mask_of(
-        model, 'a1', 'b1', 'c1')))][0]][0]
+    first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
     # The chain of the deepest branch stores the stem's output; this, those of other branches, too.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
     prices = CachePrices(cache, branching, 1, 5)
@@ -391,4 +390,4 @@ def test_a_cut_is_placed_by_what_copying_was_measured_to_take(tmp_path, dataset,
     expected = float(cache.copying(np.array([5e4]))[0][0])
     assert float(read_ms(5e4 + 4)) == pytest.approx(expected) and expected > 0
     own = CachePrices(cache, branching, 1, 5).at_own_cut(mask).cache.cut
-    assert own == cache.prefixes.cut_off(as_bits(mask), branching.op_rates, read_ms)
+    assert own == cache.prefixes.cut_off(mask, branching.op_rates, read_ms)

@@ -124,8 +124,7 @@ def cached(rng, table, fill_share=None, uneven=True):
     and there is impossible or, where `uneven`, dear.
     """
     n = len(table.names)
-    t_prefix = np.empty(n)
-    t_prefix[table.order] = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))
+    t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
     read = rng.uniform(0, (0.7 if uneven else 0.05) * table.t_fp, n)
     write = rng.uniform(0, 0.5 * table.t_fp, n)
     read[rng.rand(n) < 0.3] = np.inf
@@ -264,7 +263,7 @@ def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
 def test_a_tensor_that_fits_only_beside_a_deeper_one_is_chosen_with_it():
     """Where the network is too wide to be cut near the output, a deeper cut pays for both."""
     table = chain_table(np.random.RandomState(6))
-    n, first = len(table.names), int(table.order[0])
+    n, first = len(table.names), int(np.argmax(table.depth))
     read, write = np.full(n, np.inf), np.full(n, np.inf)
     read[first] = write[first] = 0.0
     table = table._replace(t_fp=100.0, t_prefix=np.full(n, 90.0), cut_bytes=read,

@@ -150,9 +150,7 @@ def prefix_table():
     table = tangled_table(np.random.RandomState(0))
     n = len(table.names)
     table = table._replace(t_fp=(table.t_bp + table.t_update) / 2, cut_bytes=np.full(n, 9.0))
-    prefix = np.zeros(n)
-    prefix[table.order] = table.t_fp * np.arange(n) / n
-    return table._replace(t_prefix=prefix)
+    return table._replace(t_prefix=table.t_fp * (n - 1 - table.depth) / n)
 
 
 def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():

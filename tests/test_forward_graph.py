@@ -10,7 +10,7 @@ from test_training_step import batch, conv_stack
 
 import keras_stack
 from backward_graph import Node, StepGraph
-from forward_graph import Cut, cheapest_cut, computable, prefix_of, read_outside, repeatable
+from forward_graph import Cut, cheapest_cut, computable, read_outside, repeatable
 from masked_step import StepMaker
 from prefix_steps import PrefixSteps
 
@@ -39,23 +39,27 @@ ARGUMENTS = {name: ('_Arg', []) for name in ('images', 'labels', 'kernel', 'movi
 
 
 def found_in(more, left_out=(), called=None):
-    """repeatable of two convolutions, the second with the trainable `kernel`, and `more`."""
+    """Repeatable of two convolutions, the second with the first of two trainable tensors, `kernel`,
+    and of `more`.
+    """
     nodes = dict(ARGUMENTS, weight=('ReadVariableOp', reading('kernel')),
                  first=('Conv2D', reading('images', 'constant')),
                  second=('Conv2D', reading('first', 'weight')), **more)
-    return repeatable(graph_of(nodes, left_out), {2: 0}, [0], [1], called or {})
+    return repeatable(graph_of(nodes, left_out), {2: 0}, 2, [0], [1], called or {})
 
 
 def test_each_op_depends_on_the_tensors_in_front_of_it():
     found = found_in({'third': ('Relu', reading('second'))})
-    assert found == {'images': 0, 'first': 0, 'second': 1, 'third': 1}
-    assert prefix_of(found, 1) == {'images', 'first'}
-    assert prefix_of(found, 2) == set(found)
+    assert set(found.group_of) == {'images', 'first', 'second', 'third'}
+    assert found.prefix_of([True, False]) == {'images', 'first'}
+    assert found.prefix_of([False, True]) == set(found.group_of)
+    assert [found.tensors_of(names).tolist() for names in ([], ['first'], ['first', 'third'])] == [
+        [False, False], [False, False], [True, False]]
 
 
 def test_weights_and_constants_are_no_images_own():
     found = found_in({'cast': ('Cast', reading('weight')), 'number': ('Const', [])})
-    assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found)
+    assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found.group_of)
 
 
 @pytest.mark.parametrize('op', ['RandomUniform', 'StatelessRandomUniformV2', 'Multinomial',
@@ -64,7 +68,7 @@ def test_what_is_drawn_is_left_out_with_all_behind_it(op):
     found = found_in({'drawn': (op, reading('constant')),
                       'sum': ('AddV2', reading('first', 'drawn')),
                       'behind': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
-    assert set(found) == {'images', 'first', 'second', 'beside'}
+    assert set(found.group_of) == {'images', 'first', 'second', 'beside'}
 
 
 @pytest.mark.parametrize('op', ['While', 'StatelessIf', 'StatefulPartitionedCall'])
@@ -72,31 +76,33 @@ def test_a_function_is_called_again_for_the_same_unless_it_draws_or_writes(op):
     for inside, there in (({'MatMul', 'TensorListSetItem'}, True), ({'RandomUniform'}, False),
                           ({'MatMul', 'AssignVariableOp'}, False)):
         found = found_in({'loop': (op, reading('first'))}, called={'loop': inside})
-        assert ('loop' in found) == there
+        assert ('loop' in found.group_of) == there
 
 
 def test_what_reads_a_variable_that_steps_change_is_left_out_with_all_behind_it():
     mean = {'mean': ('ReadVariableOp', reading('moving')),
             'normal': ('Sub', reading('first', 'mean')), 'behind': ('Relu', reading('normal'))}
-    assert {'normal', 'behind'} <= set(found_in(mean))
+    assert {'normal', 'behind'} <= set(found_in(mean).group_of)
     for write in ('AssignSubVariableOp', 'ResourceScatterUpdate', 'ResourceApplyGradientDescent'):
         changed = dict(mean, write=(write, reading('moving', 'first')))
-        assert set(found_in(changed, left_out=['write'])) == {'images', 'first', 'second'}
+        assert set(found_in(changed, left_out=['write']).group_of) == {'images', 'first', 'second'}
 
 
 def test_a_weight_in_training_is_changed_and_may_still_be_frozen():
     update = {'update': ('ResourceApplyGradientDescent', reading('kernel', 'first'))}
-    assert found_in(update, left_out=['update'])['second'] == 1
+    found = found_in(update, left_out=['update'])
+    assert found.tensors_of(['second']).tolist() == [True, False]
 
 
 def test_what_knows_the_labels_is_left_out():
     found = found_in({'mixed': ('Mul', reading('first', 'labels')),
                       'loss': ('Sum', reading('mixed'))})
-    assert not {'labels', 'mixed', 'loss'} & set(found)
+    assert not {'labels', 'mixed', 'loss'} & set(found.group_of)
 
 
 def test_what_is_not_of_the_forward_pass_is_left_out():
-    assert 'gradient' not in found_in({'gradient': ('ReluGrad', reading('first'))}, ['gradient'])
+    found = found_in({'gradient': ('ReluGrad', reading('first'))}, left_out=['gradient'])
+    assert set(found.group_of) == {'images', 'first', 'second'}
 
 
 # ---------------------------------------------------------------- what the rest of the step reads
@@ -260,8 +266,8 @@ ALL_DEAR = {'* flops': DEAR, '* elements': DEAR}
 def cut_of(model, trained, rates=ALL_DEAR):
     """(PrefixSteps, Cut) of training the tensors `trained`."""
     prefixes = PrefixSteps(StepMaker(model, None, 0.0, *batch()))
-    return prefixes, prefixes.cut_off(sum(1 << k for k in trained), rates,
-                                      lambda size: CHEAP * size)
+    mask = np.isin(np.arange(len(model.trainable_variables)), trained)
+    return prefixes, prefixes.cut_off(mask, rates, lambda size: CHEAP * size)
 
 
 def test_all_in_front_of_the_deepest_tensor_in_training_is_skipped():
@@ -313,7 +319,8 @@ def test_a_recurrent_layer_is_in_the_prefix_unless_its_dropout_is_drawn_inside_i
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
         sequences, labels = batch()
         maker = StepMaker(model, None, 0.0, tf.reshape(sequences, (4, 12, 36)), labels)
-        return PrefixSteps(maker).cut_off(3 << 3, ALL_DEAR, lambda size: CHEAP * size).nbytes
+        return PrefixSteps(maker).cut_off(np.arange(5) >= 3, ALL_DEAR,
+                                          lambda size: CHEAP * size).nbytes
     # 2.7 traces the layer as a function of its own, of whose inside no shapes are known.
     assert deepest() == (4 * 4 if keras_stack.KERAS_3 else 12 * 36 * 4)
     assert deepest(dropout=0.5) > 4 * 4 and deepest(recurrent_dropout=0.5) > 4 * 4

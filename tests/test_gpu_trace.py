@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+from timing_tables import by_bits
 from timing_tables import op_times as ops_of
 from traced_networks import STEPS, branching, traced
 from xplanes import CPU, DERIVED, GPU, copy, kernel, xplane
@@ -126,11 +127,13 @@ def test_kernels_of_a_real_graph_are_attributed_once_and_launches_not_at_all(tmp
     assert len(kernels) > 30 and len(set(kernels).intersection(case.times)) > 30  # launches
     path = xplane(tmp_path / 'gpu.xplane.pb', gpu_planes(case.graph, kernels), onto=case.path)
     times = op_times(case.graph, path, STEPS, 8)
+    found = by_bits(times.group_tensors, times.group_ms)
     for mask, ms in groups_by_hand(case.graph, kernels).items():
         host = sum(case.times[name] for name, needed in case.graph.backward.items()
                    if needed == mask and name in case.times and name not in kernels)
-        assert times.groups[mask] == pytest.approx(ms + host)
-    assert times.coverage == pytest.approx(1) and times.left_out == [] and not times.estimated
+        assert found[mask] == pytest.approx(ms + host)
+    assert times.coverage == pytest.approx(1) and times.left_out == []
+    assert not times.estimated_ms.any()
     assert times.kernels == pytest.approx(sum(kernels.values()))
 
 
@@ -147,10 +150,12 @@ def test_an_op_without_a_kernel_is_not_estimated_on_a_gpu_and_one_of_the_host_ta
     path = xplane(tmp_path / 'host.xplane.pb', planes)
     times = op_times(case.graph, path, STEPS, 8)
     expected = groups_by_hand(case.graph, dict(kernels, **{host: 2.0}))
-    assert times.groups == {mask: pytest.approx(ms) for mask, ms in expected.items()}
-    assert not times.estimated
+    assert by_bits(times.group_tensors, times.group_ms) == {
+        mask: pytest.approx(ms) for mask, ms in expected.items()}
+    assert not times.estimated_ms.any()
     without = attribute(case.graph, read_trace(path, STEPS), 8)  # as on a CPU
-    assert without.groups[case.graph.backward[none]] > expected[case.graph.backward[none]]
+    assert by_bits(without.group_tensors, without.group_ms)[case.graph.backward[none]] > expected[
+        case.graph.backward[none]]
 
 
 def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):

@@ -82,7 +82,7 @@ def network(name, folder):
 
 def cut_off(prefixes, mask, prices):
     operation, byte = prices
-    return prefixes.cut_off(sum(1 << int(k) for k in np.flatnonzero(mask)),
+    return prefixes.cut_off(mask,
                          {'* flops': operation, '* elements': operation},
                          lambda nbytes: byte * nbytes)
 

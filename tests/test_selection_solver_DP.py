@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backward_graph import tensor_sets
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
@@ -17,7 +18,7 @@ from selection_solver_DP import (
     select_tensors_paper,
     smallest_rho,
 )
-from tensor_timings import Profile, TensorTimings, chain_timings, group_matrix
+from tensor_timings import Profile, TensorTimings, chain_timings
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
 
@@ -199,13 +200,11 @@ def test_paper_recursion_finds_the_optimum_of_a_simple_chain():
 def table_of(groups, t_up, fixed=5.5):
     """TensorTimings of {bit mask of the tensors that need some ops: ms}."""
     n = len(t_up)
-    t_dw, t_dy, order = chain_timings(groups, n)
-    listed = sorted(groups.items())
-    tensors = group_matrix([[k for k in range(n) if mask >> k & 1] for mask, _ in listed], n)
+    tensors, ms = tensor_sets(sorted(groups), n), np.array([groups[key] for key in sorted(groups)])
+    t_dw, t_dy, depth = chain_timings(tensors, ms)
     return TensorTimings(
         ['t%d' % k for k in range(n)], [(1,)] * n, t_dw, t_dy, np.asarray(t_up), fixed - 0.5,
-        sum(groups.values()), sum(t_up) + 0.5, order, tensors, np.array([ms for _, ms in listed]),
-        {}, Profile(np.zeros(n, bool)))
+        sum(groups.values()), sum(t_up) + 0.5, depth, tensors, ms, {}, Profile(np.zeros(n, bool)))
 
 
 def tangled_table(rng, n=20):

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from timing_tables import op_times, random_masks, table_of, table_of_branching
+from timing_tables import groups_of, op_times, random_masks, table_of, table_of_branching
 
 from command_line import UserError
 from files import read_json, write_json
@@ -26,23 +26,25 @@ def random_table(seed, n=9):
 
 
 def test_a_tensor_is_flagged_where_an_op_of_it_was_estimated():
-    table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2)._replace(estimated={0b10: 2.0}))
+    table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2)._replace(
+        estimated_ms=np.array([0.0, 2.0, 0.0])))
     assert table.profile.estimated.tolist() == [False, True]
 
 
 def test_chain_timings_of_a_chain():
     # Tensor 2 nearest the output; all need the first group, 0 and 1 the second.
-    t_dw, t_dy, order = chain_timings({0b001: 1, 0b010: 2, 0b100: 3, 0b111: 10, 0b011: 20}, 3)
-    assert (t_dw.tolist(), t_dy.tolist(), order.tolist()) == ([1, 2, 3], [0, 20, 10], [0, 1, 2])
+    t_dw, t_dy, depth = chain_timings(*groups_of(
+        {0b001: 1, 0b010: 2, 0b100: 3, 0b111: 10, 0b011: 20}, 3))
+    assert (t_dw.tolist(), t_dy.tolist(), depth.tolist()) == ([1, 2, 3], [0, 20, 10], [2, 1, 0])
 
 
 def test_chain_timings_of_two_branches():
     # stem 0, left 1, right 2, head 3; right has more shared time, so it counts as deeper.
     groups = {0b0001: 1, 0b0010: 2, 0b0100: 3, 0b1000: 4,
               0b1111: 5, 0b0111: 6, 0b0011: 7, 0b0101: 8}
-    t_dw, t_dy, order = chain_timings(groups, 4)
+    t_dw, t_dy, depth = chain_timings(*groups_of(groups, 4))
     assert t_dw.tolist() == [1, 2, 3, 4]
-    assert order.tolist() == [0, 2, 1, 3]
+    assert depth.tolist() == [3, 1, 2, 0]
     assert t_dy.tolist() == [0, 6 + 7, 8, 5]
     table = table_of(op_times(groups, 4))
     right = [False, False, True, False]
@@ -95,7 +97,7 @@ def test_a_saved_table_prices_every_mask_identically(seed, branching_table, tmp_
         assert again.chain_time(mask) == table.chain_time(mask)
         assert again.step_time(mask) == table.step_time(mask)
     assert (again.names, again.shapes, again.key) == (table.names, table.shapes, table.key)
-    for field in ('t_dw', 't_dy', 't_up', 'order'):
+    for field in ('t_dw', 't_dy', 't_up', 'depth'):
         assert getattr(again, field).dtype == getattr(table, field).dtype
     np.testing.assert_array_equal(again.profile.estimated, table.profile.estimated)
     assert again.profile.estimated.dtype == bool

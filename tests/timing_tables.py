@@ -3,25 +3,36 @@
 import numpy as np
 from traced_networks import branching, traced
 
-from backward_graph import OpTimes, attribute
+from backward_graph import OpTimes, attribute, tensor_sets
 from measured_totals import Totals, build_table
 from tensor_timings import chain_timings
 
 KEY = dict(host='x', tensorflow='2.21.0', model='small', batch_size=4, input_size=16)
 
 
-def op_times(groups, num_tensors, update=None):
+def groups_of(ms_of_bits, num_tensors):
+    """(group_tensors, group_ms) of {bit mask of the tensors that need some ops: ms}."""
+    return tensor_sets(ms_of_bits, num_tensors), np.array(list(ms_of_bits.values()))
+
+
+def by_bits(group_tensors, group_ms):
+    """{bit mask of the tensors that need some ops: ms}."""
+    return {sum(1 << int(k) for k in np.flatnonzero(row)): ms
+            for row, ms in zip(group_tensors, group_ms)}
+
+
+def op_times(ms_of_bits, num_tensors, update=None):
     if update is None:
         update = np.full(num_tensors, 0.25)
-    return OpTimes(groups, update, 0.5, {}, 1.0, [])
+    return OpTimes(*groups_of(ms_of_bits, num_tensors), update, 0.5, np.zeros(len(ms_of_bits)), 1.0,
+                   [])
 
 
 def table_of(times):
     n = len(times.update)
-    total = sum(times.groups.values())
-    deepest = int(chain_timings(times.groups, n)[2][0])
-    bit = 1 << deepest
-    chain = sum(ms for mask, ms in times.groups.items() if mask & bit)
+    total = sum(times.group_ms)
+    deepest = int(np.argmax(chain_timings(times.group_tensors, times.group_ms)[2]))
+    chain = sum(times.group_ms[times.group_tensors[:, deepest]])
     return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
                        times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
 
