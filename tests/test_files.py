@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and JSON."""
 
 import os
 
@@ -6,6 +6,8 @@ import pytest
 from cached_runs import files_of_at_most
 
 import files
+from command_line import UserError
+from recorder import open_run
 
 
 def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
@@ -59,3 +61,20 @@ def test_two_processes_may_write_one_folder_at_once(tmp_path):
             (tmp_path / earlier / 'earlier').write_text('')
         (tmp_path / later / 'later').write_text('')
     assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['later']
+
+
+def test_a_run_that_starts_removes_what_a_killed_one_left_half_written(tmp_path):
+    (tmp_path / 'checkpoint.k2j.part' / 'checkpoint').mkdir(parents=True)
+    (tmp_path / 'settings.json.part').write_text('{"se')
+    os.close(open_run(str(tmp_path), {}))
+    assert os.listdir(str(tmp_path)) == ['settings.json']
+
+
+def test_json_holds_a_checksum_by_which_a_change_is_noticed(tmp_path):
+    path = tmp_path / 'settings.json'
+    content = dict(rho=0.1 + 0.2, seeds=[0, 1], none=None, name='é', nested=dict(b=1, a=[2.5]))
+    files.write_json(str(path), content)
+    assert files.read_json(str(path)) == content
+    path.write_text(path.read_text().replace('[0, 1]', '[0, 7]'))
+    with pytest.raises(UserError, match='^run: .*settings.json is not as it was written$'):
+        files.read_json(str(path), 'run: ')
