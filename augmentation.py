@@ -1,42 +1,46 @@
-"""Views: how training images are flipped and turned, and which view an epoch shows.
+"""Augmentation: how training images are flipped and turned, and which version an epoch shows.
 
-A view is one draw of flip and angle for each training image. All images' draws of a view are made
-at once and read by image number, so that an image is a pure function of (seed, image, view),
-whatever batch it is in and at whatever place.
-
-Takes the seed, numbers of views and images as they are; gives the images as in a view.
+A view is one draw of a flip and an angle for each training image. All draws of a view are made at
+once and read by image number. So an image is a pure function of (seed, image, view), in whatever
+batch it is and at whatever place.
 """
 
 import numpy as np
 
 from command_line import one_of
+from settings import VIEWS
 
 ROTATION = 0.2  # of a full turn, to either side, as in the paper
-KINDS = ('flip+rotate', 'none')
-VIEWS = ('fresh', 'held')
 
 
-def view_of_epoch(views, interval, kind):
-    """(epoch, from 1) -> number of the view, from 0, that it shows of every image.
+def epochs_of_a_view(views, interval, kind):
+    """Returns for how many epochs an image keeps its flip and its angle; 0: for all.
 
-    fresh: a new one in each epoch. held: the same for `interval` epochs, for ever with interval 0.
-    Without augmentation all views are alike, and so they are one.
+    views: 'fresh', a new view in each epoch, or 'held', the same for `interval` epochs.
+    kind: of augmentation; without one, all views are alike, and so they are one.
     """
-    if one_of(views, VIEWS, 'kind of views') == 'fresh' and kind != 'none':
-        return lambda epoch: epoch - 1
-    if not interval or kind == 'none':
-        return lambda epoch: 0
-    return lambda epoch: (epoch - 1) // interval
+    one_of(views, VIEWS, 'kind of views')
+    if kind == 'none':
+        return 0
+    return 1 if views == 'fresh' else interval
+
+
+def view_of_epoch(epoch, epochs):
+    """Returns the number, from 0, of the view that an epoch, from 1, shows.
+
+    epochs: for how many an image keeps its view, see epochs_of_a_view.
+    """
+    return (epoch - 1) // epochs if epochs else 0
 
 
 def augmentation_draws(seed, stream, view, count):
-    """Draws for images 0 to count - 1: flip, (count,) bool; turn, (count, 2) float32, the angle's
-    cosine and sine.
+    """Returns the draws of a view for the images 0 to count - 1.
 
-    Drawn with NumPy: the same in every version of TensorFlow, whose vectorised cosine moreover
-    depends on the place of a number in its array. Not with Keras' RandomFlip and RandomRotation:
-    they draw from global state, so that a batch would depend on everything drawn before it.
+    flip: (count,) bool. turn: (count, 2) float32, cosine and sine of the angle.
     stream: int, of the epochs or of the probe.
+    NumPy draws the same numbers beside every version of TensorFlow, whose vectorised cosine also
+    depends on the place of a number in its array. RandomFlip and RandomRotation of Keras draw from
+    global state: a batch would depend on everything drawn before it.
     """
     rng = np.random.RandomState([seed, stream, view, 1])  # four numbers: three draw the order
     flip = rng.uniform(size=count) < 0.5
@@ -45,10 +49,10 @@ def augmentation_draws(seed, stream, view, count):
 
 
 def augment(images, flip, turn):
-    """RandomFlip('horizontal') and RandomRotation(0.2): bilinear, reflected at the border.
+    """Returns the images flipped and turned: bilinear, reflected at the border.
 
-    images: (B, S, S, 3) float32. flip, (B,), and turn, (B, 2): their draws. Returns the same shape
-    and range.
+    Equals RandomFlip('horizontal') and RandomRotation(0.2) of Keras with these draws.
+    images: (B, S, S, 3) float32, as is what is returned. flip: (B,) bool. turn: (B, 2) float32.
     """
     import tensorflow as tf
     size = tf.shape(images)[1]

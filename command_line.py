@@ -14,6 +14,8 @@ import tempfile
 import traceback
 import warnings
 
+from settings import AUGMENTATIONS, LOGS_DIR, MODEL, TRAINING
+
 VERSION = '1.0.0'  # CHANGELOG.md tells what is new
 
 
@@ -95,7 +97,7 @@ def add_flag(parser, name, help_text, default=False):
 
 
 def add_model_flags(parser):
-    """The flags that decide what is timed, common to training and profiling; and --version."""
+    """Adds the flags that decide what is timed, common to training and profiling; and --version."""
     parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
     parser.add_argument('--model_name', default='resnet50', metavar='NAME',
                         help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
@@ -108,7 +110,7 @@ def add_model_flags(parser):
                              '(default: %(default)s)')
     parser.add_argument('--data_dir', metavar='DIR',
                         help='where TensorFlow Datasets keeps its data')
-    parser.add_argument('--augmentation', choices=('flip+rotate', 'none'),
+    parser.add_argument('--augmentation', choices=AUGMENTATIONS,
                         help='what is drawn for training images: a flip, and a turn of up to 72 '
                              'degrees; none where that makes another class of an image, as of '
                              'letters (default: none for digits*, flip+rotate for any other data)')
@@ -116,12 +118,14 @@ def add_model_flags(parser):
                         help='images are resized to this square (default: %(default)s)')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
                         help='images per step (default: %(default)s)')
-    parser.add_argument('--alpha', type=number(float, above=0), default=1.0, metavar='X',
+    parser.add_argument('--alpha', type=number(float, above=0), default=MODEL.alpha,
+                        metavar='X',
                         help='width multiplier of the MobileNet families (default: %(default)s)')
-    parser.add_argument('--optimizer', choices=('sgd', 'adam'), default='sgd',
+    parser.add_argument('--optimizer', choices=('sgd', 'adam'), default=TRAINING.optimizer,
                         help='SGD with momentum 0.9, or Adam (recommended for vit), both with '
                              'decoupled weight decay (default: %(default)s)')
-    parser.add_argument('--weight_decay', type=number(float, low=0), default=5e-4, metavar='X',
+    parser.add_argument('--weight_decay', type=number(float, low=0),
+                        default=TRAINING.weight_decay, metavar='X',
                         help='decoupled, times the learning rate (default: %(default)s)')
     parser.add_argument('--clip_norm', type=number(float, above=0), metavar='X',
                         help="shorten each tensor's gradient to this norm where it is longer, "
@@ -130,7 +134,7 @@ def add_model_flags(parser):
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
                         help="ops that TensorFlow may run at once; 0: its own choice, one per "
                              'core, the fastest where we measured (default: %(default)s)')
-    parser.add_argument('--logs_dir', default='logs', metavar='DIR',
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
                         help='where runs and timing tables are written (default: %(default)s)')
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 import command_line
 from command_line import UserError
-from datasets import DataSettings, augmentation_of, sizes_at_hand
 from figure_grid import BASELINES, DATA, ELASTIC, PRUNE
+from images import augmentation_of, sizes_at_hand
 from schemes import SCHEMES
 from selection_solver_DP import out_of_reach, smallest_rho
+from settings import TRAINING
 
 RHOS = (0.7, 0.5, 0.35, 0.25)
 PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
@@ -34,7 +35,7 @@ class Way(NamedTuple):
     rho: float = 1.0
     prefix_cache: str = 'off'
     augmentation: Optional[str] = None
-    interval: int = DataSettings().interval
+    interval: int = TRAINING.interval
     train_images: Optional[int] = None
     steps_per_epoch: Optional[int] = None
     validation_steps: Optional[int] = None

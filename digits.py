@@ -6,10 +6,9 @@ their test images from the same originals, which no training image of any of the
 
 import numpy as np
 
-from batches import Split, loads
+from split import SPLIT_SEED, Split, train_and_test
 
 DIGIT_NAMES = ('digits', 'digits_shifted', 'digits_inverted')
-SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
 DIGIT_TEST_SHARE = 0.25
 RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
 DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
@@ -18,34 +17,23 @@ DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels o
     'digits_inverted': (2, 0.1, 12, (0, 100), (150, 255))}
 
 
-def cut(members, test_share, rng):
-    """Training part and test part of one class, each in the order of `members`.
-
-    Both parts get some of a class with two members; a single one goes to training.
-    """
-    count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
-    order = rng.permutation(len(members))
-    return [[members[i] for i in sorted(part)] for part in (order[count:], order[:count])]
-
-
 def digit_originals(split_name):
-    """Indices into scikit-learn's 1,797 digits of the originals behind 'train' or 'test'.
+    """Returns which of scikit-learn's 1,797 digits the images of 'train' or 'test' are drawn from.
 
-    The same for all domains: no digit that tests the target domain was trained on in the source.
+    All domains share them: no digit that tests the target domain trained the source domain.
     """
     from sklearn.datasets import load_digits
     labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
-    parts = [cut(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng) for label in range(10)]
+    parts = [train_and_test(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng)
+             for label in range(10)]
     return np.sort(np.concatenate([part[split_name == 'test'] for part in parts]))
 
 
 def rendering(name, split_name, input_size):
-    """(labels, number of images, fetch): renderings of 8x8 digits, the same in every run.
+    """Returns the Split that draws 8x8 digits large, the same in every run.
 
     `digits`: upright, light ink of any colour on dark. `digits_shifted`: turned by 90 degrees, on a
     far more coloured background, noisier. `digits_inverted`: upside down, dark ink on light.
-    labels: () -> (count,) int32. fetch: index () int64 -> image (input_size, input_size, 3) uint8,
-    label () int32, in a graph.
     """
     import tensorflow as tf
     from sklearn.datasets import load_digits
@@ -74,11 +62,13 @@ def rendering(name, split_name, input_size):
         image = tf.round(blank + amount * (inked - blank) + noise)
         return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
 
-    return lambda: labels, count, fetch
+    return Split(input_size, lambda: labels, count, fetch)
 
 
-@loads(*DIGIT_NAMES)
 def digit_splits(name, input_size, data_dir):
-    """Drawn when fetched; data_dir: not read."""
+    """Returns the class names and the training and the test Split of a digit domain.
+
+    data_dir: not read; images are drawn when they are fetched.
+    """
     return (tuple('0123456789'),) + tuple(
-        Split(input_size, *rendering(name, part, input_size)) for part in ('train', 'test'))
+        rendering(name, part, input_size) for part in ('train', 'test'))

@@ -7,6 +7,8 @@ here touches a file.
 import os
 from typing import NamedTuple, Optional, Tuple
 
+from settings import LOGS_DIR
+
 CUB, PET, DOGS = 'caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs'
 DATA = {  # classes, training images, test images
     CUB: (200, 5994, 5794), PET: (37, 3680, 3669), DOGS: (120, 12000, 8580)}
@@ -149,7 +151,7 @@ def run_name(cell, seed):
 
 
 def logs_dir(rehearse):
-    return os.path.join('logs', 'rehearsal') if rehearse else 'logs'
+    return os.path.join(LOGS_DIR, 'rehearsal') if rehearse else LOGS_DIR
 
 
 def file_name(name):

@@ -8,6 +8,7 @@ from command_line import UserError, number
 from meter_log import check_meter
 from metrics import METRICS
 from schemes import SCHEMES
+from settings import DATA, MODEL, TRAINING, VIEWS, statistics_of
 
 ALIASES = {'prunetrain': 'prune_training'}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -35,21 +36,23 @@ def _add_training_flags(parser):
                         help='{} (default: %(default)s)'.format(', '.join(SCHEMES)))
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='checked against the data set, which decides by default')
-    parser.add_argument('--learning_rate', type=number(float, low=0), default=1e-4, metavar='X',
+    parser.add_argument('--learning_rate', type=number(float, low=0),
+                        default=TRAINING.learning_rate, metavar='X',
                         help='the highest; decays to 0 on a cosine (default: %(default)s)')
-    parser.add_argument('--warmup_steps', type=number(int, low=0), default=0, metavar='N',
+    parser.add_argument('--warmup_steps', type=number(int, low=0),
+                        default=TRAINING.warmup_steps, metavar='N',
                         help='raise the learning rate to its highest over the first N steps '
                              '(default: %(default)s)')
-    parser.add_argument('--num_epochs', type=number(int, low=1), default=12, metavar='N',
-                        help='(default: %(default)s)')
-    parser.add_argument('--weights', default='imagenet', metavar='imagenet|none|PATH',
+    parser.add_argument('--num_epochs', type=number(int, low=1), default=TRAINING.num_epochs,
+                        metavar='N', help='(default: %(default)s)')
+    parser.add_argument('--weights', default=MODEL.weights, metavar='imagenet|none|PATH',
                         help='start from ImageNet, from random weights, or from a .npz of this '
                              'project or a .h5 of keras.applications (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
                         help='moving statistics of batch normalization: frozen (default), which '
                              'also turns off dropout and stochastic depth inside the base, as in '
                              'the original, or train (default with --weights none)')
-    parser.add_argument('--seed', type=number(int, low=0), default=0, metavar='N',
+    parser.add_argument('--seed', type=number(int, low=0), default=TRAINING.seed, metavar='N',
                         help='of data order, augmentation, dropout, new weights '
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--deterministic',
@@ -64,8 +67,8 @@ def _add_data_flags(parser):
                         help='train on N images only, of each class equally many as far as it has '
                              'them, the same ones whatever seed and scheme (default: all)')
     command_line.add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot '
-                          'be read, now or later; the summary counts them')
-    parser.add_argument('--views', choices=('fresh', 'held'), default='fresh',
+                          'be read when the run starts; the summary counts them')
+    parser.add_argument('--views', choices=VIEWS, default=DATA.views,
                         help='augment each image anew in every epoch, or as before for --interval '
                              'epochs (0: always), with every scheme (default: %(default)s)')
     parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
@@ -74,26 +77,28 @@ def _add_data_flags(parser):
 
 
 def _add_elastic_flags(parser):
-    parser.add_argument('--rho', type=number(float, above=0, high=1), default=0.533, metavar='X',
+    parser.add_argument('--rho', type=number(float, above=0, high=1), default=TRAINING.rho,
+                        metavar='X',
                         help='step time as a share of full training, 0.5 = twice as fast; '
                              'with a prefix cache the mean of the run (default: %(default)s)')
-    parser.add_argument('--interval', type=number(int, low=0), default=4, metavar='EPOCHS',
-                        help='select anew every so many epochs; 0: once; see also '
-                             '--views (default: %(default)s)')
+    parser.add_argument('--interval', type=number(int, low=0), default=TRAINING.interval,
+                        metavar='EPOCHS', help='select again every so many epochs; 0: once; see '
+                                               'also --views (default: %(default)s)')
     parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
-                        help='{} (default: gradient_update); fisher squares the '
+                        help='{} (default: {}); fisher squares the '
                              "batch's mean gradient, not each example's".format(
-                                 ', '.join(METRICS)))
-    parser.add_argument('--granularity', choices=('tensor', 'layer'), default='tensor',
+                                 ', '.join(METRICS), TRAINING.importance))
+    parser.add_argument('--granularity', choices=('tensor', 'layer'),
+                        default=TRAINING.granularity,
                         help='choose single tensors, or all of a layer together '
                              '(default: %(default)s)')
-    parser.add_argument('--probe_batches', type=number(int, low=1), default=1, metavar='N',
-                        help='batches each importance is averaged over '
-                             '(default: %(default)s)')
+    parser.add_argument('--probe_batches', type=number(int, low=1),
+                        default=TRAINING.probe_batches, metavar='N',
+                        help='batches each importance is averaged over (default: %(default)s)')
     command_line.add_flag(parser, '--closed_loop',
                           'measure both passes anew at each selection, so that rho holds '
                           'while the device changes speed; always off with --deterministic',
-                          default=True)
+                          default=TRAINING.closed_loop)
 
 
 def _add_cache_flags(parser):
@@ -109,14 +114,16 @@ def _add_cache_flags(parser):
 
 
 def _add_pruning_flags(parser):
-    parser.add_argument('--prune_interval', type=number(int, low=0), default=5, metavar='EPOCHS',
+    parser.add_argument('--prune_interval', type=number(int, low=0),
+                        default=TRAINING.prune_interval, metavar='EPOCHS',
                         help='remove vanished channels every so many epochs; 0: '
                              'never (default: %(default)s)')
     parser.add_argument('--prune_penalty_ratio', type=number(float, above=0, below=1),
-                        default=0.2, metavar='X',
+                        default=TRAINING.prune_penalty_ratio, metavar='X',
                         help='share of the group lasso in loss plus penalty before '
                              'training (default: %(default)s)')
-    parser.add_argument('--prune_threshold', type=number(float, above=0), default=1e-4,
+    parser.add_argument('--prune_threshold', type=number(float, above=0),
+                        default=TRAINING.prune_threshold,
                         metavar='X', help='a channel has vanished where all its '
                                           'weights are smaller (default: %(default)s)')
 
@@ -139,7 +146,7 @@ def _add_record_flags(parser):
 
 def check_arguments(args):
     """The arguments with aliases and names resolved; UserError for any that cannot work."""
-    from datasets import check_dataset_name
+    from images import check_dataset_name
     from models import canonical_name, check_weights
     from prefix_cache import check_cache_flags
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
@@ -148,7 +155,7 @@ def check_arguments(args):
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
             args.train_type, metric, args.importance))
-    args.importance = metric or args.importance or 'gradient_update'
+    args.importance = metric or args.importance or TRAINING.importance
     check_dataset_name(args.dataset_name)
     if args.train_images is not None and args.train_images < args.batch_size:
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
@@ -157,7 +164,7 @@ def check_arguments(args):
     check_cache_flags(args.cache_dir, args.cache_gb)
     if args.meter_csv:
         check_meter(args.meter_csv)
-    args.bn_statistics = args.bn_statistics or ('train' if args.weights == 'none' else 'frozen')
+    args.bn_statistics = statistics_of(args.weights, args.bn_statistics)
     args.closed_loop = args.closed_loop and not args.deterministic
     if args.prefix_cache == 'on':
         if args.bn_statistics == 'train':

@@ -1,4 +1,4 @@
-"""A user's own images: one sub-folder of images per class. Takes a path, gives Splits (batches.py).
+"""A user's own images: one sub-folder of images per class.
 
 Nothing outside the folder is read, no link followed out of it, and no image is decoded whose header
 says that it would fill the memory.
@@ -9,9 +9,8 @@ import warnings
 
 import numpy as np
 
-from batches import Split, resized
 from command_line import UserError, first_line, nearest
-from digits import SPLIT_SEED, cut
+from split import SPLIT_SEED, Split, resized, train_and_test
 
 FOLDER = 'folder:'  # before the path, where the name of a data set is asked for
 TEST_SHARE = 0.2
@@ -31,11 +30,13 @@ def check_folder(path):
                         "sub-folder named after the class".format(path))
 
 
-def folder_splits(name, input_size, data_dir):
-    """PATH/train and PATH/test (or val, validation) if both hold class folders; else the class
-    folders of PATH itself, with a fixed, stratified 20 % of their images as the test split.
+def folder_splits(path, input_size):
+    """Returns the class names and the training and the test Split of the folder at `path`.
+
+    Takes path/train and path/test (or val, validation) if both hold class folders. Else takes the
+    class folders of the path itself, with a fixed, stratified 20 % of their images for testing.
     """
-    path = os.path.expanduser(name[len(FOLDER):])
+    path = os.path.expanduser(path)
     folders = {folder.lower(): os.path.join(path, folder) for folder in _folders(path)}
     tests = [folders[key] for key in ('test', 'val', 'validation') if key in folders]
     if 'train' in folders and tests and _folders(folders['train']) and _folders(tests[0]):
@@ -47,7 +48,8 @@ def folder_splits(name, input_size, data_dir):
                 unknown[0], folders['train']))
     else:
         rng, files_of = np.random.RandomState(SPLIT_SEED), _images_by_class(path, path)
-        parts = {name: cut(files_of[name], TEST_SHARE, rng) for name in sorted(files_of)}
+        parts = {name: train_and_test(files_of[name], TEST_SHARE, rng)
+                 for name in sorted(files_of)}
         classes, test_classes = [{name: parts[name][i] for name in parts} for i in (0, 1)]
     tests = sum(len(files) for files in test_classes.values())
     if len(classes) < 2 or not tests:
@@ -107,7 +109,10 @@ def _folder_split(classes, names, input_size):
 
 
 def fault_of(path, input_size):
-    """Why the image at `path` cannot be used, in one line; None where it can."""
+    """Returns why the image at `path` cannot be read, in one line; None where it can."""
+    reason = too_large(path)
+    if reason:
+        return reason
     import tensorflow as tf
     try:
         with tf.device('/CPU:0'):
@@ -117,7 +122,7 @@ def fault_of(path, input_size):
 
 
 def too_large(path):
-    """Why the image at `path` must not be decoded, by its header alone; None where it may be."""
+    """Returns why the image at `path` must not be decoded, by its header; None where it may be."""
     from PIL import Image
     try:
         with warnings.catch_warnings():
@@ -126,14 +131,14 @@ def too_large(path):
                 width, height = image.size
     except Image.DecompressionBombError as error:
         return str(error)
-    except Exception:  # no image, or damaged: whoever decodes it tells
+    except Exception:  # no image, or damaged: decoding it gives the reason
         return None
     return None if width * height <= MOST_PIXELS else '{:,} x {:,} pixels, {:,} at most'.format(
         width, height, MOST_PIXELS)
 
 
 def check_sizes(split):
-    """UserError for the first image of a folder's Split that is too large to be decoded."""
+    """Raises UserError for the first file of the Split whose image is too large to be decoded."""
     for path in split.files or ():
         reason = too_large(path)
         if reason:
@@ -141,45 +146,29 @@ def check_sizes(split):
                             .format(path, reason))
 
 
-def readable(split, left_out):
-    """The Split in which an image that cannot be read, now or later, gives way to the next; their
-    paths go to the list `left_out`. Numbers of images stay, so that an interrupted run goes on.
+def without_bad_images(split):
+    """Returns the Split with each image that cannot be read replaced by the next; and their paths.
+
+    The number of images does not change, so that an interrupted run resumes in the same order.
     """
-    import tensorflow as tf
     from tqdm import tqdm
     if split.files is None:
-        return split
-    files, labels = split.files, split.labels().copy()
-    left_out += [path for path in tqdm(files, 'images', unit='image', leave=False, disable=None)
-                 if too_large(path) or fault_of(path, split.input_size)]
-
-    def stands_for(index):
-        """Number of the image that is shown for the one of this number."""
-        for i in range(index, index + len(files)):
-            if files[i % len(files)] not in left_out:
-                return i % len(files)
+        return split, []
+    bad = np.array([fault_of(path, split.input_size) is not None for path in tqdm(
+        split.files, 'images', unit='image', leave=False, disable=None)])
+    if bad.all():
         raise UserError('none of the {} images in {} can be read'.format(
-            len(files), os.path.dirname(files[0])))
-    for index in [index for index, path in enumerate(files) if path in left_out]:
-        labels[index] = split.labels()[stands_for(index)]
-
-    def image(index):
-        while True:
-            found = stands_for(index)
-            try:
-                content = tf.io.read_file(files[found])
-                return resized(content, split.input_size).numpy(), split.labels()[found]
-            except (tf.errors.OpError, ValueError):
-                left_out.append(files[found])
-
-    def fetch(index):
-        return tuple(tf.numpy_function(image, [index], (tf.uint8, tf.int32)))
-    return split._replace(labels=lambda: labels, fetch=fetch)
+            split.size, os.path.dirname(split.files[0])))
+    good = np.flatnonzero(~bad)
+    stand_ins = good[np.searchsorted(good, np.arange(split.size)) % len(good)]
+    return (split.only(stand_ins) if bad.any() else split), [
+        split.files[i] for i in np.flatnonzero(bad)]
 
 
 def first_fault(files, input_size):
-    """(path, why it cannot be read) of the first such image, or None."""
+    """Returns (path, why it cannot be read) of the first file that cannot; None if all can."""
     for path in files:
-        reason = too_large(path) or fault_of(path, input_size)
-        if reason:
+        reason = fault_of(path, input_size)
+        if reason is not None:
             return path, reason
+    return None

@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_stack
 from masked_step import StepMaker
 from metrics import METRICS
+from settings import TRAINING
 from training_step import NUM_RESULTS, StepResult
 
 SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is halved
@@ -120,7 +121,7 @@ class Evaluator:
         return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
-def evaluate_importance(model, optimizer, batches, metric='gradient_update', evaluator=None,
+def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, evaluator=None,
                         trials=None):
     """Returns (N,) float64: the importance of each trainable tensor, by one metric of metrics.py.
 

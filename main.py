@@ -31,6 +31,7 @@ from recorder import Recorder, open_run
 from runs import changed_settings, is_finished
 from schemes import FixedScheme
 from session import Session
+from settings import DataSettings, Settings
 from stopwatch import Clock
 
 
@@ -50,7 +51,7 @@ def start(inter_op_threads, deterministic, seed):
 
 def load_data(args):
     """Returns the Dataset; UserError where --num_classes or --warmup_steps contradicts it."""
-    from datasets import DataSettings, load_dataset
+    from datasets import load_dataset
     dataset = load_dataset(args.dataset_name, args.input_size, args.batch_size,
                            **settings_of(args, DataSettings)._asdict())
     if args.num_classes not in (None, dataset.num_classes):
@@ -130,7 +131,7 @@ def penalty_of(train_type, model, dataset, settings, resumed):
 def scheme_of(train_type, maker, dataset, settings, table, cache):
     """Returns the scheme.Scheme of --train_type.
 
-    maker: masked_step.StepMaker. settings: train.Settings. table, cache: of timing_table.
+    maker: masked_step.StepMaker. settings: Settings. table, cache: of timing_table.
     """
     if table is not None:
         from train import ElasticScheme
@@ -264,22 +265,18 @@ def print_start(title, dataset, model, resumed):
 
 
 @contextlib.contextmanager
-def bad_image_named(files, input_size, skipped):
-    """Where training fails within because one of these image files cannot be read any more, raises
-    a UserError that names it; not where unreadable images are skipped.
-    """
+def bad_image_named(dataset):
+    """Raises UserError that names the image where training fails because it became unreadable."""
     import tensorflow as tf
-
-    from folders import first_fault
     try:
         yield
     except tf.errors.OpError as error:
         about_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-        bad = None if about_memory or skipped else first_fault(files, input_size)
+        bad = None if about_memory else dataset.first_fault()
         if bad is None:
             raise
-        raise UserError("cannot read image '{}' any more ({}); repair it, or --skip_bad_images: "
-                        'the run then goes on from its last checkpoint'.format(*bad))
+        raise UserError("cannot read image '{}' any more ({}); to leave it out and resume from the "
+                        'last checkpoint, run the same command with --skip_bad_images'.format(*bad))
 
 
 def energy_of(meter, meter_csv):
@@ -318,7 +315,7 @@ def run(args, folder, decisive, signals):
     start(args.inter_op_threads, args.deterministic, args.seed)
     import train
     from models import build_model
-    settings = settings_of(args, train.Settings)
+    settings = settings_of(args, Settings)
     resumed = interrupted_run(folder, decisive, args.restart)
 
     dataset = load_data(args)
@@ -350,7 +347,7 @@ def run(args, folder, decisive, signals):
         with session.preparing():
             scheme = scheme_of(args.train_type, train.step_maker(model, dataset, settings, penalty),
                                dataset, settings, table, cache)
-        with bad_image_named(dataset.files, args.input_size, args.skip_bad_images):
+        with bad_image_named(dataset):
             result, model = train.train(scheme, dataset, settings, session, cache)
 
         if dataset.left_out:

@@ -19,6 +19,7 @@ from energy import NO_SENSOR, PERIOD, Meter, find_sensors
 from files import read_json, write_json
 from meter_log import metered_joules, read_meter
 from runs import read_run, run_folder
+from settings import LOGS_DIR
 
 
 def main(argv=None):
@@ -26,7 +27,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='*', metavar='RUN', help='name under --logs_dir, or a path')
     parser.add_argument('--meter_csv', metavar='FILE', help='log of an external meter')
-    parser.add_argument('--logs_dir', default='logs', metavar='DIR')
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR')
     args = parser.parse_args(argv)
     if bool(args.runs) != bool(args.meter_csv):
         raise UserError('runs and --meter_csv belong together; given: {}'.format(

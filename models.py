@@ -10,6 +10,7 @@ import warnings
 
 from command_line import UserError, nearest, quiet_tensorflow
 from files import read_npz, write_npz
+from settings import MODEL, statistics_of
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
@@ -61,8 +62,8 @@ def check_weights(weights):
                     '.h5 file'.format(weights))
 
 
-def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, bn_statistics=None,
-                trust=False):
+def build_model(name, input_shape, num_classes, weights=MODEL.weights,
+                alpha=MODEL.alpha, bn_statistics=None, trust=False):
     """A classifier that ends in logits, every tensor trainable.
 
     name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
@@ -73,8 +74,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
     alpha: width multiplier of the MobileNet families.
     bn_statistics: 'frozen' (batch normalization uses its moving statistics and never changes them;
         gamma and beta still train; dropout inside the base is off), 'train' (batch statistics,
-        moving ones updated), or None: 'train' for random weights, else 'frozen'. Frozen statistics
-        of an untrained network kill the signal.
+        moving ones updated), or None: see settings.statistics_of.
     trust: run the code in a saved model that has some, see backbone.from_saved_model.
     Returns a keras.Model: (B, H, W, 3) float32 in 0..255 -> (B, num_classes) float32.
     Raises UserError for a name, size, weights file or class count that cannot be used.
@@ -83,7 +83,7 @@ def build_model(name, input_shape, num_classes, weights='imagenet', alpha=1.0, b
     import keras_stack
     name = canonical_name(name)
     check_weights(weights)
-    bn_statistics = bn_statistics or ('train' if weights == 'none' else 'frozen')
+    bn_statistics = statistics_of(weights, bn_statistics)
     if is_saved(name):
         if weights == 'none' or weights.lower().endswith('.h5'):
             raise UserError("the saved model '{}' brings its weights: leave --weights {} out, or "

@@ -32,6 +32,7 @@ from runs import (
     selection_per_epoch,
 )
 from schemes import SCHEMES
+from settings import LOGS_DIR
 from timing_figures import device_bars, timing_bars
 
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of one scheme's curves
@@ -322,7 +323,8 @@ def draw_by_name(figures, description, argv=None):
     parser.add_argument('inputs', nargs='+', metavar='RUN',
                         help='name under --logs_dir, or a path')
     parser.add_argument('--output', help='figures/NAME, .png may be left out; needed by figures')
-    parser.add_argument('--logs_dir', default='logs', help='where the runs are (default: logs)')
+    parser.add_argument('--logs_dir', default=LOGS_DIR,
+                        help='where the runs are (default: %(default)s)')
     args = parser.parse_args(argv)
     draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
     if single and len(args.inputs) > 1:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Tuple
 import numpy as np
 
 from command_line import UserError
-from datasets import MEMORY_SHARE, available_bytes
+from host import MEMORY_SHARE, available_bytes
 
 GB = 10 ** 9
 DISK_SHARE = 0.5  # of the free disk, where --cache_gb does not say

@@ -28,6 +28,7 @@ import command_line
 from files import whole_folder
 from forward_graph import ROUNDING
 from measured_totals import build_table, measure_totals
+from settings import MODEL, TRAINING, statistics_of
 from tensor_timings import TensorTimings, chain_timings
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
@@ -67,7 +68,7 @@ class ProfileSettings(NamedTuple):
     seconds: about how long the untraced, interleaved runs that give the totals may take.
     """
     optimizer: str
-    weight_decay: float = 5e-4
+    weight_decay: float = TRAINING.weight_decay
     clip_norm: Optional[float] = None
     folder: Optional[str] = None
     key: Dict = {}
@@ -75,8 +76,8 @@ class ProfileSettings(NamedTuple):
     seconds: float = 8.0
 
 
-def profile_model(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
-                  batch=None, **settings):
+def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
+                  optimizer=TRAINING.optimizer, batch=None, **settings):
     """Returns the TensorTimings of one training step of `model` on this machine.
 
     Describe the batch in one of two ways:
@@ -382,10 +383,12 @@ def parse_arguments(argv=None):
                         help='width of the head (default: that of the data set); steps are timed '
                              'on a batch of --dataset_name where that has so many classes and need '
                              'not be prepared first, else on noise')
-    parser.add_argument('--num_epochs', type=command_line.number(int, low=1), default=12,
+    parser.add_argument('--num_epochs', type=command_line.number(int, low=1),
+                        default=TRAINING.num_epochs,
                         metavar='N', help='that training shall take, for the table of what each '
                                           'way to train costs (default: %(default)s)')
-    parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen',
+    parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
+                        default=statistics_of(MODEL.weights),
                         help='as in training: frozen, without dropout and stochastic depth inside '
                              'the base, for pretrained weights, train from scratch '
                              '(default: %(default)s)')
@@ -437,7 +440,7 @@ def print_costs(way, table, path, images, peaks):
 def main(argv=None):
     args = parse_arguments(argv)
     import costs
-    from datasets import augmentation_of
+    from images import augmentation_of
     from models import build_model, canonical_name
     args.augmentation = augmentation_of(args.dataset_name, args.augmentation)
     args.model_name = canonical_name(args.model_name)

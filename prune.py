@@ -6,8 +6,8 @@ network is rebuilt smaller; weights, momentum and BN statistics of what stays ar
 
 Which channels belong together follows from the graph, whatever the network: channels.py.
 
-The defaults of main.py (interval 5, ratio 0.2, threshold 1e-4) are those of the authors' own
-configurations for ImageNet; for CIFAR theirs has an interval of 10.
+The defaults of the flags are those of the authors' own configurations for ImageNet; for CIFAR
+theirs has an interval of 10.
 """
 
 from itertools import islice
@@ -145,7 +145,7 @@ class PruneTrainScheme(Scheme):
     """Trains all tensors with the penalty; every `prune_interval` epochs the network shrinks.
 
     maker: masked_step.StepMaker with a GroupLasso as its penalty. dataset: datasets.Dataset.
-    settings: train.Settings; prune_interval: 0 for never. prune_threshold: as in prune.
+    settings: settings.Settings; prune_interval: 0 for never. prune_threshold: as in prune.
     """
 
     def __init__(self, maker, dataset, settings):

@@ -11,7 +11,6 @@ checkpoint and has to be trained again.
 import contextlib
 import itertools
 import time
-from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -38,26 +37,6 @@ from selection_solver_DP import choose_tensors, layers_of, reachable
 from tensor_timings import CachePrice, Profile, TensorTimings
 from thermal import Monitor
 from training_step import evaluation_function, optimizer_for
-
-
-class Settings(NamedTuple):
-    """How a run trains; see flags.py for the flags of the same names."""
-    num_epochs: int = 12
-    optimizer: str = 'sgd'
-    learning_rate: float = 1e-4
-    warmup_steps: int = 0
-    weight_decay: float = 5e-4
-    clip_norm: Optional[float] = None
-    interval: int = 4
-    rho: float = 0.533
-    importance: str = 'gradient_update'
-    probe_batches: int = 1
-    closed_loop: bool = True
-    granularity: str = 'tensor'
-    prune_interval: int = 5
-    prune_penalty_ratio: float = 0.2
-    prune_threshold: float = 1e-4
-    seed: int = 0
 
 
 def step_maker(model, dataset, settings, penalty=None):

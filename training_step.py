@@ -78,7 +78,7 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
 def optimizer_for(dataset, settings, variables):
     """Returns the optimizer of a run, on its schedule over all steps.
 
-    dataset: datasets.Dataset. settings: train.Settings.
+    dataset: datasets.Dataset. settings: settings.Settings.
     """
     return make_optimizer(settings.optimizer, settings.learning_rate,
                           settings.num_epochs * dataset.steps, variables, settings.warmup_steps,

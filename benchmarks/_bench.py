@@ -11,6 +11,7 @@ import _path
 import numpy as np
 
 import command_line
+from settings import TRAINING
 from stopwatch import settled_ms, undisturbed
 
 BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
@@ -61,7 +62,7 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
         images, labels = next(iter(load_dataset(data, input_size, batch_size, seed=seed).train))
     statistics_from_batch(model, images)
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
-    maker = StepMaker(model, optimizer, 5e-4, images, labels)
+    maker = StepMaker(model, optimizer, TRAINING.weight_decay, images, labels)
     return Prepared(model, maker, images, labels, batch_size)
 
 

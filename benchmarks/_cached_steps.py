@@ -3,6 +3,7 @@
 Runs them as train.py does: epoch.run_epoch over the calls of cached_epochs.PrefixCache.
 """
 
+import copy
 import itertools
 import os
 
@@ -144,8 +145,9 @@ def caches_of(data, maker, place, cache_dir):
     from cached_epochs import PrefixCache
     folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
     os.makedirs(folder, exist_ok=True)
-    anew = data._replace(order=lambda epoch: data.order(epoch)[:STEPS], view=lambda epoch: epoch)
-    again = data._replace(order=lambda epoch: data.order(1)[:STEPS])
+    anew, again = copy.copy(data), copy.copy(data)
+    anew.order, anew.view = (lambda epoch: data.order(epoch)[:STEPS]), (lambda epoch: epoch)
+    again.order = lambda epoch: data.order(1)[:STEPS]
     caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, anew, again)]
     for cache in caches:
         cache.attach(maker)

@@ -33,8 +33,9 @@ from _accuracy_table import FULL, GOALS, REACHED, RHO, SHORTER, in_a_part, mean_
 import command_line
 from plot import check_alike
 from runs import read_run
+from settings import LOGS_DIR
 
-LOGS = os.path.join('logs', 'accuracy')
+LOGS = os.path.join(LOGS_DIR, 'accuracy')
 NUM_CLASSES = 10
 WARMUP = '60'  # steps: without, full training's first steps may throw it back to chance
 RHOS = (0.35, 0.5, 0.7)

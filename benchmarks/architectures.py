@@ -20,6 +20,7 @@ import numpy as np
 from time_model import random_masks
 
 import command_line
+from settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
 LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK = 0.95, 6.0, 1.08
@@ -50,7 +51,7 @@ def run_model(name, num_masks, rounds, seconds, seed):
     model, inputs, labels = member.build(member.benchmark)
     table = profile_model(model, batch=(inputs, labels), seconds=seconds)
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
-    maker = StepMaker(model, optimizer, 5e-4, inputs, labels)
+    maker = StepMaker(model, optimizer, TRAINING.weight_decay, inputs, labels)
     n, least = len(maker.variables), smallest_rho(table)
     rho = max(RHO, MARGIN * least)
     importance = evaluate_importance(model, optimizer, [(inputs, labels)],

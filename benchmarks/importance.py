@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 import command_line
+from settings import TRAINING
 
 RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 
@@ -30,7 +31,7 @@ def source_weights(input_size, batch_size, steps, seed):
                                bn_statistics='train')
     optimizer = make_optimizer('sgd', 0.03, steps, model.trainable_variables)
     data = load_dataset('digits', input_size, batch_size, seed=seed)
-    step = StepMaker(model, optimizer, 5e-4, *data.train.element_spec).step(
+    step = StepMaker(model, optimizer, TRAINING.weight_decay, *data.train.element_spec).step(
         np.ones(len(model.trainable_variables)))
     for images, labels in tqdm(data.train.take(steps), desc='source', total=steps, leave=False,
                                disable=None):

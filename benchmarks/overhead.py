@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 import command_line
+from settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
 WHOLE_STEPS = {96: 6.0, 224: 4.0}  # by input size
@@ -83,7 +84,7 @@ def run_model(name, input_size, selections, rho, seed):
                    full=float(np.median([_bench.milliseconds(full) for _ in range(3)])))
         if i < RETRACED:
             begin = time.perf_counter()
-            traced = TrainingStep(maker.model, maker.optimizer, mask, 5e-4)
+            traced = TrainingStep(maker.model, maker.optimizer, mask, TRAINING.weight_decay)
             traced(*batch)[0].numpy()
             row['retrace'] = 1e3 * (time.perf_counter() - begin) - usual_ms
             pair, _ = _bench.interleaved([run, _bench.call(traced, prepared)], PLAIN_ROUNDS)
@@ -105,7 +106,7 @@ def scheme_of(maker, prepared, table, rho, selections):
     """The elastic scheme, which selects each time on another batch of noise."""
     import tensorflow as tf
 
-    from train import ElasticScheme, Settings
+    from train import ElasticScheme
 
     def probe():
         rng = np.random.RandomState(1)

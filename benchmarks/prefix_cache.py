@@ -18,6 +18,7 @@ import _bench
 import numpy as np
 
 import command_line
+from settings import TRAINING
 
 MEDIAN_ERROR, WORST_ERROR = 0.04, 0.08
 LEAST_RHO, LEAST_RHO_SIZE, LEAST_RHO_INTERVAL = 0.15, 224, 4
@@ -76,7 +77,8 @@ def parse_arguments(argv):
     parser.add_argument('--rhos', nargs='+', default=[0.15, 0.25, 0.35, 0.5, 0.7], metavar='RHO',
                         type=whole(float, above=0, high=1))
     parser.add_argument('--places', nargs='+', choices=PLACES, default=PLACES)
-    parser.add_argument('--interval', type=whole(int, low=2), default=4, metavar='EPOCHS',
+    parser.add_argument('--interval', type=whole(int, low=2), default=TRAINING.interval,
+                        metavar='EPOCHS',
                         help='the first of them fills the cache (default: %(default)s)')
     parser.add_argument('--batch_size', type=whole(int, low=1), metavar='N',
                         help='default: {}, others 4'.format(', '.join(

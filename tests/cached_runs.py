@@ -15,6 +15,7 @@ from datasets import load_dataset
 from recorder import Recorder
 from scheme import Choice, Scheme
 from session import Session
+from settings import Settings
 
 SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
 HEAD = 8  # place of the head's kernel and bias, behind four convolutions
@@ -77,7 +78,7 @@ def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=
     masks, choice_of: see Forced.
     """
     model = network() if model is None else model
-    settings = train.Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings)
+    settings = Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings)
     recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
     rows = []
     recorder.epoch = rows.append

@@ -37,6 +37,7 @@ from profiler import profile_model
 from recorder import Recorder
 from scheme import Choice
 from session import Session
+from settings import Settings
 from training_step import make_optimizer
 
 LATE = mask_from(6)  # the last convolution and the head
@@ -132,7 +133,7 @@ def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, d
     rho, num_epochs = 0.6, 8
     prices = prices_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
     mask, _, priced = prices.chosen(np.ones(HEAD + 2), rho)
-    choice, budget = Choice(mask, timings=priced), Budget(train.Settings(num_epochs, rho=rho))
+    choice, budget = Choice(mask, timings=priced), Budget(Settings(num_epochs, rho=rho))
     assert budget.rho(1) == rho and priced.is_cached(mask)
     filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
     assert filling + (num_epochs - 1) * reading <= num_epochs * rho
@@ -149,7 +150,7 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     least = [prices_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
              for until in (3, 9)]
     assert least[1] < 0.9 * least[0]
-    settings = train.Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
+    settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
                               learning_rate=0.01, closed_loop=False)
     cache, chosen = Watched(dataset, str(tmp_path)), {}
     scheme = train.ElasticScheme(train.step_maker(network(), dataset, settings), dataset.probe,
@@ -200,10 +201,9 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
         for until in (4, 9):
             seen[until] = CachePrices(cache, table, 3, until).table
             assert cache.stored.all() and cache.skipped > 0
-        none = cache.dataset._replace(view=lambda epoch: 7)
-        cache.dataset, old = none, cache.dataset
+        cache.view, view = 7, cache.view
         seen['view'] = CachePrices(cache, table, 3, 9).table  # of images that changed
-        cache.dataset = old
+        cache.view = view
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
     for until in (4, 9):
@@ -334,7 +334,7 @@ def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset,
     for disk, said in ((least - 1, 1), (least, 0)):
         monkeypatch.setattr(prefix_cache, 'room', lambda folder, cache_gb, disk=disk: (0, disk))
         choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
-        announce(choice, train.Settings(rho=0.5), 1.0, cache)
+        announce(choice, Settings(rho=0.5), 1.0, cache)
         assert capsys.readouterr().out.count('of disk are allowed') == said
 
 

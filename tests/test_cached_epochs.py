@@ -44,6 +44,7 @@ from recorder import Recorder
 from schemes import FixedScheme
 from selection_solver_DP import smallest_rho
 from session import Session
+from settings import Settings
 
 
 @pytest.fixture(scope='module')
@@ -101,7 +102,7 @@ def test_a_cached_run_of_a_saved_model_is_the_uncached_one(tmp_path, dataset, mo
 def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings, scheme):
     """Masks that the solver chooses at the cached price; the head alone, which has no table."""
     assert np.isfinite(timings.cut_bytes).all() and (np.diff(timings.t_prefix[::2]) >= 0).all()
-    settings = train.Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
+    settings = Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
                               closed_loop=False)
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
 
@@ -139,7 +140,7 @@ def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes
     """
     table = profile_model(frozen_body(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
     table = table._replace(t_prefix=table.t_prefix / 3)
-    settings = train.Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
+    settings = Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), frozen_body(), {}
     scheme = train.ElasticScheme(train.step_maker(model, dataset, settings), dataset.probe, table,
                                  settings, cache)

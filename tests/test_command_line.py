@@ -11,6 +11,7 @@ import command_line
 import flags
 import profiler
 from command_line import UserError
+from settings import DATA, MODEL, TRAINING
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -148,6 +149,15 @@ def test_an_interrupt_exits_130_and_another_error_keeps_its_traceback(capsys):
     assert capsys.readouterr().err == '\ninterrupted\n'
     with pytest.raises(ValueError, match='a bug'):
         command_line.run(broken)
+
+
+@pytest.mark.parametrize('parse', [flags.parse_arguments, profiler.parse_arguments])
+def test_flags_have_the_defaults_of_the_settings(parse):
+    given = vars(parse([]))
+    assert given.pop('bn_statistics') in (None, 'frozen') and not given.pop('importance', None)
+    for settings in (MODEL, TRAINING, DATA):
+        for name, value in settings._asdict().items():
+            assert given.get(name, value) == value, name
 
 
 def test_importing_the_command_line_imports_nothing_heavy():

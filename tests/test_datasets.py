@@ -10,6 +10,8 @@ from image_folders import arrays, bitmap, encoded, load_photos, same, write, wri
 import datasets
 import digits
 from command_line import UserError
+from images import check_dataset_name
+from split import Split
 
 ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
 PHOTO_SETS = {  # classes, training images, test images of the tiny archives
@@ -44,10 +46,10 @@ def photos(tmp_path):
 # --- names
 
 def test_names_are_checked_without_loading_tensorflow():
-    code = ('import sys, datasets\n'
-            'for name in datasets.LOADERS: datasets.check_dataset_name(name)\n'
-            'assert datasets.augmentation_of("digits") == "none"\n'
-            'assert datasets.augmentation_of("stanford_dogs") == "flip+rotate"\n'
+    code = ('import sys, datasets, images\n'
+            'for name in images.LOADERS: images.check_dataset_name(name)\n'
+            'assert images.augmentation_of("digits") == "none"\n'
+            'assert images.augmentation_of("stanford_dogs") == "flip+rotate"\n'
             'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'
             'assert not heavy, heavy')
     subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
@@ -64,11 +66,11 @@ def test_unknown_name_is_refused_with_what_is_allowed(name, hint):
 def test_folder_must_exist_and_hold_sub_folders(tmp_path):
     (tmp_path / 'flowers').mkdir()
     with pytest.raises(UserError, match="did you mean 'flowers'"):
-        datasets.check_dataset_name('folder:{}'.format(tmp_path / 'flower'))
+        check_dataset_name('folder:{}'.format(tmp_path / 'flower'))
     with pytest.raises(UserError, match='no sub-folders'):
-        datasets.check_dataset_name('folder:{}'.format(tmp_path / 'flowers'))
+        check_dataset_name('folder:{}'.format(tmp_path / 'flowers'))
     with pytest.raises(UserError, match='folder:PATH'):
-        datasets.check_dataset_name('folder:')
+        check_dataset_name('folder:')
 
 
 # --- the three photo sets
@@ -77,7 +79,7 @@ def test_folder_must_exist_and_hold_sub_folders(tmp_path):
 def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
     classes, train_size, test_size = PHOTO_SETS[name]
     data = datasets.load_dataset(name, 32, 4, data_dir=tfds_dir)
-    assert (data.name, data.augmentation) == (name, 'flip+rotate')
+    assert data.augmentation == 'flip+rotate'
     assert (data.num_classes, len(data.class_names)) == (classes, classes)
     assert (data.train_size, data.test_size) == (train_size, test_size)
     train, test = arrays(data.train), arrays(data.test)
@@ -141,9 +143,9 @@ def test_of_digits_what_is_not_tested_is_not_drawn_and_of_a_folder_all_is_read(p
     def loaded(name, **more):
         read.clear()
         return datasets.load_dataset(name, 8, 4, **more)
-    read, decoded = {}, datasets._decoded_once
-    monkeypatch.setattr(datasets, '_decoded_once', lambda split, keep, title: (
-        read.update({title: split.size}) or decoded(split, keep, title)))
+    read, decoded = {}, Split.decoded
+    monkeypatch.setattr(Split, 'decoded', lambda part, keep, title: (
+        read.update({title: part.size}) or decoded(part, keep, title)))
     every = loaded('digits', train_images=40)
     assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
     some = loaded('digits', train_images=40, validation_steps=2)
@@ -203,7 +205,7 @@ def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
 
 # --- digits
 
-@pytest.mark.parametrize('name', datasets.DIGIT_NAMES)
+@pytest.mark.parametrize('name', digits.DIGIT_NAMES)
 def test_digits_need_nothing_but_scikit_learn(name):
     data = datasets.load_dataset(name, 24, 32)
     assert (data.num_classes, data.class_names) == (10, tuple('0123456789'))
@@ -227,7 +229,7 @@ def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles()
     from sklearn.datasets import load_digits
     originals = load_digits().images[digits.digit_originals('test')[:64]] / 16
     small = {name: arrays(datasets.load_dataset(name, 8, 64).test.take(1))[0][0].mean(axis=3)
-             for name in datasets.DIGIT_NAMES}
+             for name in digits.DIGIT_NAMES}
 
     def alike(images, shapes):
         return np.mean([np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(images, shapes)])
@@ -329,7 +331,7 @@ def test_batch_larger_than_the_data_set(photos):
 
 
 def test_progress_is_shown_for_a_larger_folder_only(photos, monkeypatch, capsys):
-    monkeypatch.setattr(datasets, 'PROGRESS_FROM', 10)
+    monkeypatch.setattr('split.PROGRESS_FROM', 10)
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     load_photos(photos)
     assert '/32' in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from small_stores import BATCH, IMAGES, ROWS, bits, both_kinds, filled, opened, values
 
-import datasets
+import host
 import prefix_cache
 from command_line import UserError
 from prefix_cache import CacheLost, FileStore, MemoryStore, Row
@@ -254,7 +254,7 @@ def test_a_limit_on_the_process_sends_the_cache_to_the_disk(tmp_path):
 
 def test_room_is_what_the_flag_and_the_machine_allow(tmp_path):
     memory, half = prefix_cache.room(str(tmp_path))
-    assert 0 < memory < datasets.available_bytes() and half > 0
+    assert 0 < memory < host.available_bytes() and half > 0
     assert prefix_cache.room(str(tmp_path), 0.001)[1] == min(10 ** 6, prefix_cache.room(
         str(tmp_path), 10 ** 9)[1])
     assert half < prefix_cache.room(str(tmp_path), 10 ** 9)[1]  # never all of the disk

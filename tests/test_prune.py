@@ -17,7 +17,7 @@ from datasets import load_dataset
 from masked_step import StepMaker
 from models import build_model
 from prune import GroupLasso, PruneTrainScheme, prune
-from train import Settings
+from settings import Settings
 from training_step import LossScale, make_optimizer
 
 SIZE, BATCH, CLASSES = 32, 4, 5

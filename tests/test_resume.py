@@ -33,6 +33,7 @@ from profiler import profile_model
 from recorder import Recorder
 from runs import DEVICE_COLUMNS, EPOCH_COLUMNS
 from session import Session
+from settings import Settings
 
 STEPS, EPOCHS = 7, 4  # seven steps an epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
@@ -104,7 +105,7 @@ class Setting:
                  **settings):
         self.name, self.folder, self.timings, self.rates = name, str(folder), timings, rates
         self.model, self.cached, self.data = model, cached, data or {}
-        self.settings = train.Settings(**dict(dict(
+        self.settings = Settings(**dict(dict(
             num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False,
             prune_interval=1, prune_penalty_ratio=0.5), **settings))
 
@@ -263,7 +264,7 @@ def test_pruning_goes_on_with_the_smaller_network(tmp_path, timings, cuts):
 def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
     """Less deep each time, which needs another cache, and cut in each of these epochs."""
     masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}
-    settings = train.Settings(num_epochs=4, learning_rate=0.05)
+    settings = Settings(num_epochs=4, learning_rate=0.05)
     ends = []
     for place, cuts in (('whole', []), ('parts', [9, 8, 1])):
         folder = str(tmp_path / place)

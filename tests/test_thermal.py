@@ -30,6 +30,7 @@ from recorder import Recorder
 from runs import DEVICE_COLUMNS, read_run
 from schemes import FixedScheme
 from session import Session
+from settings import Settings
 from stopwatch import Clock
 
 HOT = ZONE.format(0) + 'temp'
@@ -257,7 +258,7 @@ def test_a_run_of_a_device_that_tells_nothing_has_empty_cells(tmp_path):
 def trained(folder, keeper, device):
     """One process of a run of two epochs of seven steps; its summary, None where it was stopped."""
     model, dataset = network(), digits()
-    settings = train.Settings(num_epochs=2, learning_rate=0.01)
+    settings = Settings(num_epochs=2, learning_rate=0.01)
     resumed = checkpoint.read(str(folder), train.RECORDS)
     recorder = Recorder(str(folder), resumed=resumed and resumed['records'])
     try:

@@ -21,6 +21,7 @@ from recorder import Recorder
 from runs import EPOCH_COLUMNS, read_run
 from schemes import FixedScheme, fixed_mask
 from session import Session
+from settings import Settings
 from stopwatch import Clock
 from training_step import make_optimizer, optimizer_for
 
@@ -74,7 +75,7 @@ def test_fixed_masks_cover_head_and_normalisation():
 def test_head_only_changes_the_head_alone(tmp_path, dataset):
     model = new_model('frozen')
     before = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
-    run(tmp_path / 'r', dataset, 'traditional_tl_training', train.Settings(num_epochs=1),
+    run(tmp_path / 'r', dataset, 'traditional_tl_training', Settings(num_epochs=1),
         model=model)
     same = [np.array_equal(old, keras_stack.raw(v).numpy())
             for old, v in zip(before, model.trainable_variables)]
@@ -85,7 +86,7 @@ def test_head_only_changes_the_head_alone(tmp_path, dataset):
 def test_frozen_statistics_stay_bit_identical_over_an_epoch(tmp_path, dataset, mode):
     model = new_model(mode)
     before = [keras_stack.raw(v).numpy() for v in model.non_trainable_weights]
-    run(tmp_path / 'r', dataset, 'full_training', train.Settings(num_epochs=1), model=model)
+    run(tmp_path / 'r', dataset, 'full_training', Settings(num_epochs=1), model=model)
     same = [old.tobytes() == keras_stack.raw(v).numpy().tobytes()
             for old, v in zip(before, model.non_trainable_weights)]
     assert all(same) if mode == 'frozen' else not any(same)
@@ -97,7 +98,7 @@ def test_frozen_statistics_stay_bit_identical_over_an_epoch(tmp_path, dataset, m
 @pytest.fixture(scope='module')
 def elastic(tmp_path_factory, dataset, timings):
     folder = tmp_path_factory.mktemp('logs') / 'elastic'
-    settings = train.Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02,
+    settings = Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02,
                               probe_batches=2, closed_loop=False)
     return folder, run(folder, dataset, 'elastic_training', settings, timings)[0], settings
 
@@ -168,7 +169,7 @@ def test_interval_0_selects_once_whatever_steps_take(tmp_path, dataset, timings)
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
-        train.Settings(num_epochs=2, interval=0, rho=0.6), timings, spy=slower)
+        Settings(num_epochs=2, interval=0, rho=0.6), timings, spy=slower)
     assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
 
 
@@ -186,7 +187,7 @@ def test_closed_loop_keeps_rho_of_the_times_as_they_are_now(tmp_path, dataset, t
 
     wrong = timings.rescaled(timings.t_fp, 3 * timings.t_bp)
     run(tmp_path / 'r', dataset, 'elastic_training',
-        train.Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
+        Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
     for choice in choices:
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
@@ -211,7 +212,7 @@ def test_steps_that_drift_between_selections_lead_to_a_new_choice_where_many_are
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
-        train.Settings(num_epochs=3, interval=9, rho=0.6), timings,
+        Settings(num_epochs=3, interval=9, rho=0.6), timings,
         spy=lambda select: watching(lambda epoch, last: select(epoch, last) or choices[-1]))
     assert choices[1] is choices[0] and (choices[2] is not choices[0]) == anew
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
@@ -244,7 +245,7 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
     train.run_epoch = watching
     try:
         run(tmp_path / 'r', dataset, 'elastic_training',
-            train.Settings(num_epochs=4, interval=1, rho=0.6), timings, spy=alternate)
+            Settings(num_epochs=4, interval=1, rho=0.6), timings, spy=alternate)
     finally:
         train.run_epoch = original
     gc.collect()
@@ -254,7 +255,7 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
     with pytest.raises(Diverged, match=r'epoch 1/4.* smaller --learning_rate \(it was .*e\+17\)'):
         run(tmp_path / 'r', dataset, 'full_training',
-            train.Settings(num_epochs=4, learning_rate=1e18))
+            Settings(num_epochs=4, learning_rate=1e18))
     assert not (tmp_path / 'r' / 'summary.json').exists()
 
 
@@ -272,11 +273,10 @@ def test_moved_seconds_leave_their_bucket():
 
 
 @pytest.mark.timing
-def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path, dataset):
+def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
     """Of two steps, so that the first call, moved from one bucket to another, would show."""
-    model, settings = new_model(), train.Settings(num_epochs=1)
-    two_steps = dataset._replace(order=lambda epoch: dataset.order(epoch)[:2],
-                                 train_size=2 * BATCH)
+    model, settings = new_model(), Settings(num_epochs=1)
+    two_steps = load_dataset('digits_shifted', SIZE, BATCH, steps_per_epoch=2, validation_steps=2)
     recorder = Recorder(str(tmp_path))
     begin = time.perf_counter()
     clock = Clock()
@@ -292,7 +292,7 @@ def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path, dataset):
 def test_first_call_is_booked_as_selection(tmp_path, dataset):
     """The first call traces and compiles: it must not count as a training step."""
     result, _ = run(tmp_path / 'r', dataset, 'traditional_tl_training',
-                    train.Settings(num_epochs=2))
+                    Settings(num_epochs=2))
     with open(str(tmp_path / 'r' / 'epochs.csv')) as source:
         rows = list(csv.DictReader(source))
     assert float(rows[0]['selection_seconds']) > 10 * float(rows[1]['selection_seconds'])
@@ -300,7 +300,7 @@ def test_first_call_is_booked_as_selection(tmp_path, dataset):
 
 
 def test_clipping_as_set_is_in_the_update_that_trains_and_in_that_of_importance(dataset):
-    settings, model = train.Settings(num_epochs=1, learning_rate=1.0, clip_norm=1e-3), new_model()
+    settings, model = Settings(num_epochs=1, learning_rate=1.0, clip_norm=1e-3), new_model()
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     batch = next(iter(dataset.train))
     maker = StepMaker(model, optimizer, 0.0, *batch)

@@ -11,10 +11,14 @@ import pytest
 from image_folders import arrays, encoded, load_photos, write, write_photos
 from tensorflow import keras
 
+import datasets
 import keras_stack
+import main
 from backbone import from_saved_model
 from command_line import UserError
-from folders import MOST_PIXELS, first_fault
+from folders import MOST_PIXELS
+from recorder import Recorder
+from runs import read_run
 
 SHAPE = (16, 16, 3)
 
@@ -109,27 +113,28 @@ def test_bad_images_are_left_out_where_that_is_asked_for(tmp_path):
     assert all(np.isfinite(images).all() for images, _ in arrays(data.train))
 
 
-def test_an_image_that_goes_bad_later_gives_way_to_the_next(tmp_path):
-    write_photos(tmp_path)
-    data = load_photos(tmp_path, skip_bad_images=True, cache='none', augmentation='none')
-    arrays(data.train)
-    victim = tmp_path / 'cat' / '3.png'
-    victim.write_bytes(b'')
-    batches = arrays(data.train)
-    assert [len(labels) for _, labels in batches] == [4] * len(batches)
-    assert data.left_out in ([], [str(victim)])  # [] where it is a test image
-    arrays(data.test)
-    assert data.left_out == [str(victim)]
+def test_an_image_that_goes_bad_in_a_run_ends_it_and_is_left_out_when_it_resumes(
+        tmp_path, monkeypatch, capsys):
+    write_photos(tmp_path / 'photos')
+    inputs = keras.Input(SHAPE)
+    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
+    keras.Model(inputs, outputs).save(str(tmp_path / keras_stack.MODEL_FILE))
+    arguments = ['--model_name', str(tmp_path / keras_stack.MODEL_FILE), '--dataset_name',
+                 'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
+                 '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '3',
+                 '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
+    victim, record = tmp_path / 'photos' / 'cat' / '3.png', Recorder.epoch
 
-
-def test_an_image_that_goes_bad_later_is_named(tmp_path):
-    import tensorflow as tf
-    write_photos(tmp_path)
-    data = load_photos(tmp_path, cache='none')
-    assert first_fault(data.files, 24) is None
-    for name in ('cat', 'dog'):
-        for path in (tmp_path / name).glob('[0-9]*'):
-            path.write_bytes(b'nothing')
-    with pytest.raises(tf.errors.OpError):
-        arrays(data.train)
-    assert first_fault(data.files, 24)[0] == data.files[0]
+    def spoil(recorder, *row):
+        victim.write_bytes(b'nothing')
+        record(recorder, *row)
+    monkeypatch.setattr(datasets, 'MEMORY_SHARE', 0)  # images are decoded in each epoch
+    monkeypatch.setattr(Recorder, 'epoch', spoil)
+    with pytest.raises(UserError, match='{}.*--skip_bad_images'.format(victim)) as error:
+        main.main(arguments)
+    assert '\n' not in str(error.value)
+    assert main.main(arguments + ['--skip_bad_images']) == 0
+    run = read_run(str(tmp_path / 'run'))
+    assert list(run.epochs['epoch']) == [1, 2, 3] and run.summary['images_left_out'] == 1
+    assert '1 images could not be read and were left out: {}'.format(victim) in (
+        capsys.readouterr().out)
