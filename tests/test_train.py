@@ -18,7 +18,7 @@ from masked_step import StepMaker
 from models import build_model
 from profiler import profile_model
 from recorder import Recorder
-from runs import EPOCH_COLUMNS, read_run
+from runs import EPOCH_COLUMNS, VARIED, read_run
 from schemes import FixedScheme, fixed_mask
 from session import Session
 from settings import Settings
@@ -53,8 +53,8 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
         scheme.select = spy(scheme.select)
     recorder = Recorder(str(folder))
     result, model = train.train(scheme, dataset, settings, Session(recorder))
-    recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', importance='i',
-                         dataset_name='d', seed=0, stack='s', host='h'))
+    recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', dataset_name='d',
+                         seed=0, stack='s', host='h', **dict.fromkeys(VARIED)))
     return result, model
 
 
