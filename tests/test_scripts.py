@@ -131,7 +131,7 @@ network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
     return {seed: Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,
                            step_seconds=s - 5, selection_seconds=s / 10, host='pi',
-                           stack='2.21'),
+                           stack='2.21', energy_joules=None),
                       {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
             for seed, (a, s) in enumerate(zip(final, seconds))}
 made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]), 'head only': runs([0.6] * 3, [30] * 3),
