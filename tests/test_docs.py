@@ -135,7 +135,7 @@ def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
 
 
 def test_the_readme_is_a_page_for_newcomers():
-    assert text_of('README.md').count('\n') <= 200
+    assert text_of('README.md').count('\n') <= 150
 
 
 def test_the_version_is_the_newest_of_the_changes():

@@ -237,9 +237,9 @@ for i, network in enumerate(accuracy.NETWORKS.values()):
     assert 4 * repeated['full, 1/4 of the epochs']['num_epochs'] == repeated['full']['num_epochs']
 
 
-def test_the_example_of_the_readme_trains_a_network_of_ones_own():
-    with open(os.path.join(ROOT, 'README.md')) as readme:
-        code, = re.findall(r'```python\n(.*?)```', readme.read(), re.S)
+def test_the_example_in_python_trains_a_network_of_ones_own():
+    with open(os.path.join(ROOT, 'docs', 'python.md')) as page:
+        code, = re.findall(r'```python\n(.*?)```', page.read(), re.S)
     status, output, errors = run(sys.executable, '-c', code, cwd=ROOT)
     assert status == 0, errors
     assert re.search(r'\d of 6 tensors, loss \d\.\d+$', output.strip()), output
