@@ -26,6 +26,7 @@ from command_line import UserError, settings_of
 from epoch import Diverged
 from files import whole_folder
 from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
+from host import host_description
 from interrupt import Signals
 from recorder import Recorder, open_run
 from runs import changed_settings, is_finished
@@ -144,7 +145,6 @@ def scheme_of(train_type, maker, dataset, settings, table, cache):
 
 def summarise(args, result, cache, dataset):
     """The content of summary.json; its prefix_cache tells whether there was one."""
-    from profiler import host_description
     summary = run_settings(args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if may_use_cache(args):
@@ -204,7 +204,6 @@ def interrupted_run(folder, decisive, restart=False):
 
 def about_this(decisive):
     """Returns what should be the same when a run resumes: settings, host, stack."""
-    from profiler import host_description
     return dict(settings=decisive, host=host_description(), stack=stack_description())
 
 

@@ -16,7 +16,6 @@ import gc
 import hashlib
 import json
 import os
-import platform
 import re
 import tempfile
 import time
@@ -27,6 +26,7 @@ import numpy as np
 import command_line
 from files import whole_folder
 from forward_graph import ROUNDING
+from host import host_description
 from measured_totals import build_table, measure_totals
 from settings import MODEL, TRAINING, statistics_of
 from tensor_timings import TensorTimings, chain_timings
@@ -232,38 +232,6 @@ def fingerprint(model):
                for v in model.trainable_variables + model.non_trainable_variables]
     text = json.dumps([content, weights], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def host_description():
-    """Processor, number of usable cores and GPUs of this machine, in one line."""
-    import tensorflow as tf
-    name = platform.processor() or platform.machine()
-    for path, field in (('/proc/device-tree/model', None), ('/proc/cpuinfo', 'model name')):
-        if os.path.exists(path):
-            with open(path, errors='replace') as lines:
-                found = [line.split(':', 1)[-1] for line in lines if field is None or field in line]
-            if found:
-                name = found[0]
-                break
-    cores = len(command_line.usable_cpus())
-    gpus = [tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
-            for gpu in tf.config.list_physical_devices('GPU')]
-    quota = cpu_quota()
-    share = [] if quota is None or quota >= cores else ['{:g} of them at a time'.format(quota)]
-    return ', '.join(['{}, {} cores'.format(name.strip(' \x00\n\t'), cores)] + share + gpus)
-
-
-def cpu_quota(root='/sys/fs/cgroup'):
-    """Cores' worth of time that a container may take (cgroup version 2 or 1); None: no limit."""
-    found = []
-    for files in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
-        try:
-            text = ' '.join(open(os.path.join(root, name)).read() for name in files)
-            quota, period = text.split()
-            found += [float(quota) / float(period)] if quota not in ('max', '-1') else []
-        except (OSError, ValueError):
-            pass
-    return min(found) if found else None
 
 
 def table_path(logs_dir, model_name, input_size, num_classes, batch_size):

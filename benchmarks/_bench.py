@@ -72,7 +72,7 @@ def machine():
     import tensorflow as tf
     from tensorflow import keras
 
-    from profiler import host_description
+    from host import host_description
     return dict(host=host_description(), tensorflow=tf.__version__, keras=keras.__version__,
                 numpy=np.__version__, python=sys.version.split()[0])
 

@@ -161,9 +161,9 @@ def run_all(runs):
 
 @functools.lru_cache(maxsize=None)
 def this_device():
-    """profiler.host_description(), asked of a child: TensorFlow is not to stay in memory here."""
-    code = ('import command_line; command_line.quiet_tensorflow(); import profiler; '
-            'print(profiler.host_description())')
+    """host.host_description(), asked of a child: TensorFlow is not to stay in memory here."""
+    code = ('import command_line; command_line.quiet_tensorflow(); import host; '
+            'print(host.host_description())')
     return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
                                    universal_newlines=True).strip().split('\n')[-1]
 

@@ -13,6 +13,7 @@ from timing_tables import random_masks, table_of_branching
 
 import backbone
 import command_line
+import host
 import keras_stack
 import models
 import profiler
@@ -199,4 +200,4 @@ def test_the_share_of_cores_that_a_container_gives_is_read(files, cores, tmp_pat
     (tmp_path / 'cpu').mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert profiler.cpu_quota(str(tmp_path)) == cores
+    assert host.cpu_quota(str(tmp_path)) == cores
