@@ -46,13 +46,15 @@ def timings():
 
 def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
     """One real run through the real loop; returns (result, model)."""
-    maker = train.step_maker(model or new_model(), dataset, settings)
-    scheme = FixedScheme(name, maker) if timings is None else train.ElasticScheme(
-        maker, dataset.probe, timings, settings)
+    recorder, model = Recorder(str(folder)), model or new_model()
+    session = Session(recorder)
+    with session.preparing():  # as main.run does
+        maker = train.step_maker(model, dataset, settings)
+        scheme = FixedScheme(name, maker) if timings is None else train.ElasticScheme(
+            maker, dataset.probe, timings, settings)
     if spy:
         scheme.select = spy(scheme.select)
-    recorder = Recorder(str(folder))
-    result, model = train.train(scheme, dataset, settings, Session(recorder))
+    result, model = train.train(scheme, dataset, settings, session)
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', dataset_name='d',
                          seed=0, stack='s', host='h', **dict.fromkeys(VARIED)))
     return result, model
