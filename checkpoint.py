@@ -92,7 +92,7 @@ def read(folder, records=()):
     """Returns the tree of the newest whole checkpoint of the run in `folder`, None where none is.
 
     records: the NamedTuple classes that a tree may hold.
-    The tree also holds `stamps`; `lost_seconds`, for which the run went on after the checkpoint;
+    The tree also holds `stamps`; `lost_seconds`, for which the run trained after the checkpoint;
     and `damaged`, a line on why it is not the newest, else None.
     Raises UserError where there are checkpoints and none is whole.
     """
@@ -151,7 +151,7 @@ class Keeper:
 
     folder: of the run. minutes: at most between two, beside those at the end of epochs. about:
     dict, what is true of this process and goes into each. stop: () -> bool, whether the run shall
-    end. written: of the checkpoint that the run goes on from. Without a folder it keeps nothing.
+    end. written: of the checkpoint that the run resumes from. Without a folder it keeps nothing.
     """
 
     def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
@@ -192,7 +192,7 @@ class Keeper:
             self._took = time.perf_counter() - begin
         except OSError as error:
             if not self._failed:
-                print('no checkpoint could be written ({}); training goes on'.format(
+                print('no checkpoint could be written ({}); training continues'.format(
                     error.strerror or error))
             self._last, self._failed = time.perf_counter(), True
         return not self._failed

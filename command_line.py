@@ -21,7 +21,7 @@ VERSION = '1.0.0'  # CHANGELOG.md tells what is new
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERMISSIONS = (errno.EACCES, errno.EPERM)
-DISK_REMEDY = ('; once the disk takes files again, the same command goes on from the last '
+DISK_REMEDY = ('; once the disk takes files again, run the same command to resume from the last '
                'checkpoint, if there is one')
 
 

@@ -132,9 +132,9 @@ def _add_record_flags(parser):
     parser.add_argument('--run_name', default='auto', metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
     parser.add_argument('--checkpoint_minutes', type=number(float, above=0), default=10,
-                        metavar='X', help='an interrupted run goes on from the end of its last '
+                        metavar='X', help='an interrupted run resumes from the end of its last '
                         'epoch, or from where it was at most so long ago (default: %(default)s)')
-    command_line.add_flag(parser, '--restart', 'begin anew what is there under this name, '
+    command_line.add_flag(parser, '--restart', 'start over what is there under this name, '
                           'interrupted or finished')
     command_line.add_flag(parser, '--save_model',
                           'keep the trained weights and model in checkpoint/')

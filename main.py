@@ -190,14 +190,14 @@ def interrupted_run(folder, decisive, restart=False):
     about, before = about_this(decisive), resumed['about']
     changed = changed_settings(before['settings'], about['settings'])
     if changed:
-        raise UserError('the checkpoint in {} is of other settings; begin anew with --restart ({})'
+        raise UserError('the checkpoint in {} is of other settings; start over with --restart ({})'
                         .format(folder, ', '.join(changed)))
     if resumed['damaged']:
-        print('warning: {}: going on from the checkpoint before it'.format(resumed['damaged']))
+        print('warning: {}: resuming from the checkpoint before it'.format(resumed['damaged']))
     for what, differs in (('stack', 'the next weights by rounding, and noise of dropout'),
                           ('host', 'times, and with them what is selected')):
         if before[what] != about[what]:
-            print('warning: interrupted on {}, goes on on {}: {} will differ'.format(
+            print('warning: interrupted on {}, resumes on {}: {} will differ'.format(
                 before[what], about[what], differs))
     return resumed
 
@@ -236,21 +236,21 @@ def main(argv=None):
 def print_stop(folder, signals, error, restart):
     """Prints by which of the Signals the run was stopped, where, and how to resume it."""
     if not isinstance(error, checkpoint.Interrupted):
-        text = 'before training went on; the same command {}'.format(
-            'goes on' if checkpoint.stamps(folder) else 'begins again')
+        text = ' before training began; run the same command to {}'.format(
+            'resume' if checkpoint.stamps(folder) else 'start again')
     else:
         epoch, step, kept = error.args
-        text = 'in epoch {}, behind step {}; the same command{} {}'.format(
-            epoch, step, ' without --restart' if restart else '', 'goes on from there' if kept
-            else 'goes on from the last checkpoint, if there is one')
-    print('\nstopped by {} {}'.format(signals.name, text), file=sys.stderr)
+        text = ' in epoch {} after step {}; run the same command{} to resume{}'.format(
+            epoch, step, ' without --restart' if restart else '',
+            '' if kept else ' from the last checkpoint, if there is one')
+    print('\nstopped by {}{}'.format(signals.name, text), file=sys.stderr)
 
 
 def check_images(resumed, fingerprint):
     """UserError where a run resumes on other images; fingerprint: of the Dataset."""
     if resumed is not None and resumed['about']['images'] != fingerprint:
         raise UserError('the images are others than when the run was interrupted: put them back '
-                        'or begin anew with --restart')
+                        'or start over with --restart')
 
 
 def print_start(title, dataset, model, resumed):
@@ -259,7 +259,7 @@ def print_start(title, dataset, model, resumed):
                                              len(model.trainable_variables)))
     if resumed is not None:
         progress = resumed['run']['progress']
-        print('goes on in epoch {}, behind step {}'.format(
+        print('resumes in epoch {} after step {}'.format(
             resumed['run']['epoch'], progress['count'] if progress else 0))
 
 

@@ -89,7 +89,7 @@ class StepMaker:
         """Gives `everything` these values, arrays; UserError where they are of another network."""
         variables = self.everything
         if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-            raise UserError('the checkpoint is of another network; begin anew with --restart')
+            raise UserError('the checkpoint is of another network; start over with --restart')
         for variable, value in zip(variables, values):
             if value.dtype.kind == 'V':  # NumPy itself does not know bfloat16
                 value = value.view(variable.dtype.as_numpy_dtype)

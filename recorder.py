@@ -23,7 +23,7 @@ from runs import (
 def open_run(folder, settings, resumed=None, restart=False):
     """Makes the folder ready; the records of an interrupted run are cleared where it starts over.
 
-    resumed: the tree of the checkpoint that it goes on from, None to start over; restart: see
+    resumed: the tree of the checkpoint that it resumes from, None to start over; restart: see
     runs.is_finished.
     Returns the lock that Recorder holds, or None and changes nothing where the run is finished by
     now. UserError as is_finished, and where another process trains this run, or has meanwhile.
@@ -147,7 +147,7 @@ class Recorder:
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
                  and name.endswith('.csv')]  # TensorBoard's may be cleared
         if short:
-            raise fault(self.folder, '{} lost what the checkpoint says it held; begin anew with '
+            raise fault(self.folder, '{} lost what the checkpoint says it held; start over with '
                         '--restart'.format(', '.join(short)))
         for name in present:
             if name in sizes and present[name] > sizes[name]:

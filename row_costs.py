@@ -102,7 +102,7 @@ class RowCosts:
         return [_line(low, high) for low, high in zip(*self._measured[place])]
 
     def _costs(self):
-        """What `_restore_costs` takes: a run that goes on has the prices it had."""
+        """What `_restore_costs` takes: a resumed run has the prices it had."""
         return dict(measured=self._measured, wait_ms=self._wait_ms)
 
     def _restore_costs(self, state):

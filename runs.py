@@ -6,7 +6,7 @@
     summary.json    written last: a folder without it is an unfinished run
     events.*        TensorBoard
     checkpoint/     weights, where asked for
-    resume/         what an unfinished run goes on from (checkpoint.py)
+    resume/         what an unfinished run resumes from (checkpoint.py)
 """
 
 import csv

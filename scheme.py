@@ -66,10 +66,9 @@ class Scheme:
     def select(self, epoch, last):
         """Returns the Choice to train from `epoch` on; None keeps the one in training.
 
-        Called before every epoch.
+        Called before every epoch; each kind of scheme has its own.
         epoch: from 1. last: EpochResult of the epoch before, None before the first.
         """
-        raise NotImplementedError
 
     def state(self):
         """Returns what `restore` takes, a tree for checkpoint.py; None where nothing changes."""

@@ -76,7 +76,7 @@ class Converted:
 
     @classmethod
     def after(cls, cached, maker, timings, prices, mask, step, interval):
-        """(Converted or None, TensorTimings) of `mask`, chosen anew after one interval in which
+        """(Converted or None, TensorTimings) of `mask`, chosen again after one interval in which
         also that tensor was trained which halves what is read back; the price is the cheapest: that
         of the old rows themselves, of rows converted or filled.
         """
@@ -145,10 +145,10 @@ def caches_of(data, maker, place, cache_dir):
     from cached_epochs import PrefixCache
     folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
     os.makedirs(folder, exist_ok=True)
-    anew, again = copy.copy(data), copy.copy(data)
-    anew.order, anew.view = (lambda epoch: data.order(epoch)[:STEPS]), (lambda epoch: epoch)
+    fresh, again = copy.copy(data), copy.copy(data)
+    fresh.order, fresh.view = (lambda epoch: data.order(epoch)[:STEPS]), (lambda epoch: epoch)
     again.order = lambda epoch: data.order(1)[:STEPS]
-    caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, anew, again)]
+    caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, fresh, again)]
     for cache in caches:
         cache.attach(maker)
     return caches

@@ -29,7 +29,7 @@ COMMANDS=(
      until [ -e logs/cut/resume/last ]; do sleep 1; kill -0 \$!; done
      kill -KILL \$!; wait \$! || [ \$? = 137 ]"
     "$RUN --interval 1 --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 | tee cut.log
-     grep 'goes on in epoch' cut.log"
+     grep 'resumes in epoch' cut.log"
     "$RUN --interval 4 --num_epochs 4 --train_images 40 --bn_statistics frozen --prefix_cache on \\
          --cache_dir . --run_name cached --restart"
     "python plot.py table cut cached"

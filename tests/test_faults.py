@@ -114,7 +114,7 @@ def test_a_killed_run_ends_as_one_that_was_not(logs, scheme, kills):
             done += child.returncode == -signal.SIGKILL
         code, out, err = finished(arguments)
         assert code == 0, err
-        assert done == before or 'goes on in epoch' in out or 'already finished' in out
+        assert done == before or 'resumes in epoch' in out or 'already finished' in out
         assert outcome(logs / name) == outcome(logs / (scheme + '_whole'))
         assert not (logs / name / checkpoint.FOLDER).exists()
 
@@ -130,9 +130,9 @@ def test_a_signal_ends_a_run_behind_a_checkpoint(logs, number):
     _, err = child.communicate()
     assert child.returncode == 128 + number and time.perf_counter() - begin < 15
     assert err.strip().startswith('stopped by {} in epoch '.format(name))
-    assert 'the same command goes on from there' in err and 'Traceback' not in err
+    assert 'run the same command to resume' in err and 'Traceback' not in err
     code, out, err = finished(arguments)
-    assert code == 0 and 'goes on in epoch ' in out, err
+    assert code == 0 and 'resumes in epoch ' in out, err
 
 
 def test_a_signal_before_training_ends_it_at_once_and_leaves_nothing(logs):
@@ -174,7 +174,7 @@ def test_other_settings_are_refused_and_restart_begins_anew(logs):
     code, _, err = finished(arguments + ['--seed', '5'])
     assert code == 2 and 'other settings' in err and '--restart' in err
     code, out, err = finished(arguments + ['--seed', '5', '--restart'])
-    assert code == 0 and 'goes on' not in out, err
+    assert code == 0 and 'resumes' not in out, err
 
 
 @pytest.fixture
@@ -198,13 +198,13 @@ def assert_goes_on(arguments, child, folder):
     assert 'Traceback' not in err
     if child.returncode:
         assert child.returncode == 2 and err.startswith('error: '), err
-        assert 'the same command goes on from the last checkpoint' in err
+        assert 'the same command to resume from the last checkpoint' in err
     else:
         assert 'no checkpoint could be written' in out
     yield
     if child.returncode:
         code, out, err = finished(arguments)
-        assert code == 0 and 'goes on in epoch' in out, err
+        assert code == 0 and 'resumes in epoch' in out, err
     assert (folder / 'summary.json').exists()
     yield
 

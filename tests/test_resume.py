@@ -303,7 +303,7 @@ def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_p
     settings, folder = main.run_settings(args), str(tmp_path / 'run')
     os.mkdir(folder)
     about = main.about_this(settings)
-    for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, goes on on'),
+    for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
         checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
         assert main.interrupted_run(folder, settings) is not None
