@@ -4,14 +4,14 @@ Order is a pure function of (seed, epoch), augmentation of (seed, image, view). 
 same seed see bit-identical batches, whether images are in memory or decoded in each epoch.
 """
 
-from augmentation import epochs_of_a_view, view_of_epoch
-from batches import Stream, in_order, passes, pipeline
-from command_line import UserError, first_line, one_of
-from folders import first_fault
-from host import MEMORY_SHARE, available_bytes
-from images import augmentation_of, load_images, unprepared
-from settings import DataSettings
-from split import untuned
+from elastic.command_line import UserError, first_line, one_of
+from elastic.data.augmentation import epochs_of_a_view, view_of_epoch
+from elastic.data.batches import Stream, in_order, passes, pipeline
+from elastic.data.image_folder import first_fault
+from elastic.data.images import augmentation_of, load_images, unprepared
+from elastic.data.split import untuned
+from elastic.device.host import MEMORY_SHARE, available_bytes
+from elastic.settings import DataSettings
 
 TESTED_AT_ONCE = 4  # batches, which take a third less time ...
 MOST_TESTED = 64  # ... up to so many images: larger ones were the peak of a run's memory

@@ -3,7 +3,7 @@
     python main.py --train_type elastic_training --rho 0.5
     tensorboard --logdir logs
 
-Everything is checked before anything heavy starts; records go to logs/<run_name>/ (see runs.py).
+Everything is checked before anything heavy starts; records go to logs/<run_name>/ (see folder.py).
 """
 
 import contextlib
@@ -17,23 +17,21 @@ import sys
 
 import numpy as np
 
-import checkpoint
-import command_line
-import energy
-import metered
-import thermal
-from command_line import UserError, settings_of
-from epoch import Diverged
-from files import whole_folder
-from flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
-from host import host_description
-from interrupt import Signals
-from recorder import Recorder, open_run
-from runs import changed_settings, is_finished
-from schemes import FixedScheme
-from session import Session
-from settings import DataSettings, Settings
-from stopwatch import Clock
+from elastic import command_line
+from elastic.command_line import UserError, settings_of
+from elastic.device import energy, thermal
+from elastic.device.host import host_description
+from elastic.files import whole_folder
+from elastic.flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
+from elastic.runs import checkpoint, metered
+from elastic.runs.folder import changed_settings, is_finished
+from elastic.runs.recorder import Recorder, open_run
+from elastic.runs.session import Session
+from elastic.runs.signals import Signals
+from elastic.schemes.fixed import FixedScheme
+from elastic.settings import DataSettings, Settings
+from elastic.steps.epoch import Diverged
+from elastic.timing.stopwatch import Clock
 
 
 def start(inter_op_threads, deterministic, seed):
@@ -41,7 +39,7 @@ def start(inter_op_threads, deterministic, seed):
     command_line.start_tensorflow(inter_op_threads)
     import tensorflow as tf
 
-    import keras_stack
+    from elastic.compat import keras_stack
     if deterministic:
         if not hasattr(tf.config.experimental, 'enable_op_determinism'):
             raise UserError('--deterministic needs TensorFlow 2.9 or later; this is {}'.format(
@@ -93,7 +91,7 @@ def timing_table(args, model, dataset, cache, resumes=False):
 
 
 def prefix_cache_of(args, dataset):
-    """The cached_epochs.PrefixCache of this run; None where no image comes back unchanged."""
+    """The prefix_cache.PrefixCache of this run; None where no image comes back unchanged."""
     if args.prefix_cache == 'off' or not may_use_cache(args):
         if args.prefix_cache == 'on':  # no error: with it, views are held as those of other schemes
             print('no prefix cache: {} leaves nothing frozen in front'.format(args.train_type))
@@ -103,7 +101,7 @@ def prefix_cache_of(args, dataset):
     if dataset.view(1) != dataset.view(2):
         return no_cache(args, 'images are augmented anew in each epoch; --views held holds them '
                               'for --interval epochs')
-    from cached_epochs import PrefixCache
+    from elastic.cache.prefix_cache import PrefixCache
     os.makedirs(args.logs_dir, exist_ok=True)
     return PrefixCache(dataset, args.cache_dir or args.logs_dir, args.cache_gb,
                        exact=args.deterministic)
@@ -122,7 +120,7 @@ def penalty_of(train_type, model, dataset, settings, resumed):
     """
     if train_type != 'prune_training':
         return None
-    from prune import GroupLasso
+    from elastic.schemes.prunetrain import GroupLasso
     penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio)
     if resumed is not None:
         penalty.coefficient = resumed['run']['scheme']['coefficient']
@@ -138,7 +136,7 @@ def scheme_of(train_type, maker, dataset, settings, table, cache):
         from train import ElasticScheme
         return ElasticScheme(maker, dataset.probe, table, settings, cache)
     if train_type == 'prune_training':
-        from prune import PruneTrainScheme
+        from elastic.schemes.prunetrain import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)
     return FixedScheme(train_type, maker)
 
@@ -159,7 +157,7 @@ def summarise(args, result, cache, dataset):
 def save(folder, model):
     """checkpoint/: portable weights, and the model in this stack's own format; whole or not at all.
     """
-    import keras_stack
+    from elastic.compat import keras_stack
     from models import save_weights
     path = os.path.join(folder, 'checkpoint')
     with whole_folder(path) as new:
@@ -309,7 +307,7 @@ def add_meter(folder, meter_csv):
 def run(args, folder, decisive, signals):
     """Trains one network with one scheme, from the data to the summary; returns the exit status.
 
-    folder: of the run. decisive: dict of flags, see flags.run_settings. signals: interrupt.Signals.
+    folder: of the run. decisive: dict of flags, see flags.run_settings. signals: signals.Signals.
     """
     start(args.inter_op_threads, args.deterministic, args.seed)
     import train

@@ -8,9 +8,9 @@ preprocessing is part of the model.
 import os
 import warnings
 
-from command_line import UserError, nearest, quiet_tensorflow
-from files import read_npz, write_npz
-from settings import MODEL, statistics_of
+from elastic.command_line import UserError, nearest, quiet_tensorflow
+from elastic.files import read_npz, write_npz
+from elastic.settings import MODEL, statistics_of
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
@@ -23,7 +23,7 @@ def application_names():
     Imports TensorFlow, which takes seconds: command lines check everything else first.
     """
     quiet_tensorflow()
-    import backbone
+    from elastic.networks import backbone
     return sorted(backbone.applications())
 
 
@@ -79,8 +79,8 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
     Returns a keras.Model: (B, H, W, 3) float32 in 0..255 -> (B, num_classes) float32.
     Raises UserError for a name, size, weights file or class count that cannot be used.
     """
-    import backbone
-    import keras_stack
+    from elastic.compat import keras_stack
+    from elastic.networks import backbone
     name = canonical_name(name)
     check_weights(weights)
     bn_statistics = statistics_of(weights, bn_statistics)
@@ -108,7 +108,7 @@ def save_weights(model, path):
     Both Keras stacks list variables in one order, so that either reads the other's file. The file
     appears whole or not at all.
     """
-    from keras_stack import variable_name
+    from elastic.compat.keras_stack import variable_name
     arrays = {}
     for kind, variables in _kinds(model):
         for i, variable in enumerate(variables):
@@ -123,7 +123,7 @@ def load_weights(model, path):
     warning: that is a network trained on other classes. Any other mismatch raises UserError, which
     names each of them. Arrays are loaded without pickle.
     """
-    from keras_stack import variable_name, weights_were_set
+    from elastic.compat.keras_stack import variable_name, weights_were_set
     stored = read_npz(path, WEIGHTS_FORMAT)
     assignments, mismatches = [], []
     for kind, variables in _kinds(model):

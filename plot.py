@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import command_line
-import compare
-from command_line import UserError
-from figure_file import write_figure
-from runs import (
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.figure_file import write_figure
+from elastic.runs import compare
+from elastic.runs.folder import (
     VARIED,
     distinctions,
     fault,
@@ -31,9 +31,9 @@ from runs import (
     run_folder,
     selection_per_epoch,
 )
-from schemes import SCHEMES
-from settings import LOGS_DIR
-from timing_figures import device_bars, timing_bars
+from elastic.schemes.fixed import SCHEMES
+from elastic.settings import LOGS_DIR
+from elastic.timing.bars import device_bars, timing_bars
 
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of one scheme's curves
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,

@@ -3,7 +3,7 @@
     python profiler.py --model_name resnet50 --num_classes 200
 
 Records real training steps with the TensorFlow profiler, attributes op times to tensors through the
-graph (backward_graph.py), and writes trace, table (CSV, JSON) under
+graph (step_graph.py), and writes trace, table (CSV, JSON) under
 logs/<model>_<size>_<classes>_<batch>_profile/. Once per device, model, input, batch and threading:
 the table carries a key of all these and is reused only where the key matches exactly. Ends with
 what each way to train costs here (costs.py).
@@ -23,13 +23,13 @@ from typing import Dict, NamedTuple, Optional
 
 import numpy as np
 
-import command_line
-from files import whole_folder
-from forward_graph import ROUNDING
-from host import host_description
-from measured_totals import build_table, measure_totals
-from settings import MODEL, TRAINING, statistics_of
-from tensor_timings import TensorTimings, chain_timings
+from elastic import command_line
+from elastic.device.host import host_description
+from elastic.files import whole_folder
+from elastic.settings import MODEL, TRAINING, statistics_of
+from elastic.steps.prefix_cut import ROUNDING
+from elastic.timing.table import TensorTimings, chain_timings
+from elastic.timing.totals import build_table, measure_totals
 
 # Variables of the environment that decide how TensorFlow computes, and on how many threads.
 ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
@@ -100,10 +100,10 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
 
 
 def _profile(model, batch, settings):
-    from backbone import statistics_from_batch
-    from keras_stack import restored_afterwards, variable_name
-    from op_trace import executed_graph, op_times, record_trace
-    from prefix_steps import PrefixSteps
+    from elastic.compat.keras_stack import restored_afterwards, variable_name
+    from elastic.networks.backbone import statistics_from_batch
+    from elastic.steps.prefix_steps import PrefixSteps
+    from elastic.timing.trace import executed_graph, op_times, record_trace
     variables, (inputs, labels) = model.trainable_variables, batch
     everything = np.ones(len(variables), dtype=bool)
     with restored_afterwards(model.variables):
@@ -130,8 +130,8 @@ def step_maker(model, settings, inputs, labels):
 
     settings: StepSettings or ProfileSettings.
     """
-    from masked_step import StepMaker
-    from training_step import make_optimizer
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
     optimizer = make_optimizer(settings.optimizer, 1e-6, 1000, model.trainable_variables,
                                clip_norm=settings.clip_norm)
     return StepMaker(model, optimizer, settings.weight_decay, inputs, labels)
@@ -147,7 +147,7 @@ def release_memory():
 
 
 def prefix_cuts(prefixes, times):
-    """(N,) list of forward_graph.Cut where tensor k is the deepest in training; None where there is
+    """(N,) list of prefix_cut.Cut where tensor k is the deepest in training; None where there is
     none.
 
     Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
@@ -186,7 +186,7 @@ def table_key(settings, model):
     import tensorflow as tf
     from tensorflow import keras
 
-    from keras_stack import flat_layers
+    from elastic.compat.keras_stack import flat_layers
     from models import is_saved
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
@@ -209,7 +209,7 @@ def fingerprint(model):
     """
     from tensorflow import keras
 
-    from keras_stack import flat_layers, variable_name
+    from elastic.compat.keras_stack import flat_layers, variable_name
 
     def plain(value):
         if isinstance(value, (list, tuple)):
@@ -369,9 +369,9 @@ def peak_bytes(settings, model):
     """Returns train type -> the most bytes held while it trains; changes the weights."""
     import tensorflow as tf
 
-    import costs
-    from backbone import statistics_from_batch
-    from keras_stack import variable_name
+    from elastic import costs
+    from elastic.compat.keras_stack import variable_name
+    from elastic.networks.backbone import statistics_from_batch
     begin = time.perf_counter()
     images = tf.random.stateless_uniform(
         (settings.batch_size,) + settings.image_shape, (0, 0), 0, 255)
@@ -390,9 +390,9 @@ def print_costs(way, table, path, images, peaks):
     way: costs.Way to compare others like it. path: of the table. images: (training, test) images.
     peaks: train type -> bytes.
     """
-    import costs
-    from prefix_cache import room
-    from row_costs import RowCosts
+    from elastic import costs
+    from elastic.cache.copy_costs import RowCosts
+    from elastic.cache.stores import room
     folder, row_ms = os.path.dirname(path), dict(table.profile.row_ms)
     row_costs = RowCosts(images[0], way.batch_size, folder, memory_bytes=room(folder)[0],
                          measured=row_ms)
@@ -407,8 +407,8 @@ def print_costs(way, table, path, images, peaks):
 
 def main(argv=None):
     args = parse_arguments(argv)
-    import costs
-    from images import augmentation_of
+    from elastic import costs
+    from elastic.data.images import augmentation_of
     from models import build_model, canonical_name
     args.augmentation = augmentation_of(args.dataset_name, args.augmentation)
     args.model_name = canonical_name(args.model_name)
@@ -430,7 +430,7 @@ def main(argv=None):
     print(describe(table))
     path = path_of_table(settings, args.logs_dir)
     if args.plot:
-        from timing_figures import timing_bars
+        from elastic.timing.bars import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
     peaks = table.profile.peak_bytes or peaks or peak_bytes(settings, model)
     print('\n{} on {} on this device, {} epoch{} of {:,} images, {} at a time\n'.format(

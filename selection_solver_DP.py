@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensor_timings import items_of, time_of_groups
+from elastic.timing.table import items_of, time_of_groups
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
@@ -241,7 +241,7 @@ def _require_finite(name, array):
 
 def layers_of(model):
     """(N,) int: which layer each trainable tensor is of."""
-    import keras_stack
+    from elastic.compat import keras_stack
     paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
     return np.array([paths.index(path) for path in paths])
 
@@ -328,7 +328,7 @@ def _search(items, value, budget, begin):
 def on_chain(items, value, budget):
     """(L,) bool: select_tensors of the items laid along a chain by the time they share with others.
 
-    As tensor_timings.chain_timings, but laid without what no item of positive value needs.
+    As table.chain_timings, but laid without what no item of positive value needs.
     """
     order = np.argsort(-items.depth)  # from the input to the output
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group

@@ -14,11 +14,15 @@ import time
 
 import numpy as np
 
-import keras_stack
-from cache_prices import Budget, CachePrices
-from checkpoint import Interrupted
-from closed_loop import ClosedLoop, steps_drift_ms
-from epoch import (
+from elastic.compat import keras_stack
+from elastic.device.thermal import Monitor
+from elastic.runs.checkpoint import Interrupted
+from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
+from elastic.schemes.scheme import Choice, Scheme
+from elastic.selection.cache_costs import Budget, CachePrices
+from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
+from elastic.selection.importance import Evaluator, Trial, evaluate_importance
+from elastic.steps.epoch import (
     CONVERT,
     READ,
     Diverged,
@@ -28,15 +32,11 @@ from epoch import (
     run_epoch,
     validate,
 )
-from forward_graph import Cut
-from importance import Evaluator, Trial, evaluate_importance
-from masked_step import StepMaker
-from progress import announce, epoch_label, print_epoch, record_epoch, summary_of
-from scheme import Choice, Scheme
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_cut import Cut
+from elastic.steps.training_step import evaluation_function, optimizer_for
+from elastic.timing.table import CachePrice, Profile, TensorTimings
 from selection_solver_DP import choose_tensors, layers_of, reachable
-from tensor_timings import CachePrice, Profile, TensorTimings
-from thermal import Monitor
-from training_step import evaluation_function, optimizer_for
 
 
 def step_maker(model, dataset, settings, penalty=None):
@@ -164,7 +164,7 @@ def train(scheme, dataset, settings, session, cache=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
     scheme: scheme.Scheme, whose maker has the model. dataset: datasets.Dataset.
-    session: session.Session. cache: cached_epochs.PrefixCache of this data set, or None.
+    session: session.Session. cache: prefix_cache.PrefixCache of this data set, or None.
     Raises Diverged when the loss stops being finite, and Interrupted, after a checkpoint, when the
     session's keeper says stop.
     """
@@ -222,13 +222,13 @@ class ElasticScheme(Scheme):
     4).
 
     The importance (importance.py) of each tensor is weighed against its cost in the timing table as
-    the device is now (closed_loop.py), with the prefix cache (cache_prices.py), by the selector
+    the device is now (closed_loop.py), with the prefix cache (cache_costs.py), by the selector
     (selection_solver_DP.py).
     maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
-    cache: cached_epochs.PrefixCache, whose prices then count, or None. With one, rho holds for the
-    run, see cache_prices.Budget.
+    cache: prefix_cache.PrefixCache, whose prices then count, or None. With one, rho holds for the
+    run, see cache_costs.Budget.
     Where steps take more or less than predicted between two selections, so much that by the next it
     adds up to more than choosing takes, the tensors are chosen again by the importance that was
     evaluated last; with interval 0 never.

@@ -4,9 +4,9 @@ import math
 
 from matplotlib import patheffects
 
-from command_line import UserError
+from elastic.command_line import UserError
+from elastic.schemes.fixed import SCHEMES
 from plot import write_figure
-from schemes import SCHEMES
 
 
 def accuracy_against_time(points, output):

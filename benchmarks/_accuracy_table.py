@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import command_line
+from elastic import command_line
 
 FULL = 'full'
 RHO = 0.5

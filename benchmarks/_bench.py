@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import _path
 import numpy as np
 
-import command_line
-from settings import TRAINING
-from stopwatch import settled_ms, undisturbed
+from elastic import command_line
+from elastic.settings import TRAINING
+from elastic.timing.stopwatch import settled_ms, undisturbed
 
 BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
 NUM_CLASSES = 10
@@ -48,9 +48,9 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
     import tensorflow as tf
 
     import models
-    from backbone import statistics_from_batch
-    from masked_step import StepMaker
-    from training_step import make_optimizer
+    from elastic.networks.backbone import statistics_from_batch
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
     batch_size = batch_size or BATCH_SIZE.get(name, 4)
     shape = (input_size, input_size, 3)
     model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics=bn_statistics)
@@ -72,7 +72,7 @@ def machine():
     import tensorflow as tf
     from tensorflow import keras
 
-    from host import host_description
+    from elastic.device.host import host_description
     return dict(host=host_description(), tensorflow=tf.__version__, keras=keras.__version__,
                 numpy=np.__version__, python=sys.version.split()[0])
 

@@ -1,6 +1,6 @@
-"""Steps of prefix_cache.py, in a module of another name than the repository's prefix_cache.
+"""Steps of stores.py, in a module of another name than the repository's prefix_cache.
 
-Runs them as train.py does: epoch.run_epoch over the calls of cached_epochs.PrefixCache.
+Runs them as train.py does: epoch.run_epoch over the calls of prefix_cache.PrefixCache.
 """
 
 import copy
@@ -22,7 +22,7 @@ class Sampler:
 
     full, other: MaskedStep of all tensors, and of those chosen without a cache, or None.
     converted: Converted, or None.
-    cached: cached_epochs.PrefixCache that `begin` was called for, of a data set with held views.
+    cached: prefix_cache.PrefixCache that `begin` was called for, of a data set with held views.
     filling: another one, of the same step, whose images come in a new view in each epoch.
     step: MaskedStep that both cut. from_disk: whether rows come from the disk itself.
     """
@@ -44,14 +44,14 @@ class Sampler:
         self.samples = {kind: sample for kind, sample in self.samples.items() if sample}
 
     def _ran(self, kind, calls, steps):
-        from epoch import run_epoch
+        from elastic.steps.epoch import run_epoch
         result = run_epoch(calls, steps, kind)
         assert result.kind == (kind if kind in CACHED else 'plain'), result.kind
         self.waits[kind] = result.wait_ms
         return float(np.median(result.step_ms))
 
     def _plain(self, kind, step, epoch):
-        from epoch import plain_calls
+        from elastic.steps.epoch import plain_calls
         numbers = self._data.order(epoch)[:STEPS]
         return self._ran(kind, plain_calls(step, self._data.batches(numbers, 1)), STEPS)
 
@@ -67,7 +67,7 @@ class Sampler:
 class Converted:
     """Steps that fill the cache of a choice from the rows of a deeper one before it.
 
-    cached: cached_epochs.PrefixCache of its own, of STEPS batches that come again in each epoch.
+    cached: prefix_cache.PrefixCache of its own, of STEPS batches that come again in each epoch.
     before, now: (MaskedStep, TensorTimings) of the deeper choice; of the later one, see `after`.
     """
 
@@ -80,7 +80,7 @@ class Converted:
         also that tensor was trained which halves what is read back; the price is the cheapest: that
         of the old rows themselves, of rows converted or filled.
         """
-        from cache_prices import CachePrices
+        from elastic.selection.cache_costs import CachePrices
         k = prices.table.deepest(mask)
         half = np.abs(timings.t_prefix - timings.t_prefix[k] / 2)
         wider = mask | (np.arange(len(mask)) == int(np.argmin(half)))
@@ -94,7 +94,7 @@ class Converted:
 
     @staticmethod
     def _run(cached, step, timings):
-        from epoch import run_epoch
+        from elastic.steps.epoch import run_epoch
         cached.begin(step, timings)
         run_epoch(cached.calls(step, 1), STEPS, 'before')
 
@@ -109,10 +109,10 @@ class Converted:
 def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size, cache_dir):
     """Result of one network: a row for each place and each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
-    from cache_prices import CachePrices
-    from closed_loop import ClosedLoop
     from datasets import load_dataset
-    from importance import Evaluator, evaluate_importance
+    from elastic.selection.cache_costs import CachePrices
+    from elastic.selection.closed_loop import ClosedLoop
+    from elastic.selection.importance import Evaluator, evaluate_importance
     from profiler import profile_model
     from selection_solver_DP import smallest_rho
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
@@ -142,7 +142,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
 
 def caches_of(data, maker, place, cache_dir):
     """(PrefixCache to read, to fill, to convert), in memory or in files in cache_dir."""
-    from cached_epochs import PrefixCache
+    from elastic.cache.prefix_cache import PrefixCache
     folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
     os.makedirs(folder, exist_ok=True)
     fresh, again = copy.copy(data), copy.copy(data)

@@ -10,8 +10,8 @@ import _path  # noqa: F401
 import numpy as np
 from tqdm import tqdm
 
+from elastic.timing.table import Profile, TensorTimings, chain_timings, items_of
 from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
-from tensor_timings import Profile, TensorTimings, chain_timings, items_of
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)
 SMALL, SMALL_TENSORS = 200, 12  # drawn networks, whose sets are all tried

@@ -30,10 +30,10 @@ import _path
 import numpy as np
 from _accuracy_table import FULL, GOALS, REACHED, RHO, SHORTER, in_a_part, mean_error, report
 
-import command_line
+from elastic import command_line
+from elastic.runs.folder import read_run
+from elastic.settings import LOGS_DIR
 from plot import check_alike
-from runs import read_run
-from settings import LOGS_DIR
 
 LOGS = os.path.join(LOGS_DIR, 'accuracy')
 NUM_CLASSES = 10
@@ -240,7 +240,7 @@ def measure(network, rows, seeds):
 
 
 def finished_runs(network, rows, seeds):
-    """label -> {seed: runs.Run} of what is there."""
+    """label -> {seed: folder.Run} of what is there."""
     return {row.label: {seed: read_run(folder_of(network, row, seed)) for seed in seeds
                         if os.path.exists(os.path.join(folder_of(network, row, seed),
                                                        'summary.json'))} for row in rows}
@@ -272,9 +272,9 @@ def unfinished(network, rows, seeds):
 
 def beyond(network, rows):
     """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
+    from elastic.timing.table import TensorTimings
     from profiler import table_path
     from selection_solver_DP import out_of_reach
-    from tensor_timings import TensorTimings
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     path = os.path.join(_path.ROOT, table_path(LOGS, flags['--model_name'], flags['--input_size'],
                                                NUM_CLASSES, flags['--batch_size']))
@@ -288,7 +288,7 @@ def beyond(network, rows):
 
 
 def result_of(network, row, runs, full):
-    """dict of one line; full: the runs of full training. Both seed -> runs.Run, paired by seed.
+    """dict of one line; full: the runs of full training. Both seed -> folder.Run, paired by seed.
 
     UserError where two of a pair are of different devices or software: their times do not compare.
     """

@@ -15,7 +15,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-import command_line
+from elastic import command_line
 
 PREDICTION_ERROR = 0.04
 OVER_ASKED = 0.08
@@ -26,8 +26,8 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
     """Result of one network: a row for each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', bn_statistics=bn_statistics,
                               batch_size=batch_size)
-    from closed_loop import ClosedLoop
-    from importance import Evaluator, evaluate_importance
+    from elastic.selection.closed_loop import ClosedLoop
+    from elastic.selection.importance import Evaluator, evaluate_importance
     from profiler import profile_model
     from selection_solver_DP import choose_tensors, select_tensors, smallest_rho
     maker, batch = prepared.maker, (prepared.images, prepared.labels)

@@ -19,12 +19,12 @@ import _path
 import numpy as np
 from time_model import random_masks
 
-import command_line
-from settings import TRAINING
+from elastic import command_line
+from elastic.settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
 LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK = 0.95, 6.0, 1.08
-TESTS = os.path.join(_path.ROOT, 'tests')
+TESTS = os.path.join(_path.ROOT, 'tests', 'support')
 
 
 def zoo():
@@ -43,11 +43,11 @@ def names():
 def run_model(name, num_masks, rounds, seconds, seed):
     """Result of one architecture: dict with a row a mask."""
     begin, member = time.perf_counter(), zoo()[name]
-    from importance import Evaluator, evaluate_importance
-    from masked_step import StepMaker
+    from elastic.selection.importance import Evaluator, evaluate_importance
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
     from profiler import profile_model
     from selection_solver_DP import choose_tensors, smallest_rho
-    from training_step import make_optimizer
     model, inputs, labels = member.build(member.benchmark)
     table = profile_model(model, batch=(inputs, labels), seconds=seconds)
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)

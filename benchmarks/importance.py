@@ -15,8 +15,8 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-import command_line
-from settings import TRAINING
+from elastic import command_line
+from elastic.settings import TRAINING
 
 RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 
@@ -25,8 +25,8 @@ def source_weights(input_size, batch_size, steps, seed):
     """Weights of a network trained on the source domain."""
     import models
     from datasets import load_dataset
-    from masked_step import StepMaker
-    from training_step import make_optimizer
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
     model = models.build_model('mobilenetv2', (input_size, input_size, 3), 10, 'none', 0.35,
                                bn_statistics='train')
     optimizer = make_optimizer('sgd', 0.03, steps, model.trainable_variables)
@@ -41,7 +41,7 @@ def source_weights(input_size, batch_size, steps, seed):
 
 def true_values(evaluator, forward, batch, updates, scale):
     """(N,) what undoing one tensor's update costs: loss with it put back - loss of all updated."""
-    import keras_stack
+    from elastic.compat import keras_stack
     with keras_stack.restored_afterwards(evaluator.variables):
         for variable, update in zip(evaluator.variables, updates):
             variable.assign_add(scale * update)
@@ -57,9 +57,9 @@ def row(model, batch, rate):
     """dict of one learning rate: the full update, and the scale that held."""
     from scipy.stats import spearmanr
 
-    from importance import Evaluator, evaluate_importance
-    from masked_step import StepMaker
-    from training_step import make_optimizer
+    from elastic.selection.importance import Evaluator, evaluate_importance
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
     optimizer = make_optimizer('sgd', rate, 1000, model.trainable_variables)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batch))
     trials = []

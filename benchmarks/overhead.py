@@ -21,8 +21,8 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-import command_line
-from settings import TRAINING, Settings
+from elastic import command_line
+from elastic.settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
 WHOLE_STEPS = {96: 6.0, 224: 4.0}  # by input size
@@ -56,8 +56,8 @@ def profile_cost(prepared, input_size):
 def run_model(name, input_size, selections, rho, seed):
     """Result of one network and size: medians over the selections."""
     prepared = _bench.prepare(name, input_size, seed)
-    from epoch import PLAIN, EpochResult
-    from training_step import TrainingStep
+    from elastic.steps.epoch import PLAIN, EpochResult
+    from elastic.steps.training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
     maker, batch = prepared.maker, (prepared.images, prepared.labels)
     scheme = scheme_of(maker, prepared, table, rho, selections)

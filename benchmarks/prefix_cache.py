@@ -17,8 +17,8 @@ import os
 import _bench
 import numpy as np
 
-import command_line
-from settings import TRAINING
+from elastic import command_line
+from elastic.settings import TRAINING
 
 MEDIAN_ERROR, WORST_ERROR = 0.04, 0.08
 LEAST_RHO, LEAST_RHO_SIZE, LEAST_RHO_INTERVAL = 0.15, 224, 4

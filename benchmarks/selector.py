@@ -38,9 +38,9 @@ from _selector_graph import (
 )
 from tqdm import tqdm
 
-import command_line
+from elastic import command_line
+from elastic.timing.table import TensorTimings
 from selection_solver_DP import select_tensors, select_tensors_paper
-from tensor_timings import TensorTimings
 
 TENSORS = (161, 214, 600)  # ResNet50 without and with its convolution biases; beyond the paper
 BUDGETS = (0.3, 0.5, 0.7)

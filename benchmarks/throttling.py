@@ -21,7 +21,7 @@ import time
 import _bench
 import numpy as np
 
-import command_line
+from elastic import command_line
 
 WITHIN = 0.10
 HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
@@ -64,8 +64,8 @@ def _confine(cores):
 def run_model(name, input_size, rho, rounds, seed):
     """Result of one network: a row for each condition."""
     prepared = _bench.prepare(name, input_size, seed, data='digits')
-    from closed_loop import ClosedLoop
-    from importance import Evaluator, evaluate_importance
+    from elastic.selection.closed_loop import ClosedLoop
+    from elastic.selection.importance import Evaluator, evaluate_importance
     from profiler import profile_model
     from selection_solver_DP import choose_tensors, reachable
     maker, batch = prepared.maker, (prepared.images, prepared.labels)

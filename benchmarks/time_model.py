@@ -16,7 +16,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-import command_line
+from elastic import command_line
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 TARGET_POINTS = 3.0

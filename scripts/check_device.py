@@ -20,10 +20,10 @@ import sys
 from typing import NamedTuple
 
 import _root
-import command_line
-import thermal
-from command_line import UserError
-from sampling import READ_ERRORS, paths, text
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.device import thermal
+from elastic.device.sensors import READ_ERRORS, paths, text
 
 OK, TROUBLE, NOT_TOLD = 'ok', '!!', '--'
 ROOT = _root.ROOT
@@ -36,7 +36,8 @@ ROOMY_GB = 6   # of memory: from here on it does without swap
 SLOW_GOVERNORS = ('powersave', 'conservative', 'userspace')
 UNDERVOLTAGE, SINCE_BOOT = 0x1, 16  # of a Raspberry Pi's get_throttled; all other bits are heat's
 MACHINES = {b'\x3e\x00': 'x86_64', b'\xb7\x00': 'aarch64', b'\x28\x00': 'armv7l'}  # by ELF header
-IMPORT = ('import command_line; command_line.quiet_tensorflow(); import tensorflow as tf; '
+IMPORT = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
+          'import tensorflow as tf; '
           'print(tf.__version__); print(len(tf.config.list_physical_devices("GPU")))')
 INSTALL = 'scripts/run_tests.sh --quick makes it'
 
@@ -321,7 +322,7 @@ def power_mode(root):
 
 def power_sensor(root):
     try:
-        import energy
+        from elastic.device import energy
     except ImportError:
         return Row('power', NOT_TOLD, 'told once there is an environment')
     sensors, notes = energy.find_sensors(root)

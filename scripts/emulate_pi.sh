@@ -34,7 +34,7 @@ COMMANDS=(
          --cache_dir . --run_name cached --restart"
     "python plot.py table cut cached"
     "python plot.py curves cut cached --output figures/emulated"
-    "python metered.py"
+    "python -m elastic.runs.metered"
     # The smallest of the figures.
     "scripts/run_figure15ad_ego.sh --rehearse"
     "python -m tensorboard.main --logdir logs --port 6006 >tensorboard.log 2>&1 &

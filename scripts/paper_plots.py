@@ -3,7 +3,7 @@
     python scripts/paper_plots.py FIGURE RUN [RUN ...] --output figures/NAME
 
 Every function takes run folders and the path of the picture without its ending, writes PNG, PDF
-and CSV, and returns their paths. UserError as runs.read_run, and for runs of several devices or
+and CSV, and returns their paths. UserError as folder.read_run, and for runs of several devices or
 software stacks: their times do not belong in one picture.
 """
 
@@ -12,8 +12,10 @@ import textwrap
 import numpy as np
 
 import _root  # noqa: F401
-import command_line
-from command_line import UserError
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.runs.folder import read_runs, selection_per_epoch
+from elastic.schemes.fixed import SCHEMES
 from plot import (
     IDLE,
     TIME_UNITS,
@@ -31,8 +33,6 @@ from plot import (
     scale_loss,
     write_figure,
 )
-from runs import read_runs, selection_per_epoch
-from schemes import SCHEMES
 
 WIDTH = 7.2  # inches
 RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
@@ -169,7 +169,8 @@ def energy_bars(folders, output):
     without = [run for run in runs if run.summary['energy_joules'] is None]
     if without and len(without) < len(runs):
         raise UserError("run '{}' has no energy ({}), others of this figure have; remove its "
-                        'folder to run it again, or add a meter log with metered.py'.format(
+                        'folder to run it again, or add a meter log with '
+                        '`python -m elastic.runs.metered`'.format(
                             without[0].summary['run_name'],
                             without[0].summary['energy_note']))
     for run in runs:

@@ -12,11 +12,11 @@ import html
 import os
 
 import _root
-import command_line
-from command_line import UserError
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.files import read_json, whole
+from elastic.runs.folder import read_run
 from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
-from files import read_json, whole
-from runs import read_run
 
 ROOT = _root.ROOT
 

@@ -20,9 +20,10 @@ import sys
 import time
 
 import _root
-import command_line
-from command_line import UserError, number
-from figure_grid import DATA, ELASTIC, FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
+from elastic import command_line
+from elastic.command_line import UserError, number
+from elastic.settings import ELASTIC, PAPER_SETS
+from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 
 ROOT = _root.ROOT
 
@@ -35,14 +36,14 @@ def arguments_of(run):
 
 def way_of(run):
     """Returns the costs.Way of a run."""
-    from costs import Way
+    from elastic.costs import Way
     return command_line.settings_of(arguments_of(run), Way)
 
 
 def is_done(run):
     """True for a finished run of these very settings; UserError for one of other settings."""
     import main
-    from runs import is_finished
+    from elastic.runs.folder import is_finished
     args = main.check_arguments(arguments_of(run))
     return is_finished(os.path.join(args.logs_dir, args.run_name), main.run_settings(args))
 
@@ -102,7 +103,7 @@ def _hours(hours):
 def table_of(args):
     """(path of the timing table that a run of these arguments uses, number of its classes)."""
     import profiler
-    classes = DATA.get(args.dataset_name, REHEARSED_SIZES)[0]
+    classes = PAPER_SETS.get(args.dataset_name, REHEARSED_SIZES)[0]
     return os.path.join(ROOT, profiler.table_path(
         args.logs_dir, args.model_name, args.input_size, classes, args.batch_size)), classes
 
@@ -113,7 +114,7 @@ def timings_for(run):
     Told on with other numbers of classes too: the head hardly matters.
     """
     import main
-    from tensor_timings import TensorTimings
+    from elastic.timing.table import TensorTimings
     args = main.check_arguments(arguments_of(run))
     path, classes = table_of(args)
     flags = ['--{}={}'.format(flag, getattr(args, flag)) for flag in (
@@ -131,14 +132,14 @@ def timings_for(run):
 def estimated_hours(run, table):
     """Hours of one run by the TensorTimings."""
     way = way_of(run)
-    return way.hours(table, DATA.get(way.dataset_name, REHEARSED_SIZES)[1:])
+    return way.hours(table, PAPER_SETS.get(way.dataset_name, REHEARSED_SIZES)[1:])
 
 
 # ---------------------------------------------------------------- the runs
 
 def run_all(runs):
     """Runs what is not finished, one after the other; a line of text for each that failed."""
-    from interrupt import status_of, was_stopped
+    from elastic.runs.signals import status_of, was_stopped
     failed, begin = [], time.perf_counter()
     for i, run in enumerate(runs, 1):
         title = '[{}/{}] {}'.format(i, len(runs), run.name)
@@ -162,8 +163,8 @@ def run_all(runs):
 @functools.lru_cache(maxsize=None)
 def this_device():
     """host.host_description(), asked of a child: TensorFlow is not to stay in memory here."""
-    code = ('import command_line; command_line.quiet_tensorflow(); import host; '
-            'print(host.host_description())')
+    code = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
+            'from elastic.device.host import host_description; print(host_description())')
     return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
                                    universal_newlines=True).strip().split('\n')[-1]
 
@@ -171,7 +172,7 @@ def this_device():
 def check_device(finished):
     """UserError where one of these finished runs is of another device: no figure could show both.
     """
-    from files import read_json
+    from elastic.files import read_json
     for run in finished:
         host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json'))['host']
         if host != this_device():
@@ -182,8 +183,8 @@ def check_device(finished):
 
 def _meter(run):
     """Adds the energy by --meter_csv to a run that is finished without any."""
-    import metered
-    from runs import read_run
+    from elastic.runs import metered
+    from elastic.runs.folder import read_run
     args = arguments_of(run)
     folder = os.path.join(ROOT, args.logs_dir, run.name)
     try:
@@ -195,7 +196,7 @@ def _meter(run):
 
 def impossible(runs):
     """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
-    from tensor_timings import TensorTimings
+    from elastic.timing.table import TensorTimings
     reasons = {}
     for run in runs:
         path, _ = table_of(arguments_of(run))
@@ -229,7 +230,7 @@ def draw(name, runs, rehearse, left_out=None):
     left_out: name -> why, of the runs that are impossible on this device.
     """
     import paper_plots
-    from files import write_json
+    from elastic.files import write_json
     folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
     paths = getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
     write_json(output_of(name, rehearse) + '.runs.json', {
@@ -309,7 +310,7 @@ def main(argv=None):
         dry_run(figure, runs)
         return 0
     if figure.draw == 'energy_bars' and not args.meter_csv:
-        import energy
+        from elastic.device import energy
         if not energy.find_sensors()[0]:
             print('energy will not be measured: ' + energy.NO_SENSOR)
     if any(run.name not in finished for run in runs):

@@ -56,7 +56,7 @@ run_pytest() {  # the status of pytest, with "no test was selected" (5) counted
     [ "$code" -eq 0 ] || status=$code
 }
 status=0 empty=0
-processes=$("$PYTHON" -c 'import command_line; print(min(4, len(command_line.usable_cpus()) + 1))')
+processes=$("$PYTHON" -c 'from elastic.command_line import usable_cpus; print(min(4, len(usable_cpus()) + 1))')
 run_pytest -m 'not timing' -n "$processes" --dist loadfile
 [ -n "$quick" ] || run_pytest -m timing
 [ "$empty" -lt $((quick ? 1 : 2)) ] || status=5

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints docs/flags.md, the --help of every command at the root:
+# Prints docs/flags.md, the --help of every command:
 #
 #   scripts/write_flags.sh > docs/flags.md
 set -euo pipefail
@@ -10,7 +10,8 @@ cd "$ROOT"
 echo '# Flags'
 echo
 echo 'Made from `--help` by `scripts/write_flags.sh > docs/flags.md`; a test compares the two.'
-for script in main.py profiler.py plot.py metered.py thermal.py; do
-    printf '\n## python %s\n\n' "$script"
-    COLUMNS=100 "$PYTHON" "$script" --help | sed 's/^\(.\)/    \1/'
+for command in main.py profiler.py plot.py '-m elastic.runs.metered' '-m elastic.device.thermal'; do
+    printf '\n## python %s\n\n' "$command"
+    # shellcheck disable=SC2086  # two words
+    COLUMNS=100 "$PYTHON" $command --help | sed 's/^\(.\)/    \1/'
 done

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-import command_line
+from elastic import command_line
 
 SLOW_TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'slow_tests.txt')
 QUICK = 0.1  # s, of a test that is not in there

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from zoo import APPLICATIONS, ZOO
 
-import keras_stack
-from command_line import UserError
-from importance import Evaluator, evaluate_importance
-from masked_step import StepMaker
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.selection.importance import Evaluator, evaluate_importance
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import make_optimizer
 from profiler import profile_model
 from selection_solver_DP import choose_tensors, smallest_rho
-from training_step import make_optimizer
+from zoo import APPLICATIONS, ZOO
 
 # To price a network of convolutions is the same for all: one stands for them.
 PROFILED = [name for name in ZOO if name not in APPLICATIONS] + ['MobileNet']

@@ -4,13 +4,13 @@
 import os
 
 import pytest
+
+import main
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.runs.folder import read_run
 from refusals import assert_refused
 from small_runs import flags, script
-
-import keras_stack
-import main
-from command_line import UserError
-from runs import read_run
 
 FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
           '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from boards import board, change, vcgencmd
 
 import check_device
+from boards import board, change, vcgencmd
 from check_device import NOT_TOLD, OK, TROUBLE
 
 ROOT = check_device.ROOT
@@ -223,6 +223,7 @@ def repository(tmp_path):
     for name in os.listdir(ROOT):
         if name.endswith('.py'):
             shutil.copy(os.path.join(ROOT, name), str(folder))
+    shutil.copytree(os.path.join(ROOT, 'elastic'), str(folder / 'elastic'))
     tools.mkdir()
     for tool in ('bash', 'basename', 'cat', 'dirname', 'env', 'ls', 'readlink', 'uname'):
         (tools / tool).symlink_to(shutil.which(tool))

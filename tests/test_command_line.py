@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-import command_line
-import flags
 import profiler
-from command_line import UserError
-from settings import DATA, MODEL, TRAINING
+from elastic import command_line, flags
+from elastic.command_line import UserError
+from elastic.settings import DATA, MODEL, TRAINING
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -122,7 +121,7 @@ def test_a_user_error_exits_2_with_its_message_on_stderr(capsys):
 
 
 def test_a_user_error_shows_no_traceback_in_a_real_process():
-    result = python('import command_line\n'
+    result = python('from elastic import command_line\n'
                     'def main(argv):\n'
                     '    raise command_line.UserError("--rho 7 is above 1")\n'
                     'command_line.run(main)')
@@ -161,13 +160,13 @@ def test_flags_have_the_defaults_of_the_settings(parse):
 
 
 def test_importing_the_command_line_imports_nothing_heavy():
-    result = python('import sys, command_line\n'
+    result = python('import sys; from elastic import command_line\n'
                     'print([m for m in ("tensorflow", "numpy", "keras") if m in sys.modules])')
     assert result.stdout == '[]\n'
 
 
 def test_quiet_tensorflow_leaves_stderr_empty_and_usable():
-    result = python('import sys, command_line\n'
+    result = python('import sys; from elastic import command_line\n'
                     'command_line.quiet_tensorflow()\n'
                     'assert "tensorflow" in sys.modules\n'
                     'import tensorflow as tf\n'
@@ -182,7 +181,7 @@ def test_quiet_tensorflow_shows_the_notices_when_the_import_fails(tmp_path):
         'import os\n'
         'os.write(2, b"libcudart not found\\n")\n'
         'raise ImportError("broken installation")\n')
-    result = python('import command_line; command_line.quiet_tensorflow()',
+    result = python('from elastic import command_line; command_line.quiet_tensorflow()',
                     PYTHONPATH=str(tmp_path) + os.pathsep + ROOT)
     assert result.returncode == 1
     assert 'libcudart not found' in result.stderr
@@ -190,7 +189,7 @@ def test_quiet_tensorflow_shows_the_notices_when_the_import_fails(tmp_path):
 
 
 def test_quiet_tensorflow_leaves_a_chosen_log_level_alone():
-    result = python('import os, sys, command_line\n'
+    result = python('import os, sys; from elastic import command_line\n'
                     'command_line.quiet_tensorflow()\n'
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
                     TF_CPP_MIN_LOG_LEVEL='1')

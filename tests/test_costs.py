@@ -7,20 +7,19 @@ import sys
 
 import numpy as np
 import pytest
-from small_models import SMALL, small_classifier, user_classifier
 from test_selection_solver_DP import tangled_table
 
-import command_line
-import costs
-import keras_stack
 import profiler
-from command_line import UserError
+from elastic import command_line, costs
+from elastic.cache.copy_costs import RowCosts
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.flags import parse_arguments
+from elastic.schemes.fixed import fixed_mask
+from elastic.timing.table import TensorTimings
 from figure_grid import CUB, runs_of
-from flags import parse_arguments
-from row_costs import RowCosts
-from schemes import fixed_mask
 from selection_solver_DP import smallest_rho
-from tensor_timings import TensorTimings
+from small_models import SMALL, small_classifier, user_classifier
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEAKS = {'full_training': 9 * 10 ** 8, 'traditional_tl_training': 7 * 10 ** 8,
@@ -119,13 +118,14 @@ def test_the_printed_table_has_a_row_a_way_and_says_what_is_missing(found):
 def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_frees():
     """Ten convolutions whose outputs take 8 MB each; in a process that has run nothing else."""
     code = '''
-import numpy as np, json, command_line
+import numpy as np, json
+from elastic import command_line
 command_line.quiet_tensorflow()
 import tensorflow as tf
 from tensorflow import keras
-import peak_memory
-from masked_step import StepMaker
-from training_step import make_optimizer
+from elastic.runs import peak_memory
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import make_optimizer
 inputs = x = keras.Input((64, 64, 3))
 for _ in range(10):
     x = keras.layers.Conv2D(16, 3, padding='same', activation='relu')(x)
@@ -191,7 +191,7 @@ def test_what_was_measured_is_stored_and_not_measured_again(profiled, tmp_path, 
     (['--dataset_name', 'digit'], "unknown data set 'digit' (did you mean 'digits'?)"),
     (['--num_epochs', '0'], '0 is not a whole number')])
 def test_wrong_arguments_are_refused_before_anything_heavy(flags, says):
-    code = ("import sys, command_line, profiler\n"
+    code = ("import sys, profiler; from elastic import command_line\n"
             "try: command_line.run(profiler.main, {})\n"
             "finally: print('tensorflow' in sys.modules)")
     result = subprocess.run([sys.executable, '-c', code.format(flags)], cwd=ROOT,

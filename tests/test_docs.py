@@ -10,19 +10,20 @@ import sys
 
 import pytest
 import tensorflow as tf
+
+import main
 from boards import board
 from cached_runs import SIZE, network
-
-import keras_stack
-import main
-import thermal
+from elastic.compat import keras_stack
+from elastic.device import thermal
 from slow_tests import slow_tests
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FILE = r'((?:scripts/|benchmarks/|docs/|tests/)?\w+\.(?:py|sh|md))\b'
+FILE = r'((?:[a-z]+/)*\w+\.(?:py|sh|md))\b'
 PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
     '*.md', 'docs/**/*.md', 'figures/README.md', 'logs/README.md')
     for path in glob.glob(os.path.join(ROOT, pattern), recursive=True))
+PRESENT = [page for page in PAGES if page != 'CHANGELOG.md']  # which also names what is gone
 
 
 def text_of(page):
@@ -46,7 +47,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in headings(there), link
 
 
-@pytest.mark.parametrize('page', PAGES)
+@pytest.mark.parametrize('page', PRESENT)
 def test_files_that_are_named_exist(page):
     named = set(re.findall(r'(?<![\w/.])' + FILE, text_of(page)))
     folders = ('', 'scripts', 'benchmarks', 'docs')
@@ -56,20 +57,22 @@ def test_files_that_are_named_exist(page):
 
 
 def commands(page):
-    """(script, its flags) of each command: `python FILE`, `scripts/FILE.sh`, or benchmark in code.
+    """(script, its flags) of each command: `python FILE`, `python -m MODULE`, `scripts/FILE.sh`.
 
-    A backslash goes on in the next line.
+    A backslash continues a command in the next line.
     """
     text = re.sub('```.*?```', '', text_of(page), flags=re.S).replace('\\\n', ' ')
     code = re.findall(r'`([^`]+)`', text) + re.findall(r'^    (\S.*)$', text, re.M)
     for line in code:
+        line = re.sub(r'python -m (elastic[\w.]+)',
+                      lambda found: 'python {}.py'.format(found.group(1).replace('.', '/')), line)
         found = re.match(r'(?:\S+=\S+ )?(?:python3? )?(?:\./)?' + FILE + '(.*)',
                          ' '.join(line.split('#')[0].split()))
         if found:
             yield found.group(1), re.findall(r'(?<!\S)--\w+', found.group(2))
 
 
-@pytest.mark.parametrize('page', PAGES)
+@pytest.mark.parametrize('page', PRESENT)
 def test_every_flag_of_a_command_is_one_of_that_script(page):
     helps = {}
     for script, flags in commands(page):
@@ -80,6 +83,8 @@ def test_every_flag_of_a_command_is_one_of_that_script(page):
             continue
         if path not in helps:
             start = [sys.executable, path] if path.endswith('.py') else [path]
+            if script.startswith('elastic/'):
+                start[1:] = ['-m', script[:-len('.py')].replace('/', '.')]
             helps[path] = subprocess.run(
                 start + ['--help'], stdout=subprocess.PIPE, check=True, universal_newlines=True,
                 env=dict(os.environ, PYTHON=sys.executable)).stdout
@@ -172,13 +177,13 @@ def collected(*arguments):
 
 def test_quick_leaves_out_what_counts_as_slow_and_nothing_else():
     def names(*more):
-        return {line.split('[')[0] for line in collected('tests/test_thermal.py', *more)}
+        return {line.split('[')[0] for line in collected('tests/device/test_thermal.py', *more)}
     slow = {line.split()[1] for line in text_of('tests/slow_tests.txt').splitlines()}
     every = names()
     assert every & slow and names('--quick') == every - slow
 
 
 def test_the_file_that_takes_longest_begins():
-    quick, slow = 'tests/test_energy.py', 'tests/test_thermal.py'
+    quick, slow = 'tests/device/test_energy.py', 'tests/device/test_thermal.py'
     found = [line.split('::')[0] for line in collected(quick, slow)]
     assert found == sorted(found, reverse=True) and set(found) == {quick, slow}

@@ -14,15 +14,15 @@ import time
 
 import numpy as np
 import pytest
-from cached_runs import SIZE, files_of_at_most, network
-from small_runs import ROOT
 
-import checkpoint
-import keras_stack
 import profiler
-from recorder import Recorder, open_run
-from runs import DEVICE_COLUMNS
-from tensor_timings import TensorTimings
+from cached_runs import SIZE, files_of_at_most, network
+from elastic.compat import keras_stack
+from elastic.runs import checkpoint
+from elastic.runs.folder import DEVICE_COLUMNS
+from elastic.runs.recorder import Recorder, open_run
+from elastic.timing.table import TensorTimings
+from small_runs import ROOT
 
 SLOW = bool(os.environ.get('SLOW_TESTS'))
 TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS

@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from cached_runs import files_of_at_most
 
-import files
-from command_line import UserError
-from recorder import open_run
+from cached_runs import files_of_at_most
+from elastic import files
+from elastic.command_line import UserError
+from elastic.runs.recorder import open_run
 
 
 def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):

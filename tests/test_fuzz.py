@@ -8,21 +8,21 @@ import os
 
 import numpy as np
 import pytest
+
 from cached_runs import network
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.device.meter_log import metered_joules, read_meter
+from elastic.files import checksum_of_file, read_json, write_json
+from elastic.networks.backbone import from_saved_model
+from elastic.runs import checkpoint
+from elastic.runs.folder import read_run
+from elastic.timing.table import TensorTimings
+from elastic.timing.trace import read_trace
 from made_runs import make_run
+from models import load_weights, save_weights
 from timing_tables import table_of_branching
 from xplanes import CPU, GPU, xplane
-
-import checkpoint
-import keras_stack
-from backbone import from_saved_model
-from command_line import UserError
-from files import checksum_of_file, read_json, write_json
-from meter_log import metered_joules, read_meter
-from models import load_weights, save_weights
-from op_trace import read_trace
-from runs import read_run
-from tensor_timings import TensorTimings
 
 COUNT = 100 if os.environ.get('SLOW_TESTS') else 10
 REFUSED = object()

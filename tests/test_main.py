@@ -8,16 +8,16 @@ from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
-from small_runs import flags, script
 
-import command_line
-import keras_stack
 import main
 import profiler
-from command_line import UserError
-from files import read_json
-from recorder import open_run
-from runs import read_run
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.files import read_json
+from elastic.runs.folder import read_run
+from elastic.runs.recorder import open_run
+from small_runs import flags, script
 
 
 @pytest.fixture(scope='module')

@@ -4,14 +4,14 @@ import os
 import re
 
 import pytest
-from refusals import assert_refused
-from small_runs import flags, script
 
-import command_line
-import keras_stack
 import main
 import profiler
-from command_line import UserError
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from refusals import assert_refused
+from small_runs import flags, script
 
 # ---------------------------------------------------------------- bad input
 
@@ -151,7 +151,7 @@ def test_a_model_that_fails_is_named_in_one_line_and_leaves_nothing(tmp_path, ca
 
 def test_a_bug_of_ours_shows_its_traceback(tmp_path, monkeypatch):
     """Also one inside a layer that is ours."""
-    from backbone import Backbone
+    from elastic.networks.backbone import Backbone
     path = str(tmp_path / keras_stack.MODEL_FILE)
     failing_model(None).save(path)
     monkeypatch.setattr(Backbone, 'call', lambda self, images, training=None: images.no_such_thing)

@@ -8,6 +8,12 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow import keras
+
+import models
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks import backbone
 from small_models import (
     MOBILENET_VARIABLES,
     ROOT,
@@ -22,12 +28,6 @@ from small_models import (
     user_classifier,
     values,
 )
-from tensorflow import keras
-
-import backbone
-import keras_stack
-import models
-from command_line import UserError
 
 # --- names
 
@@ -128,7 +128,8 @@ def test_a_failed_download_names_the_file_and_the_folder_that_keras_looks_in(tmp
     env.pop('KERAS_HOME', None)
     if keras_home:
         env['KERAS_HOME'] = str(tmp_path / keras_home)
-    code = ('import command_line, os; command_line.quiet_tensorflow(); import models, re\n'
+    code = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow()\n'
+            'import models, os, re\n'
             'try:\n'
             '    models.build_model("mobilenetv2", (96, 96, 3), 3, "imagenet", alpha=0.35)\n'
             'except models.UserError as error:\n'

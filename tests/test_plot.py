@@ -6,6 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import plot
+from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
+from elastic.command_line import UserError
+from elastic.runs.folder import SelectionRow, read_run, selection_per_epoch
 from made_runs import (
     EPOCHS,
     MASKS,
@@ -15,14 +22,7 @@ from made_runs import (
     make_run,
     read_csv,
 )
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from timing_tables import stored
-
-import plot
-from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
-from command_line import UserError
-from runs import SelectionRow, read_run, selection_per_epoch
 
 
 def assert_figure(paths, output):
@@ -214,7 +214,7 @@ def test_main_draws_each_figure(tmp_path, capsys):
 
 def test_the_script_refuses_an_unknown_figure_at_once():
     """One line on stderr, status 2, the nearest name, and nothing heavy imported before."""
-    code = ("import sys, command_line, plot\n"
+    code = ("import sys, plot; from elastic import command_line\n"
             "try: command_line.run(plot.main, ['curve', 'run', '--output', 'x'])\n"
             "finally: print([m for m in ('matplotlib', 'tensorflow') if m in sys.modules])")
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE,

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from made_runs import TENSORS, edit_csv, folder_content, make_run
-from timing_tables import stored
 
 import plot
-from command_line import UserError
-from runs import read_run
+from elastic.command_line import UserError
+from elastic.runs.folder import read_run
+from made_runs import TENSORS, edit_csv, folder_content, make_run
+from timing_tables import stored
 
 
 def drop_rows(folder, name, keep):

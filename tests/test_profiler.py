@@ -7,17 +7,17 @@ import os
 
 import numpy as np
 import pytest
-from small_models import values
 from tensorflow import keras
-from timing_tables import random_masks, table_of_branching
 
-import backbone
-import command_line
-import host
-import keras_stack
 import models
 import profiler
-from op_trace import read_trace
+from elastic import command_line
+from elastic.compat import keras_stack
+from elastic.device import host
+from elastic.networks import backbone
+from elastic.timing.trace import read_trace
+from small_models import values
+from timing_tables import random_masks, table_of_branching
 
 
 @pytest.fixture(scope='module')

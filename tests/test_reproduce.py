@@ -10,16 +10,16 @@ import time
 
 import numpy as np
 import pytest
-from made_runs import folder_content, make_run
 from test_selection_solver_DP import tangled_table
 
 import figure_grid
 import main
 import report
 import reproduce
-from command_line import UserError
+from elastic.command_line import UserError
+from elastic.runs.folder import read_run
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
-from runs import read_run
+from made_runs import folder_content, make_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -110,6 +110,7 @@ def here(tmp_path, monkeypatch):
     for path in glob.glob(os.path.join(ROOT, '*.py')) + glob.glob(
             os.path.join(ROOT, 'scripts', '*.py')):
         (tmp_path / os.path.relpath(path, ROOT)).symlink_to(path)
+    (tmp_path / 'elastic').symlink_to(os.path.join(ROOT, 'elastic'))
     monkeypatch.setattr(reproduce, 'ROOT', str(tmp_path))
     monkeypatch.setattr(report, 'ROOT', str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -294,7 +295,7 @@ def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):
     (['15', '--jobs', 'no/such/folder'], '--jobs')])
 def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
     code = ("import sys; sys.path.insert(0, 'scripts')\n"
-            "import command_line, reproduce\n"
+            "from elastic import command_line; import reproduce\n"
             "try: command_line.run(reproduce.main, {})\n"
             "finally: print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
     result = subprocess.run([sys.executable, '-c', code.format(arguments)], cwd=ROOT,

@@ -7,6 +7,10 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow import keras
+
+import main
+import train
 from cached_runs import (
     BATCH,
     DEEP,
@@ -19,21 +23,17 @@ from cached_runs import (
     in_a_file,
     network,
 )
-from tensorflow import keras
-
-import checkpoint
-import keras_stack
-import main
-import prefix_cache
-import train
-from cached_epochs import PrefixCache
-from checkpoint import Interrupted, Keeper
-from command_line import UserError
+from elastic.cache import stores
+from elastic.cache.prefix_cache import PrefixCache
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.runs import checkpoint
+from elastic.runs.checkpoint import Interrupted, Keeper
+from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS
+from elastic.runs.recorder import Recorder
+from elastic.runs.session import Session
+from elastic.settings import Settings
 from profiler import profile_model
-from recorder import Recorder
-from runs import DEVICE_COLUMNS, EPOCH_COLUMNS
-from session import Session
-from settings import Settings
 
 STEPS, EPOCHS = 7, 4  # seven steps an epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
@@ -94,7 +94,7 @@ def rates():
     """What copying rows takes, measured once: two runs choose alike only by the same prices. A
     file's are the memory's: beside other programs' writing a cache in one might not pay.
     """
-    of_memory = [prefix_cache.measured_rates(size, BATCH, None) for size in (1 << 12, 1 << 18)]
+    of_memory = [stores.measured_rates(size, BATCH, None) for size in (1 << 12, 1 << 18)]
     return {place: of_memory for place in ('memory', 'disk')}
 
 
@@ -158,7 +158,7 @@ UNCUT = {}  # by all that decides it, how a run ends that is not cut: the same f
 
 def uncut(tmp_path, name, *arguments, **more):
     """(result, records, points, bits of the model)."""
-    known = repr((name, sorted(more.items()), prefix_cache.room))  # a test may set the room
+    known = repr((name, sorted(more.items()), stores.room))  # a test may set the room
     if known not in UNCUT:
         whole = Setting(name, tmp_path / 'whole', *arguments, **more)
         result, model = whole.process()

@@ -123,10 +123,10 @@ def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(name, tmp_path)
 
 
 def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them(tmp_path):
-    """Records of the form that runs.read_run gives, three seeds of four schemes but for one run."""
+    """Records of the form of folder.read_run, three seeds of four schemes but for one run."""
     code = """
 import json, accuracy, _accuracy_table
-from runs import Run
+from elastic.runs.folder import Run
 network = accuracy.NETWORKS['mobilenetv2']
 def runs(final, seconds):
     return {seed: Run(dict(final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backward_graph import tensor_sets
+from elastic.steps.step_graph import tensor_sets
+from elastic.timing.table import Profile, TensorTimings, chain_timings
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
@@ -18,7 +19,6 @@ from selection_solver_DP import (
     select_tensors_paper,
     smallest_rho,
 )
-from tensor_timings import Profile, TensorTimings, chain_timings
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
 
@@ -379,7 +379,7 @@ def test_an_importance_that_is_not_finite_is_refused():
 
 
 def test_layers_are_those_of_the_network():
-    import keras_stack
+    from elastic.compat import keras_stack
     from models import build_model
     model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', alpha=0.35, bn_statistics='train')
     layers, names = layers_of(model), [keras_stack.variable_name(v).split('/')[0]

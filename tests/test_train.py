@@ -6,24 +6,24 @@ import weakref
 
 import numpy as np
 import pytest
-from small_models import values
 
-import keras_stack
 import train
-from backbone import Backbone
 from datasets import load_dataset
-from epoch import Diverged
-from importance import Evaluator
-from masked_step import StepMaker
+from elastic.compat import keras_stack
+from elastic.networks.backbone import Backbone
+from elastic.runs.folder import EPOCH_COLUMNS, VARIED, read_run
+from elastic.runs.recorder import Recorder
+from elastic.runs.session import Session
+from elastic.schemes.fixed import FixedScheme, fixed_mask
+from elastic.selection.importance import Evaluator
+from elastic.settings import Settings
+from elastic.steps.epoch import Diverged
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import make_optimizer, optimizer_for
+from elastic.timing.stopwatch import Clock
 from models import build_model
 from profiler import profile_model
-from recorder import Recorder
-from runs import EPOCH_COLUMNS, VARIED, read_run
-from schemes import FixedScheme, fixed_mask
-from session import Session
-from settings import Settings
-from stopwatch import Clock
-from training_step import make_optimizer, optimizer_for
+from small_models import values
 
 SIZE, BATCH, STEPS = 32, 16, 6
 

@@ -1,0 +1,302 @@
+"""What the command lines share: argument types, one-line errors, aligned tables, quiet start-up.
+
+Imports nothing heavy, so that `--help` and a mistyped flag answer at once.
+"""
+
+import argparse
+import difflib
+import errno
+import math
+import os
+import re
+import sys
+import tempfile
+import traceback
+import warnings
+
+from elastic.settings import AUGMENTATIONS, LOGS_DIR, MODEL, TRAINING
+
+VERSION = '1.0.0'  # CHANGELOG.md tells what is new
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+PERMISSIONS = (errno.EACCES, errno.EPERM)
+DISK_REMEDY = ('; once the disk takes files again, run the same command to resume from the last '
+               'checkpoint, if there is one')
+
+
+class UserError(ValueError):
+    """Something the user gave cannot be used.
+
+    The message says what was given, what is allowed and what to do. Its first line stands alone;
+    further lines, where there are any, list details. Scripts print it and exit with status 2.
+    """
+
+
+def nearest(given, allowed):
+    """` (did you mean 'x'?)` for the allowed name nearest to `given`, or an empty string."""
+    by_lower = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
+    return " (did you mean '{}'?)".format(by_lower[close[0]]) if close else ''
+
+
+def first_line(error):
+    """Of an error's text, 200 characters at most."""
+    return (str(error).strip().splitlines() or [''])[0][:200]
+
+
+def finite(text):
+    """Returns the number in a text or in a cell of a table; ValueError where it is not finite."""
+    if not math.isfinite(float(text)):
+        raise ValueError
+    return float(text)
+
+
+def one_of(given, allowed, what):
+    """`given` itself if it is one of `allowed`; UserError naming the nearest one otherwise."""
+    if given in allowed:
+        return given
+    raise UserError("unknown {} '{}'{}; allowed: {}".format(
+        what, given, nearest(given, allowed), ', '.join(allowed)))
+
+
+def boolean(text):
+    """argparse type of a flag that may be bare, 1/0 or true/false: never 'False' read as true."""
+    value = {'1': True, 'true': True, 'yes': True, '0': False, 'false': False, 'no': False}.get(
+        text.lower())
+    if value is None:
+        raise argparse.ArgumentTypeError("'{}' is not 1, 0, true or false".format(text))
+    return value
+
+
+def number(kind, low=None, high=None, above=None, below=None):
+    """argparse type: a finite number of `kind` with low <= x <= high and above < x < below."""
+    limits = [text for text, bound in (('at least {}'.format(low), low),
+                                       ('above {}'.format(above), above),
+                                       ('at most {}'.format(high), high),
+                                       ('below {}'.format(below), below)) if bound is not None]
+    allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(limits))
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError("'{}' is not {}".format(text, allowed))
+        if ((kind is float and not math.isfinite(value)) or (low is not None and value < low)
+                or (high is not None and value > high) or (above is not None and value <= above)
+                or (below is not None and value >= below)):
+            raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
+        return value
+    return parse
+
+
+def add_flag(parser, name, help_text, default=False):
+    """Adds a boolean flag that may be given bare, or with 1/0, true/false."""
+    parser.add_argument(name, type=boolean, nargs='?', const=True, default=default, metavar='BOOL',
+                        help=help_text + (' (default: true)' if default else ''))
+
+
+def add_model_flags(parser):
+    """Adds the flags that decide what is timed, common to training and profiling; and --version."""
+    parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
+    parser.add_argument('--model_name', default='resnet50', metavar='NAME',
+                        help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
+                             'the path of a saved Keras model (default: %(default)s)')
+    add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
+             'then runs: only where you trust whoever made it')
+    parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
+                        help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
+                             'digits_shifted, digits_inverted or folder:PATH '
+                             '(default: %(default)s)')
+    parser.add_argument('--data_dir', metavar='DIR',
+                        help='where TensorFlow Datasets keeps its data')
+    parser.add_argument('--augmentation', choices=AUGMENTATIONS,
+                        help='what is drawn for training images: a flip, and a turn of up to 72 '
+                             'degrees; none where that makes another class of an image, as of '
+                             'letters (default: none for digits*, flip+rotate for any other data)')
+    parser.add_argument('--input_size', type=number(int, low=8), default=224, metavar='PIXELS',
+                        help='images are resized to this square (default: %(default)s)')
+    parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
+                        help='images per step (default: %(default)s)')
+    parser.add_argument('--alpha', type=number(float, above=0), default=MODEL.alpha,
+                        metavar='X',
+                        help='width multiplier of the MobileNet families (default: %(default)s)')
+    parser.add_argument('--optimizer', choices=('sgd', 'adam'), default=TRAINING.optimizer,
+                        help='SGD with momentum 0.9, or Adam (recommended for vit), both with '
+                             'decoupled weight decay (default: %(default)s)')
+    parser.add_argument('--weight_decay', type=number(float, low=0),
+                        default=TRAINING.weight_decay, metavar='X',
+                        help='decoupled, times the learning rate (default: %(default)s)')
+    parser.add_argument('--clip_norm', type=number(float, above=0), metavar='X',
+                        help="shorten each tensor's gradient to this norm where it is longer, "
+                             'with every scheme: for losses that are no longer finite (default: '
+                             'never)')
+    parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
+                        help="ops that TensorFlow may run at once; 0: its own choice, one per "
+                             'core, the fastest where we measured (default: %(default)s)')
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
+                        help='where runs and timing tables are written (default: %(default)s)')
+
+
+def settings_of(args, kind):
+    """Returns the NamedTuple `kind` whose fields are the flags of the same names."""
+    return kind(**{field: getattr(args, field) for field in kind._fields})
+
+
+def in_one_line(error):
+    """What a model or a flag made TensorFlow or Keras raise, in one line that names the layer.
+
+    None for any other error: that is a bug, and its traceback is wanted.
+    """
+    errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
+    chain = [error]  # tf.function raises another error in its place, AutoGraph hides what it was
+    while chain[-1].__context__ is not None and (
+            not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
+        chain.append(chain[-1].__context__)
+    frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:
+        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename) if error.filename
+                               else '', DISK_REMEDY if error.errno in DISK_ERRORS else '')
+    if errors and isinstance(error, errors.OpError) and any(
+            os.strerror(number) in str(error) for number in DISK_ERRORS):
+        remedy = DISK_REMEDY
+    elif isinstance(error, MemoryError) or errors and isinstance(
+            error, errors.ResourceExhaustedError):
+        remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
+    elif errors and isinstance(error, errors.OpError):
+        remedy = ''
+    elif _layer(chain, frames) and not _is_ours(frames[-1].f_code.co_filename):
+        remedy = ''
+    else:
+        return None
+    return '{}{}{}'.format(_place(chain, frames), _reason(chain[-1]), remedy)
+
+
+def _is_ours(path):
+    """Whether a file is of this project."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.abspath(path or os.sep)
+    return path.startswith(package + os.sep) or os.path.dirname(path) == os.path.dirname(package)
+
+
+def _layer(chain, frames):
+    """(name, class) of the innermost layer that was at work; None for none, or where it is ours."""
+    # AutoGraph drops frames of Keras 2.7, which names the layer itself.
+    told = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
+    if told and told[-1][1] != 'Backbone':
+        return told[-1]
+    tensorflow = sys.modules.get('tensorflow')
+    for frame in reversed(frames if tensorflow else []):
+        layer = frame.f_locals.get('self')
+        if isinstance(layer, tensorflow.keras.layers.Layer):
+            module = sys.modules.get(type(layer).__module__)
+            ours = _is_ours(getattr(module, '__file__', None))
+            return None if ours else (layer.name, type(layer).__name__)
+    return None
+
+
+def _place(chain, frames):
+    """`layer 'x' (Class): `, `node layer/Op: ` as TensorFlow names it, or nothing."""
+    layer = _layer(chain, frames)
+    if layer:
+        return "layer '{}' ({}): ".format(*layer)
+    node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
+    if not node:
+        return ''
+    return 'node {}: '.format(node.group(1) or node.group(2))
+
+
+def _reason(error):
+    """The line of an error's text that tells most: the last one before TensorFlow names a node."""
+    text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
+    lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]
+    calls = [i for i, line in enumerate(lines) if 'Exception encountered when calling' in line]
+    if calls and calls[-1] + 1 < len(lines):  # so Keras 2.7 begins what it passes on
+        return lines[calls[-1] + 1][:400]
+    if lines[0] == 'in user code:':  # tf.function's way to say where
+        lines = [line for line in lines if re.match(r'\w+(Error|Exception): ', line)] or lines
+        return lines[-1][:400]
+    nodes = [i for i, line in enumerate(lines) if line.startswith('[[')]
+    return lines[max(0, nodes[0] - 1) if nodes else 0][:400]
+
+
+def run(main, argv=None):
+    """Calls main(argv) and exits: a UserError as one line on stderr with status 2.
+
+    So does what a model or a flag made TensorFlow raise.
+    """
+    warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
+    try:
+        sys.exit(main(argv))
+    except UserError as error:
+        print('error: {}'.format(error), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print('\ninterrupted', file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        line = in_one_line(error)
+        if line is None:
+            raise
+        print('error: {}'.format(line), file=sys.stderr)
+        sys.exit(2)
+
+
+def quiet_tensorflow():
+    """Imports TensorFlow without its start-up notices, which no log level silences.
+
+    They are written straight to file descriptor 2 by its C++ side. If the import fails they are
+    shown after all. A user who set TF_CPP_MIN_LOG_LEVEL sees everything.
+    """
+    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
+        return
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as notices:
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow
+            tensorflow.get_logger().setLevel('ERROR')
+            tensorflow.config.list_physical_devices()
+        except BaseException:
+            os.dup2(terminal, 2)
+            notices.seek(0)
+            sys.stderr.write(notices.read().decode(errors='replace'))
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+def usable_cpus():
+    """Set of the numbers of the CPUs that this process may use; all where the system tells none."""
+    if hasattr(os, 'sched_getaffinity'):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def start_tensorflow(inter_op_threads=0):
+    """Imports TensorFlow quietly and sets the number of ops it may run at once (0: its own)."""
+    quiet_tensorflow()
+    import tensorflow as tf
+    if inter_op_threads != tf.config.threading.get_inter_op_parallelism_threads():
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
+    from elastic.compat import keras_stack
+    keras_stack.keep_tracebacks()  # in_one_line reads them
+
+
+def table(header, rows, align=None):
+    """Text of a table with aligned columns.
+
+    header: column titles, with units; rows: sequences of str or numbers already formatted;
+    align: one of '<' or '>' per column (default: first column left, the others right).
+    """
+    rows = [[str(cell) for cell in row] for row in rows]
+    align = align or '<' + '>' * (len(header) - 1)
+    widths = [max([len(title)] + [len(row[i]) for row in rows])
+              for i, title in enumerate(header)]
+    lines = [header, ['-' * width for width in widths]] + rows
+    return '\n'.join('  '.join('{:{}{}}'.format(cell, side, width)
+                               for cell, side, width in zip(line, align, widths)).rstrip()
+                     for line in lines)

@@ -1,0 +1,223 @@
+"""What each way to train costs on this device, before it trains: time and memory.
+
+Takes a timing table (table.py), the size of the data set, and the peak memory of steps
+(peak_memory.py). Gives the table that profiler.py ends with. scripts/reproduce.py adds up the hours
+of a figure's runs by the same functions.
+"""
+
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.data.images import augmentation_of, sizes_at_hand
+from elastic.schemes.fixed import SCHEMES
+from elastic.settings import BASELINES, ELASTIC, PAPER_SETS, PRUNE, TRAINING
+from selection_solver_DP import out_of_reach, smallest_rho
+
+RHOS = (0.7, 0.5, 0.35, 0.25)
+PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
+             'memory of a GPU come on top')
+TIME_NOTE = 'time: tests between epochs included; selecting tensors and preparing images are not'
+
+
+class Way(NamedTuple):
+    """A way to train: the flags of main.py that decide how long a run takes on a timed network.
+
+    rho: of elastic training; other schemes ignore it.
+    """
+    train_type: str
+    dataset_name: str
+    batch_size: int
+    num_epochs: int
+    rho: float = 1.0
+    prefix_cache: str = 'off'
+    augmentation: Optional[str] = None
+    interval: int = TRAINING.interval
+    train_images: Optional[int] = None
+    steps_per_epoch: Optional[int] = None
+    validation_steps: Optional[int] = None
+
+    @property
+    def augments(self):
+        """Whether training images are augmented."""
+        return augmentation_of(self.dataset_name, self.augmentation) != 'none'
+
+    @property
+    def cache_epochs(self):
+        """Epochs for each filling of a prefix cache: new augmentation makes it useless."""
+        fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
+        return self.num_epochs / fillings
+
+    def priced(self, table, row_costs=None):
+        """Returns the TensorTimings with the cost of a prefix cache, where this way uses one.
+
+        row_costs: RowCosts of copying cached activations; None: copying is free.
+        """
+        if self.prefix_cache != 'on':
+            return table
+        best = table.cached_at_best(self.cache_epochs)
+        if row_costs is None:
+            return best
+        read, write = row_costs.copying(table.cut_bytes)
+        return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
+
+    def why_not(self, table):
+        """Returns in one line why rho is out of reach by this table; None where it is in reach.
+
+        With a prefix cache the answer is that of an ideal one. A run, which has its data, may still
+        refuse.
+        """
+        return out_of_reach(self.priced(table), self.rho) if self.train_type == ELASTIC else None
+
+    def step_ms(self, table):
+        """Returns the mean ms of a step by a priced table.
+
+        Elastic training spends its budget. PruneTrain counts as full training, which it is until it
+        prunes channels.
+        """
+        if self.train_type == ELASTIC:
+            return self.rho * table.t_step
+        if self.train_type == PRUNE:
+            return table.t_step
+        return float(table.step_time(mask_of(self.train_type, table.names)))
+
+    def hours(self, table, images):
+        """Returns the hours of a run by a priced table, tests between epochs included.
+
+        images: (training, test) images of the data set.
+        """
+        train_images = self.train_images or images[0]
+        steps = min(train_images // self.batch_size, self.steps_per_epoch or train_images)
+        tests = min(images[1] / self.batch_size, self.validation_steps or images[1])
+        return self.num_epochs * (steps * self.step_ms(table) + tests * table.t_fp) / 3.6e6
+
+
+class Cost(NamedTuple):
+    """What a Way costs: a row of the profiler's table.
+
+    smallest_rho: of elastic training, else None. step_ms, hours, speed_up (over full training):
+    None where rho is out of reach. peak_bytes: None where it was not measured.
+    """
+    way: Way
+    smallest_rho: Optional[float]
+    peak_bytes: Optional[int]
+    step_ms: Optional[float] = None
+    hours: Optional[float] = None
+    speed_up: Optional[float] = None
+
+
+def mask_of(train_type, names):
+    """Returns the (N,) bool mask of a fixed scheme; the last tensor belongs to the output layer."""
+    layers = np.array([name.rsplit('/', 1)[0] for name in names])
+    return SCHEMES[train_type].trains(names, layers == layers[-1])
+
+
+def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
+    """Returns (classes, training images, test images) of the data set.
+
+    Raises UserError where that is not known before the data set is prepared, or where a batch is
+    larger than the data set.
+    """
+    sizes = PAPER_SETS.get(dataset_name) or sizes_at_hand(dataset_name, input_size, data_dir)
+    if sizes is None:
+        raise UserError('data set {} is not prepared yet, so its size is unknown; main.py prepares '
+                        'it'.format(dataset_name))
+    if batch_size > sizes[1]:
+        raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
+            batch_size, sizes[1], dataset_name))
+    return sizes
+
+
+def peaks_of(maker, names, images, labels):
+    """Returns train type -> the most bytes that it holds, None where unknown; changes the weights.
+
+    maker: masked_step.StepMaker. names: of its N variables. images, labels: a batch.
+    See peak_memory.peaks_of.
+    """
+    from elastic.runs import peak_memory
+    peaks = peak_memory.peaks_of(maker, images, labels,
+                                 {name: mask_of(name, names) for name in BASELINES})
+    peaks[ELASTIC] = peaks.pop('importance')  # it also evaluates importance
+    return peaks
+
+
+def can_use_cache(way, table):
+    """Whether a run of several epochs could cache activations of this network."""
+    return bool(way.num_epochs > 1 and np.isfinite(table.cut_bytes).any())
+
+
+def ways_like(way, table):
+    """Yields the Ways to compare: baselines, then RHOS; with and without a prefix cache."""
+    for train_type in BASELINES + (ELASTIC,):
+        cached = can_use_cache(way, table) and SCHEMES[train_type].frozen_front
+        for rho in RHOS if train_type == ELASTIC else (1.0,):
+            for cache in ('off', 'on') if cached else ('off',):
+                yield way._replace(train_type=train_type, rho=rho, prefix_cache=cache)
+
+
+def cost_of(way, table, row_costs, images, peaks):
+    """Returns the Cost of a Way.
+
+    images: (training, test) images. peaks: train type -> bytes or None. row_costs: RowCosts.
+    """
+    table, elastic = way.priced(table, row_costs), way.train_type == ELASTIC
+    least = smallest_rho(table) if elastic else None
+    cost = Cost(way, least, peaks[way.train_type])
+    if elastic and way.rho < least:
+        return cost
+    step_ms = way.step_ms(table)
+    return cost._replace(step_ms=step_ms, hours=way.hours(table, images),
+                         speed_up=table.t_step / step_ms)
+
+
+# ------------------------------------------------------------------------------ for people
+
+
+def notes_on(way, table):
+    """Returns the lines of text below the table."""
+    if way.num_epochs == 1:
+        cache = 'no prefix cache: no image comes back in one epoch'
+    elif not can_use_cache(way, table):
+        cache = 'no prefix cache: no part of this network can be cut off (batch statistics?)'
+    elif way.augments:
+        cache = ('prefix cache: with --prefix_cache on, which repeats the augmentation of each '
+                 'image for --interval epochs')
+    else:
+        cache = 'prefix cache: used by default, as images of {} come back unchanged'.format(
+            way.dataset_name)
+    return [TIME_NOTE, PEAK_NOTE, cache]
+
+
+def describe(costs):
+    """Returns the table of Costs as text, a row each."""
+    unit, per_hour = _unit([cost.hours for cost in costs])
+    rows = [[_name(cost.way), _cache_text(cost.way),
+             'out of reach' if cost.step_ms is None else '{:.1f}'.format(cost.step_ms),
+             _or_nothing('{:.2f}', cost.speed_up),
+             _or_nothing('{:.3f}', cost.smallest_rho and cost.smallest_rho + 5e-4),  # rounded up
+             _or_nothing('{:.1f}', cost.hours and cost.hours * per_hour),
+             'not measured' if cost.peak_bytes is None else '{:,.0f}'.format(cost.peak_bytes / 1e6)]
+            for cost in costs]
+    return command_line.table(
+        ['way to train', 'prefix cache', 'step (ms)', 'speed-up', 'smallest rho',
+         'time ({})'.format(unit), 'peak (MB)'], rows, '<<>>>>>')
+
+
+def _name(way):
+    return way.train_type + (' rho {:g}'.format(way.rho) if way.train_type == ELASTIC else '')
+
+
+def _unit(hours):
+    """Returns (name, how many an hour has) of the unit for these hours, None among them."""
+    most = max(each or 0 for each in hours)
+    return ('h', 1) if most >= 1 else ('min', 60) if most >= 0.05 else ('s', 3600)
+
+
+def _or_nothing(form, value):
+    return '' if value is None else form.format(value)
+
+
+def _cache_text(way):
+    return way.prefix_cache if SCHEMES[way.train_type].frozen_front else ''

@@ -1,0 +1,145 @@
+"""The numbered images of a split: fetched one by one, chosen by number, or decoded once.
+
+Data sets (digits.py, image_folder.py, tfds.py) give a Split for training and one for testing.
+"""
+
+from typing import Callable, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from elastic.command_line import UserError, first_line
+
+SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
+DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small image
+PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
+
+
+class Split(NamedTuple):
+    """The training or the test images of a data set, numbered from 0.
+
+    input_size: S, pixels; images are (S, S, 3) uint8.
+    labels: () -> (size,) int32, without decoding an image.
+    size: number of images.
+    fetch: () int64, a number -> image and () int32 label; runs in a graph.
+    files: paths of a user's images; None for other data sets.
+    kept: whether the images are in memory; `fetch` then takes an array of numbers.
+    """
+    input_size: int
+    labels: Callable
+    size: int
+    fetch: Callable
+    files: Optional[Sequence[str]] = None
+    kept: bool = False
+
+    def only(self, chosen):
+        """Returns the Split of the images with these numbers, an int64 array, in its order."""
+        import tensorflow as tf
+        return self._replace(
+            size=len(chosen), fetch=lambda index: self.fetch(tf.gather(chosen, index)),
+            labels=lambda: self.labels()[chosen],
+            files=self.files and [self.files[i] for i in chosen])
+
+    def spaced(self, count):
+        """Returns the Split of `count` of the images, evenly spaced."""
+        if count == self.size:
+            return self
+        return self.only(np.linspace(0, self.size - 1, count).round().astype(np.int64))
+
+    def subset(self, count, name):
+        """Returns the Split of `count` images, equally many of each class where it has them.
+
+        The choice depends on no seed, and a larger subset contains every smaller one.
+        name: of the data set, for the UserError where `count` is out of range.
+        """
+        labels, shuffled = self.labels(), np.random.RandomState(SPLIT_SEED).permutation(self.size)
+        classes = np.unique(labels)
+        if not len(classes) <= count <= self.size:
+            raise UserError('{} training images of {} are not to be had; allowed: {} (one of each '
+                            'class) to {} (all)'.format(count, name, len(classes), self.size))
+        rank = np.empty(self.size, np.int64)  # of an image in its class: all first ones come first
+        for label in classes:
+            members = shuffled[labels[shuffled] == label]
+            rank[members] = np.arange(len(members))
+        return self.only(np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count]))
+
+    def decoded(self, keep, title):
+        """Returns the Split with its images in memory, or itself unless `keep`.
+
+        Decodes now: the first epoch would otherwise take longer than the others. Decodes the files
+        of a user even if they are not kept, and raises UserError for one that cannot be read.
+        title: of the progress bar.
+        """
+        if not keep and self.files is None:
+            return self
+        import tensorflow as tf
+        from tqdm import tqdm
+        shape = (self.size if keep else 0, self.input_size, self.input_size, 3)
+        images, labels, done = np.empty(shape, np.uint8), np.empty(self.size, np.int32), 0
+        batches = untuned(tf.data.Dataset.range(self.size).map(self.fetch, 2).batch(
+            DECODED_AT_ONCE).prefetch(2))
+        silent = True if self.size < PROGRESS_FROM else None  # None: no bar outside a terminal
+        try:
+            with tqdm(None, title, self.size, False, unit='image', disable=silent) as bar:
+                for some, their_labels in batches:
+                    end = done + len(their_labels)
+                    labels[done:end] = their_labels
+                    if keep:
+                        images[done:end] = some
+                    bar.update(end - done)
+                    done = end
+        except tf.errors.OpError as error:  # raised in order: in the batch that begins at `done`
+            raise self._unreadable(done, error, title)
+        if not keep:
+            return self
+        # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.
+        return self._replace(kept=True, fetch=lambda indices: tf.numpy_function(
+            lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
+
+    def _unreadable(self, begin, error, title):
+        """Returns the UserError for the first image of the batch at `begin` that fails alone."""
+        import tensorflow as tf
+        number = begin
+        for each in range(begin, min(begin + DECODED_AT_ONCE, self.size)):
+            try:
+                self.fetch(tf.constant(each, tf.int64))
+            except tf.errors.OpError as own:
+                number, error = each, own
+                break
+        culprit = self.files[number] if self.files else 'number {} of {}'.format(number, title)
+        return UserError("cannot read image '{}'; repair or remove it{} ({})".format(
+            culprit, ', or --skip_bad_images' if self.files else '', first_line(error.message)))
+
+
+def train_and_test(members, test_share, rng):
+    """Returns the training part and the test part of one class, each in the order of `members`.
+
+    Both parts get some of a class with two members; a single one is for training.
+    """
+    count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
+    order = rng.permutation(len(members))
+    return [[members[i] for i in sorted(part)] for part in (order[count:], order[:count])]
+
+
+def resized(encoded, input_size):
+    """Returns an encoded image as (S, S, 3) uint8.
+
+    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. Rounds to whole
+    levels, which take a quarter of the memory of float32.
+    """
+    import tensorflow as tf
+    image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels
+    image = tf.cond(tf.shape(image)[-1] < 3, lambda: tf.tile(image[..., :1], [1, 1, 3]),
+                    lambda: image[..., :3])
+    image = tf.image.resize(tf.ensure_shape(image, (None, None, 3)), (input_size, input_size))
+    return tf.cast(tf.round(image), tf.uint8)
+
+
+def untuned(data):
+    """Returns the tf.data without autotuning, whose thread can delay the end of a pass by 10 s."""
+    import tensorflow as tf
+    options = tf.data.Options()
+    if hasattr(options, 'autotune'):
+        options.autotune.enabled = False
+    else:  # TensorFlow 2.6
+        options.experimental_optimization.autotune = False
+    return data.with_options(options)

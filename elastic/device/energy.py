@@ -1,0 +1,244 @@
+"""Energy of a training run in joules, from the sensors of the device itself; never estimated.
+
+Sensors are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel and AMD processors
+(powercap), and NVIDIA GPUs (NVML). A Raspberry Pi 4B has none: metered.py adds the log of an
+external meter. Power is integrated over training alone, without validation, as in all reported
+times.
+"""
+
+import contextlib
+import os
+import time
+
+from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
+
+PERIOD = 0.5   # s between two readings
+CLOCK_STEP = 1.0  # s by which the clock may be set during training, for a meter's log to count
+WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that carry all of a Jetson
+NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); an external meter goes in with '
+             '--meter_csv')
+
+
+class Power:
+    """A sensor of watts, integrated by the trapezoidal rule. watts: () -> float."""
+
+    def __init__(self, name, watts):
+        self.name, self._watts, self._last = name, watts, None
+
+    def advance(self, now):
+        """Joules since the last call, 0 at the first; now: monotonic seconds."""
+        watts, last = self._watts(), self._last
+        self._last = now, watts
+        return (now - last[0]) * (watts + last[1]) / 2 if last else 0.0
+
+
+class Counter:
+    """A sensor that counts joules. joules: () -> float; wraps_at: where it starts at 0 again."""
+
+    def __init__(self, name, joules, wraps_at=None):
+        self.name, self._joules, self._wraps_at, self._last = name, joules, wraps_at, None
+
+    def advance(self, now):
+        """Joules since the last call, 0 at the first."""
+        joules, last = self._joules(), self._last
+        if last is not None and joules < last and self._wraps_at is None:
+            raise ValueError('the counter went back')
+        self._last = joules  # a refused reading is not kept: the next is compared with a good one
+        if last is None:
+            return 0.0
+        return joules - last + (self._wraps_at if joules < last else 0.0)
+
+
+# ---------------------------------------------------------------- what the device offers
+
+def find_sensors(root='/'):
+    """(sensors, notes): what measures this device as a whole, no part twice; why others do not.
+
+    root: where sys/ is; the GPUs of NVML are looked for under '/' alone.
+    """
+    notes = []
+    sensors = jetson_rails(root)
+    if not sensors:
+        sensors = rapl_counters(root, notes) + (nvidia_gpus(notes) if root == '/' else [])
+    return sensors, notes  # a processor that cannot be read beside a GPU that can stays a note
+
+
+def jetson_rails(root):
+    """Powers of the INA3221's rails: that of the whole board alone where there is one, else all."""
+    rails = {}
+    for path in paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
+        channel = path.rsplit('_', 1)[1]
+        power = os.path.join(os.path.dirname(path), 'in_power{}_input'.format(channel))
+        if os.path.exists(power):
+            rails[text(path)] = lambda power=power: float(text(power)) / 1e3  # mW
+    for path in paths(root, 'sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_label'):
+        volts = path[:-len('label')] + 'input'
+        amperes = os.path.join(os.path.dirname(path), 'curr{}_input'.format(
+            os.path.basename(path)[2:-len('_label')]))
+        if os.path.exists(volts) and os.path.exists(amperes):
+            rails[text(path)] = lambda volts=volts, amperes=amperes: (
+                float(text(volts)) * float(text(amperes)) / 1e6)  # mV, mA
+    whole = [name for name in rails if name in WHOLE_BOARD]
+    rails.pop('NC', None)
+    if 'VIN_SYS_5V0' in rails:  # of an AGX Orin: feeds this one
+        rails.pop('VDDQ_VDD2_1V8AO', None)
+    return [Power('rail ' + name, rails[name]) for name in sorted(whole or rails)]
+
+
+def rapl_counters(root, notes):
+    """Counters of processor packages and memory; cores are part of their package.
+
+    None at all where one of them cannot be read: the rest would pass for the whole.
+    """
+    counters, unreadable = [], []
+    for zone in paths(root, 'sys/class/powercap/*'):
+        name_file, energy = [os.path.join(zone, name) for name in ('name', 'energy_uj')]
+        if 'mmio' in os.path.basename(zone) or not os.path.exists(name_file):
+            continue  # the memory-mapped zones count the same packages once more
+        name = text(name_file)
+        if not (name.startswith('package') or name == 'dram'):
+            continue
+        try:
+            wraps_at = float(text(os.path.join(zone, 'max_energy_range_uj'))) / 1e6
+            float(text(energy))
+        except READ_ERRORS as error:
+            unreadable.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
+                              .format(name, energy, getattr(error, 'strerror', None) or error,
+                                      energy))
+            continue
+        counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
+                                lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
+    notes += unreadable
+    return [] if unreadable else counters
+
+
+def nvidia_gpus(notes):
+    """The Counter of the GPU that trains, a Power where it does not count; [] where there is none.
+
+    That is the first of CUDA_VISIBLE_DEVICES, or the only one; of several none can be told. CUDA
+    counts the fastest GPU first and NVML by PCI bus, unless CUDA_DEVICE_ORDER makes CUDA do so too.
+    """
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+    except Exception:  # whatever NVML raises: no NVIDIA driver here
+        return []
+    try:
+        chosen = os.environ.get('CUDA_VISIBLE_DEVICES')
+        count = pynvml.nvmlDeviceGetCount()
+        if count == 0 or chosen in ('', '-1'):
+            return []
+        if chosen is None and count > 1:
+            notes.append('{} GPUs: choose one with CUDA_VISIBLE_DEVICES and '
+                         'CUDA_DEVICE_ORDER=PCI_BUS_ID'.format(count))
+            return []
+        first = (chosen or '0').split(',')[0].strip()
+        if first.isdigit() and count > 1 and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':
+            notes.append('{} GPUs: which of them is number {} is only certain with '
+                         'CUDA_DEVICE_ORDER=PCI_BUS_ID; set it, or give the UUID in '
+                         'CUDA_VISIBLE_DEVICES'.format(count, first))
+            return []
+        handle = (pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit()
+                  else pynvml.nvmlDeviceGetHandleByUUID(first))
+        return [_gpu_sensor(pynvml, handle, 'GPU ' + first)]
+    except pynvml.NVMLError as error:
+        notes.append('GPU: {}'.format(error))
+        return []
+
+
+def _gpu_sensor(pynvml, handle, name):
+    def checked(read, scale):
+        try:
+            return read(handle) / scale
+        except pynvml.NVMLError as error:
+            raise RuntimeError(str(error))
+    try:
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return Counter(name, lambda: checked(pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e3))
+    except pynvml.NVMLError:  # before Volta
+        pynvml.nvmlDeviceGetPowerUsage(handle)
+        return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage, 1e3))
+
+
+# ---------------------------------------------------------------- beside training
+
+class Meter:
+    """Adds up the joules of some sensors while `running()`.
+
+    sensors, notes: as find_sensors gives them. A sensor that stops answering leaves no number at
+    all: a sum without it would be too small.
+    """
+
+    def __init__(self, sensors, notes=(), period=PERIOD):
+        self.intervals = []  # [start, end] in seconds since 1970, of all that was measured
+        self._sensors, self._notes = sensors, list(notes)
+        self._joules, self._fault = 0.0, None
+        self._was_set = False  # the clock, in a process before this one
+        self._clock_offset = None  # of the wall clock over the monotonic one, at the start
+        self._sampler = Sampler(self._sample, period)
+
+    @contextlib.contextmanager
+    def running(self):
+        """What happens inside is measured."""
+        if self._clock_offset is None:
+            self._clock_offset = time.time() - time.perf_counter()
+        begin = time.perf_counter()
+        try:
+            with self._sampler.running() if self._sensors else contextlib.ExitStack():
+                yield
+        finally:
+            self.intervals.append([self._clock_offset + begin,
+                                   self._clock_offset + time.perf_counter()])
+
+    def state(self):
+        """What `restore` takes: all that was measured so far."""
+        return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
+                    sensors=[sensor.name for sensor in self._sensors],
+                    clock_was_set=self._clock_was_set())
+
+    def restore(self, state):
+        """Adds what an interrupted run measured, with the same sensors."""
+        names = [sensor.name for sensor in self._sensors]
+        self._joules += state['joules']
+        self._fault = self._fault or state['fault']
+        if names != state['sensors']:
+            self._fault = 'sensors are others since the run was interrupted: {} then, {} now' \
+                .format(*[', '.join(of) or 'none' for of in (state['sensors'], names)])
+        self.intervals[:0] = state['intervals']
+        self._was_set = state['clock_was_set']
+
+    def _clock_was_set(self):
+        """Whether the time of day jumped since the first interval: a board without a clock of its
+        own gets it from the network, perhaps in between.
+        """
+        return self._was_set or self._clock_offset is not None and abs(
+            time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
+
+    def _sample(self, begins):
+        joules = self._read()
+        self._joules += 0 if begins else joules
+
+    def _read(self):
+        joules = 0.0
+        for sensor in self._sensors if self._fault is None else ():
+            for _ in range(2):  # a bus that was busy answers when asked again
+                try:
+                    joules += sensor.advance(time.perf_counter())
+                    break
+                except READ_ERRORS as error:
+                    reason = error
+            else:
+                self._fault = '{} stopped answering: {}'.format(sensor.name, reason)
+        return joules
+
+    def result(self):
+        """dict of energy_joules (None where it was not measured), energy_source, energy_note (why
+        not, or what is left out) and training_intervals (seconds since 1970; None where the
+        clock was set meanwhile).
+        """
+        source = ', '.join(sensor.name for sensor in self._sensors) or None
+        note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
+        measured = source is not None and self._fault is None
+        return dict(energy_joules=self._joules if measured else None, energy_source=source,
+                    energy_note=note,
+                    training_intervals=None if self._clock_was_set() else self.intervals)

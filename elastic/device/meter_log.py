@@ -1,0 +1,144 @@
+"""The log of an external power meter, `timestamp,watts` lines, and the joules that it tells.
+
+For devices that cannot measure themselves, as a Raspberry Pi 4B. Timestamps are seconds since 1970;
+metered.py adds the result to finished runs.
+"""
+
+import array
+import bisect
+import csv
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from elastic.command_line import UserError, finite
+
+MAX_GAP = 5.0  # s between two readings, beyond which they tell nothing
+
+
+class MeterLog(NamedTuple):
+    """An external meter's log.
+
+    stretches: [(times, watts)], arrays of float64, in the order of the file; within one timestamps
+    grow, MAX_GAP apart at most. breaks: [(before, after, why)] around and between them: seconds
+    since 1970, infinite at both ends, and what is wrong there, None where the log just ends.
+    """
+    stretches: list
+    breaks: list
+
+    def span(self):
+        """(earliest, latest) timestamp; equal where no time passes."""
+        return (min((times[0] for times, _ in self.stretches), default=0.0),
+                max((times[-1] for times, _ in self.stretches), default=0.0))
+
+
+def read_meter(path):
+    """The MeterLog in a file; UserError where it is none.
+
+    A line that is no reading and a timestamp that goes back only break it: a logger may have been
+    restarted, a board without a clock of its own booted in the past. Which clock was right cannot
+    be told, so that readings on the two sides of a break are never joined.
+    """
+    log, last, why = MeterLog([], []), -math.inf, None
+    for line, seconds, watts, fault in _readings(path):
+        if fault or seconds <= last:
+            why = why or '{}, line {}: {}'.format(path, line, fault or 'timestamps must grow')
+            if fault:
+                continue
+        elif log.stretches and seconds - last > MAX_GAP:
+            why = why or ('the meter log has a hole of {:.0f} s at {:.0f}; during training at most '
+                          '{:g} s are allowed'.format(seconds - last, last, MAX_GAP))
+        if why or not log.stretches:
+            log.breaks.append((last, seconds, why))
+            log.stretches.append((array.array('d'), array.array('d')))
+        for values, value in zip(log.stretches[-1], (seconds, watts)):
+            values.append(value)
+        last, why = seconds, None
+    log.breaks.append((last, math.inf, why))
+    earliest, latest = log.span()
+    if not earliest < latest:
+        raise UserError(next((why for _, _, why in log.breaks if why), None)
+                        or '{} has {} readings; at least two are needed'.format(
+                            path, len(log.stretches)))
+    return log
+
+
+def _readings(path):
+    """Yields (line number, seconds, watts, None), or what is wrong with the line in the end."""
+    header = []
+    for number, line in enumerate(_lines(path), 1):
+        seconds, watts, fault = None, None, None
+        try:
+            cells = _cells(line)
+            if not (header and cells):
+                header = header or cells
+                continue
+            if len(cells) > len(header):  # a cut line and the next one
+                raise ValueError
+            row = dict(zip(header, cells))
+            seconds, watts = finite(row['timestamp']), finite(row['watts'])
+            if watts < 0:
+                fault = 'watts must not be negative'
+        except (csv.Error, KeyError, ValueError):
+            fault = 'expected the columns timestamp (seconds since 1970) and watts, both numbers'
+        yield number, seconds, watts, fault
+
+
+def _cells(line):
+    """One line alone, so that a stray quote in a damaged one does not swallow what follows."""
+    return next(csv.reader([line], strict=True), [])
+
+
+def _lines(path):
+    """Yields the whole lines of a log; the last one may be half written yet."""
+    try:
+        with open(path, encoding='utf-8', errors='replace', newline='') as file:
+            for line in file:
+                if line.endswith('\n'):
+                    yield line
+    except OSError as error:
+        raise UserError('cannot read the meter log {}: {}'.format(path, error))
+
+
+def check_meter(path):
+    """UserError where this cannot become a meter's log: checked before training starts."""
+    try:
+        header = _cells(next(_lines(path), 'timestamp,watts'))  # it may start later
+    except csv.Error as error:
+        raise UserError('{}, line 1: {}'.format(path, error))
+    if not {'timestamp', 'watts'} <= set(header):
+        raise UserError('{} has the columns {}; a meter log needs timestamp (seconds since 1970) '
+                        'and watts'.format(path, ', '.join(header)))
+
+
+def metered_joules(log, intervals):
+    """Joules by a MeterLog over [start, end] intervals, linear between readings.
+
+    UserError where one stretch does not cover an interval alone, and where intervals is None: see
+    Meter.result.
+    """
+    if intervals is None:
+        raise UserError('the clock was set during training: a log by that clock does not fit')
+    return sum(_integral(log, start, end) for start, end in intervals)
+
+
+def _integral(log, start, end):
+    inside = [(times, watts) for times, watts in log.stretches
+              if times[0] < end and times[-1] > start]
+    if len(inside) != 1 or start < inside[0][0][0] or end > inside[0][0][-1]:
+        raise UserError(_why_not(log, start, end))
+    times, watts = inside[0]
+    within = times[bisect.bisect_right(times, start):bisect.bisect_left(times, end)]
+    points = np.concatenate([[start], within, [end]])
+    at = np.interp(points, times, watts)
+    return float(np.sum(np.diff(points) * (at[1:] + at[:-1]) / 2))
+
+
+def _why_not(log, start, end):
+    """Why [start, end] has no integral: the shortest break in it, which is nearest to it."""
+    breaks = [(max(ends) - min(ends), why) for *ends, why in log.breaks
+              if min(ends) < end and max(ends) > start]
+    seconds, why = min(breaks, key=lambda item: item[0], default=(0.0, None))
+    return why or ('the meter log covers {:.0f} to {:.0f}, training {:.0f} to {:.0f} (seconds '
+                   'since 1970)'.format(*log.span() + (start, end)))

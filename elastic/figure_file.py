@@ -1,0 +1,44 @@
+"""A figure's files: a PNG, a PDF, and a CSV with the numbers behind it, in one style."""
+
+import contextlib
+import csv
+import os
+
+from elastic.command_line import UserError
+from elastic.files import whole
+
+KINDS = ('png', 'pdf', 'csv')
+RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
+             'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
+             'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
+             'grid.color': '#E4E4E4', 'grid.linewidth': 0.6, 'legend.frameon': False,
+             'pdf.fonttype': 42}
+
+
+def write_figure(output, size, draw, header, rows):
+    """Draws and writes OUTPUT.png, .pdf and .csv; files already there stay whole on failure.
+
+    size: inches; draw: called with the Figure; rows: of the CSV, NaN becomes an empty cell.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    stem = os.fspath(output)
+    stem = stem[:-4] if stem.endswith('.png') else stem
+    paths = [f'{stem}.{kind}' for kind in KINDS]
+    try:
+        os.makedirs(os.path.dirname(stem) or '.', exist_ok=True)
+        with contextlib.ExitStack() as files:
+            png, pdf, table = [files.enter_context(whole(path)) for path in paths]
+            with matplotlib.rc_context():
+                matplotlib.rcdefaults()
+                matplotlib.rcParams.update(RC_PARAMS)
+                figure = Figure(figsize=size)
+                draw(figure)
+                figure.savefig(png, dpi=150, format='png')
+                figure.savefig(pdf, metadata={'CreationDate': None}, format='pdf')
+            with open(table, 'w', encoding='utf-8', newline='') as file:
+                csv.writer(file, lineterminator='\n').writerows(
+                    [['' if cell != cell else cell for cell in row] for row in [header] + rows])
+    except OSError as error:
+        raise UserError(f'cannot write {stem}: {error}')
+    return paths

@@ -1,0 +1,172 @@
+"""Files that are written whole or not at all, and JSON and .npz whose damage is noticed.
+
+Whole or not at all holds whatever fails: a line of code, the process, the power.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+
+import numpy as np
+
+from elastic.command_line import UserError, first_line
+
+PART = '.part'  # end of the name of what is being written; a killed process may leave it
+CHECKSUM = 'sha256'  # key in a JSON file, of the checksum of the rest
+
+
+@contextlib.contextmanager
+def whole(path, before=None):
+    """Replaces the file at `path` by one that is written within this context.
+
+    path: str. before: path to which the file that is replaced moves; None deletes it.
+    Yields the path of a new file beside it. When the context ends, the new file is flushed to the
+    disk and renamed. After an error it is deleted, and the file at `path` is as it was.
+    """
+    part = path + PART
+    try:
+        yield part
+        _flush(part)
+        if before is not None and os.path.exists(path):
+            os.replace(path, before)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+    flush_folder(os.path.dirname(path) or '.')
+
+
+@contextlib.contextmanager
+def whole_folder(path):
+    """Replaces the folder at `path` by one that is filled within this context.
+
+    Yields the path of a new, empty folder. When the context ends, its files are flushed to the disk
+    and it is renamed. After an error it is deleted. Two processes may replace the same folder at
+    once: each fills its own, and the later one stays.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(PART, name + '.', parent) as temporary:
+        new = os.path.join(temporary, name)
+        os.mkdir(new)
+        yield new
+        for folder, _, names in os.walk(new):
+            for file in names:
+                _flush(os.path.join(folder, file))
+            flush_folder(folder)
+        if os.path.isdir(path):
+            os.rename(path, os.path.join(temporary, 'old'))
+        os.rename(new, path)
+        flush_folder(parent)
+
+
+def flush_folder(path):
+    """Waits until the names in a folder are on the disk, where the file system supports that."""
+    with contextlib.suppress(OSError):
+        _flush(path)
+
+
+def _flush(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_parts(folder):
+    """Removes the unfinished files and folders that a killed process left in a folder.
+
+    No other process may be writing to the folder.
+    """
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.endswith(PART) and os.path.isdir(path):
+            shutil.rmtree(path)
+        elif name.endswith(PART):
+            os.remove(path)
+
+
+# ---------------------------------------------------------------- JSON
+
+def read_json(path, where=''):
+    """Returns the dict in a JSON file, without its checksum.
+
+    A file without a checksum is accepted: it was written by hand. where: start of the message of
+    the UserError that is raised where the file is damaged, missing or no JSON object.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError('{}cannot read {}: {}'.format(where, path, error))
+    if not isinstance(content, dict):
+        raise UserError('{}{} is not a JSON object'.format(where, path))
+    if content.pop(CHECKSUM, None) not in (None, checksum(content)):
+        raise UserError('{}{} is not as it was written'.format(where, path))
+    return content
+
+
+def write_json(path, content):
+    """Writes a dict as JSON, one key a line, with a checksum of all of it."""
+    content = dict(content, **{CHECKSUM: checksum(content)})
+    lines = ['{}: {}'.format(json.dumps(key), json.dumps(value, sort_keys=True))
+             for key, value in sorted(content.items())]
+    with whole(path) as part, open(part, 'w') as out:
+        out.write('{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+def checksum(content):
+    """Returns the SHA-256, in hexadecimal, of bytes or of what JSON can hold."""
+    if not isinstance(content, bytes):
+        content = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def checksum_of_file(path):
+    """Returns the SHA-256, in hexadecimal, of what a file holds."""
+    with open(path, 'rb') as file:
+        return checksum(file.read())
+
+
+# ---------------------------------------------------------------- arrays
+
+def write_npz(path, kind, arrays, before=None):
+    """Writes arrays as a .npz, without pickle, one at a time.
+
+    kind: str that read_npz asks for. arrays: name -> array or tf.Variable. before: see `whole`.
+    """
+    with whole(path, before) as part, open(part, 'wb') as out:
+        archive = zipfile.ZipFile(out, 'w')
+        try:
+            for name, array in dict(arrays, format=np.array(kind)).items():
+                array = np.asarray(array if isinstance(array, np.ndarray) else array.numpy())
+                with archive.open(name + '.npy', 'w', force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+            archive.close()
+        except BaseException:
+            archive.fp = None  # otherwise its finalizer writes again, and prints a traceback
+            raise
+
+
+def read_npz(path, kind):
+    """Returns the arrays, name -> array, that write_npz wrote; runs no code that is in them.
+
+    Raises UserError where the file is damaged, which CRC-32 shows, or was written as another kind.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end
+            arrays = {os.path.splitext(name)[0]: np.lib.format.read_array(
+                io.BytesIO(archive.read(name)), allow_pickle=False) for name in archive.namelist()}
+    except Exception as error:  # a damaged archive can raise anything
+        raise UserError("'{}' cannot be read, it may be damaged or cut short ({})".format(
+            path, first_line(error) or type(error).__name__))
+    if str(arrays.pop('format', '')) != kind:
+        raise UserError("'{}' is not of this project's format {}".format(path, kind))
+    return arrays

@@ -1,0 +1,216 @@
+"""The Keras side of models.py: the frozen backbone, the head on it, pretrained weights."""
+
+import os
+import re
+
+from tensorflow import keras
+
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+
+# A network trained from scratch for a few hundred steps is evaluated at chance with Keras' own
+# 0.99 or 0.999, because the moving statistics have not caught up.
+BN_MOMENTUM_TRAIN = 0.95
+
+
+@keras_stack.register
+class Backbone(keras.layers.Layer):
+    """A network without its head, behind its family's preprocessing.
+
+    Frozen means frozen: in Keras 3 `base(x, training=False)` inside a functional model is
+    overridden when the outer model is called with training=True, and the moving statistics change.
+    Inside the call() of a layer it holds, on both stacks.
+    """
+
+    def __init__(self, base, preprocessing=None, train_statistics=False, **kwargs):
+        super().__init__(**kwargs)
+        self.base = base
+        self.preprocessing = preprocessing
+        self.set_statistics(train_statistics)
+
+    def set_statistics(self, train):
+        """train: whether batch normalization uses and tracks the statistics of the batch."""
+        self.train_statistics = train
+        for layer in keras_stack.flat_layers(self.base):
+            if train and isinstance(layer, keras.layers.BatchNormalization):
+                layer.momentum = min(layer.momentum, BN_MOMENTUM_TRAIN)
+
+    def call(self, images, training=None):
+        if self.preprocessing:
+            module = getattr(keras.applications, self.preprocessing)
+            images = module.preprocess_input(images)
+        return self.base(images, training=bool(training) and self.train_statistics)
+
+    def compute_output_shape(self, input_shape):
+        return self.base.compute_output_shape(input_shape)
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(base=keras.layers.serialize(self.base), preprocessing=self.preprocessing,
+                      train_statistics=self.train_statistics)
+        return config
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        return cls(base=keras.layers.deserialize(config.pop('base')), **config)
+
+
+def classifier(base, preprocessing, input_shape, num_classes, bn_statistics):
+    """Input -> Backbone -> global average pooling -> dropout 0.2 -> Dense logits."""
+    inputs = keras.Input(input_shape)
+    x = Backbone(base, preprocessing, bn_statistics == 'train', name='backbone')(inputs)
+    if len(x.shape) == 4:  # (B, h, w, C) -> (B, C); vit gives its class token, (B, C)
+        x = keras.layers.GlobalAveragePooling2D(name='pooling')(x)
+    x = keras.layers.Dropout(0.2, name='dropout')(x)
+    outputs = keras.layers.Dense(num_classes, name='head')(x)
+    return keras.Model(inputs, outputs)
+
+
+def build_base(name, input_shape, weights, alpha):
+    """(network without top, name of the keras.applications module that preprocesses for it).
+
+    weights: 'imagenet', the path of a .h5 file, or None for random ones.
+    """
+    try:
+        if name == 'vit':
+            # vit-keras scales to -1..1, as mobilenet_v2 does.
+            return _vit(input_shape, weights), 'mobilenet_v2'
+        build = {key.lower(): build for key, build in applications().items()}[name.lower()]
+        options = dict(include_top=False, weights=weights, input_shape=tuple(input_shape))
+        if 'alpha' in build.__code__.co_varnames[:build.__code__.co_argcount]:
+            options['alpha'] = alpha
+        elif alpha != 1.0:
+            raise UserError('--alpha {} is for the MobileNet families; {} has no width '
+                            'multiplier'.format(alpha, name))
+        return build(**options), build.__module__.rsplit('.', 1)[1]
+    except UserError:
+        raise
+    except Exception as error:  # Keras reports every failure differently; one line says which
+        raise _readable(error, name, input_shape, weights)
+
+
+def applications():
+    """Returns name -> function of the networks in keras.applications."""
+    return {name: build for name, build in vars(keras.applications).items()
+            if callable(build) and name[0].isupper()}
+
+
+def _vit(input_shape, weights):
+    try:
+        from vit_keras import vit
+    except ImportError as error:
+        raise UserError('vit needs the package vit-keras, which is not installed ({}); it exists '
+                        'for Python 3.8 to 3.11 on x86-64: see requirements.txt'.format(error))
+    if input_shape[0] % 16 or input_shape[1] % 16:
+        raise UserError('vit takes input sizes that are multiples of 16; got {}'.format(
+            input_shape[0]))
+    if weights not in (None, 'imagenet'):
+        raise UserError("vit takes --weights imagenet, none or a .npz of this project; got '{}'"
+                        .format(weights))
+    return vit.vit_b16(image_size=tuple(input_shape[:2]), include_top=False, pretrained_top=False,
+                       pretrained=weights == 'imagenet')
+
+
+def _readable(error, name, input_shape, weights):
+    """The UserError for what keras.applications or vit-keras raised."""
+    text = ' '.join(str(error).split())
+    url = re.search(r'https?://[^\s\'"]+', text)
+    if weights == 'imagenet' and url:
+        wanted = os.path.basename(url.group().rstrip(':.,'))
+        folder = os.path.join(keras_stack.cache_folder(), 'weights' if name == 'vit' else 'models')
+        return UserError(
+            'the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} '
+            'by hand, or use --weights none or --weights FILE'.format(name, wanted, folder))
+    if 'nput size must be' in text or 'nput_shape' in text or 'dimension' in text:
+        return UserError('{} cannot take images of {}x{}: {}'.format(name, *input_shape[:2], text))
+    if weights not in (None, 'imagenet'):
+        return UserError("weights file '{}' does not fit {}: truncated, or of another architecture "
+                         '({})'.format(weights, name, text[:300]))
+    return UserError('{} cannot be built: {}'.format(name, text[:500]))
+
+
+def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
+    """A model saved by this project or any other Keras classifier or feature extractor.
+
+    trust: whether Python code in it, of Lambda layers, may run; else UserError where there is some.
+
+    A network that ends in a feature map (rank 4) gets a new head; one that ends in classes is used
+    with the head it has.
+    """
+    try:
+        if not trust and keras_stack.holds_code(path):
+            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
+                            'if you trust whoever made it, --trust_model'.format(path))
+        model = keras_stack.load_model(path, trust)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
+            path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))
+    _check_saved(path, model, input_shape)
+    own = [layer for layer in model.layers if isinstance(layer, Backbone)]
+    if len(model.output_shape) == 4:
+        return classifier(model, None, input_shape, num_classes, bn_statistics)
+    if model.output_shape[-1] != num_classes:
+        raise UserError("'{}' tells {} classes apart, the data has {}".format(
+            path, model.output_shape[-1], num_classes))
+    if own:
+        own[0].set_statistics(bn_statistics == 'train')
+        return model
+    inputs = keras.Input(input_shape)
+    outputs = Backbone(model, None, bn_statistics == 'train', name='backbone')(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def _check_saved(path, model, input_shape):
+    """UserError for a loaded model that is no classifier, or feature extractor, of such images."""
+    inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise UserError("'{}' has {} inputs and {} outputs; needed is a functional or Sequential "
+                        'model from one batch of images to one output'.format(
+                            path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
+    given = tuple(inputs[0].shape[1:])
+    if len(given) != 3 or given[2] not in (None, input_shape[2]):
+        raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
+                        'width x 3'.format(path, 'x'.join(map(str, given))))
+    if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
+        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
+            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
+    if len(outputs[0].shape) not in (2, 4):
+        raise UserError("'{}' gives arrays of {}; needed is a row of class scores, or a feature "
+                        'map, for each image'.format(
+                            path, 'x'.join(map(str, outputs[0].shape[1:]))))
+    if len(outputs[0].shape) == 2 and not model.trainable_weights:
+        raise UserError("'{}' has no trainable weights: set trainable = True and save it again"
+                        .format(path))
+
+
+def output_layer(model):
+    """The last layer that has weights, that of nested models too."""
+    while isinstance(model, Backbone) or getattr(model, 'layers', None):
+        inner = [model.base] if isinstance(model, Backbone) else model.layers
+        model = [layer for layer in inner if layer.trainable_weights][-1]
+    return model
+
+
+def statistics_from_batch(model, inputs):
+    """Sets every moving statistic to that of one batch: frozen normalisation then normalises.
+
+    In an untrained network with frozen statistics the signal shrinks layer by layer into denormal
+    numbers, on which some convolutions take ten times as long: nothing to time or to train.
+    inputs: one batch as the model takes it: a tensor, or a list or dict of them. Modes and momenta
+    are as before afterwards, also after an error.
+    """
+    layers = keras_stack.flat_layers(model)
+    changed = [(layer, 'train_statistics', True) for layer in layers if isinstance(layer, Backbone)]
+    changed += [(layer, 'momentum', 0.0) for layer in layers
+                if isinstance(layer, keras.layers.BatchNormalization)]
+    before = [getattr(layer, name) for layer, name, _ in changed]
+    try:
+        for layer, name, value in changed:
+            setattr(layer, name, value)
+        model(inputs, training=True)
+    finally:
+        for (layer, name, _), value in zip(changed, before):
+            setattr(layer, name, value)

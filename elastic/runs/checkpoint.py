@@ -1,0 +1,198 @@
+"""The checkpoint of a run: all that it takes to resume as if nothing had happened.
+
+    resume/last     in the run's folder, the newest one; `before` is the one before it
+
+A file is a .npz of arrays and of `tree`, the JSON that says what each array is. At any instant
+there is a whole one, whatever fails. Reading it runs no code in it. This module takes and returns
+trees of plain values and arrays; train.py knows what they mean.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+
+from elastic.command_line import UserError
+from elastic.files import read_npz, write_npz
+
+FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
+FORMAT = 'elastic-checkpoint-2'
+TREE = 'tree'
+COST = 0.01  # of a run's time, that checkpoints at the end of short epochs may take
+ALIVE_SECONDS = 10  # how often a run shows, by its checkpoint's time, that it still trains
+
+
+class Interrupted(Exception):
+    """A run was told to stop, and has: (epoch, 1-based; steps of it that are done; whether there is
+    a checkpoint of that).
+    """
+
+
+# ---------------------------------------------------------------- trees
+
+def _packed(value, arrays):
+    """JSON of a tree, whose arrays are added to the dict `arrays`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if hasattr(value, 'read_value') or (
+            isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        name = 'array_{}'.format(len(arrays))
+        arrays[name] = value
+        return {'array': name}
+    if isinstance(value, dict):
+        return {'dict': {key: _packed(of_key, arrays) for key, of_key in value.items()}}
+    if hasattr(value, '_asdict'):
+        return {'record': type(value).__name__, 'fields': _packed(value._asdict(), arrays)}
+    for name, kind in COLLECTIONS.items():
+        if isinstance(value, kind):
+            items = sorted(value) if kind is frozenset else value
+            return {name: [_packed(item, arrays) for item in items]}
+    if not (value is None or isinstance(value, (bool, int, float, str))):
+        raise TypeError('{!r} does not go into a checkpoint'.format(value))
+    return value
+
+
+COLLECTIONS = {'list': list, 'tuple': tuple, 'frozenset': frozenset}
+
+
+def _unpacked(value, arrays, records):
+    """The tree of _packed; records: name -> the NamedTuple of that name."""
+    if not isinstance(value, dict):
+        return value
+    if 'array' in value:
+        return arrays[value['array']]
+    if 'dict' in value:
+        return {key: _unpacked(of_key, arrays, records) for key, of_key in value['dict'].items()}
+    if 'record' in value:
+        return records[value['record']](**_unpacked(value['fields'], arrays, records))
+    name, items = next(iter(value.items()))
+    return COLLECTIONS[name](_unpacked(item, arrays, records) for item in items)
+
+
+# ---------------------------------------------------------------- files
+
+def write(folder, tree):
+    """Writes the checkpoint of the run in `folder`; the newest one so far becomes the one before.
+
+    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, tf.Variables (each
+    becomes an array as it is written), numbers, str, None.
+    Raises OSError where it cannot be written: then all is as it was.
+    """
+    place, arrays = os.path.join(folder, FOLDER), {}
+    packed = json.dumps(_packed(tree, arrays)).encode()
+    arrays[TREE] = np.frombuffer(packed, np.uint8)
+    os.makedirs(place, exist_ok=True)
+    write_npz(os.path.join(place, LAST), FORMAT, arrays, os.path.join(place, BEFORE))
+
+
+def read(folder, records=()):
+    """Returns the tree of the newest whole checkpoint of the run in `folder`, None where none is.
+
+    records: the NamedTuple classes that a tree may hold.
+    The tree also holds `stamps`; `lost_seconds`, for which the run trained after the checkpoint;
+    and `damaged`, a line on why it is not the newest, else None.
+    Raises UserError where there are checkpoints and none is whole.
+    """
+    reasons, found = [], stamps(folder)
+    for path in _paths(folder):
+        try:
+            tree = _read_file(path, records)
+            return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
+                        lost_seconds=max(0.0, os.path.getmtime(path) - tree['written']))
+        except UserError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise UserError('no checkpoint of {} can be used ({}); start over with --restart'.format(
+            folder, '; '.join(reasons)))
+    return None
+
+
+def stamps(folder):
+    """Returns a list that changes whenever a checkpoint is written; it is empty without one."""
+    found = []
+    for path in _paths(folder):
+        with contextlib.suppress(OSError):  # another process may be renaming it
+            status = os.stat(path)
+            found.append((path, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _paths(folder):
+    """Returns the paths of the checkpoints there are, the newest first."""
+    paths = [os.path.join(folder, FOLDER, name) for name in (LAST, BEFORE)]
+    return [path for path in paths if os.path.exists(path)]
+
+
+def _read_file(path, records):
+    arrays = read_npz(path, FORMAT)
+    try:
+        tree = json.loads(arrays[TREE].tobytes().decode())
+        return _unpacked(tree, arrays, {kind.__name__: kind for kind in records})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError('{} is of another version: {}'.format(path, error))
+
+
+def remove_damaged(folder):
+    """Removes the newest checkpoint, so that the one before it is not replaced by it."""
+    with contextlib.suppress(OSError):
+        os.remove(os.path.join(folder, FOLDER, LAST))
+
+
+def remove(folder):
+    """Removes the checkpoints of the run in `folder`."""
+    shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
+
+
+class Keeper:
+    """Says when a checkpoint is due, and writes it.
+
+    folder: of the run. minutes: at most between two, beside those at the end of epochs. about:
+    dict, what is true of this process and goes into each. stop: () -> bool, whether the run shall
+    end. written: of the checkpoint that the run resumes from. Without a folder it keeps nothing.
+    """
+
+    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
+                 written=None):
+        self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
+        self.stop = stop
+        self._last = self._alive = time.perf_counter()
+        self._written, self._failed, self._took = written, False, 0.0
+
+    def due(self):
+        """Whether the step that has just ended is one to write a checkpoint behind."""
+        now = time.perf_counter()
+        if self._written is not None and now - self._alive > ALIVE_SECONDS:
+            self._alive = now
+            with contextlib.suppress(OSError):  # not the time of day, which may be set
+                os.utime(os.path.join(self._folder, FOLDER, LAST),
+                         (time.time(), self._written + now - self._last))
+        return self.stop() or now - self._last > self._seconds
+
+    def pays(self):
+        """Whether the epoch that has just ended is one to write a checkpoint behind: where epochs
+        are so short that it would take more than COST of the time, not each is.
+        """
+        passed = time.perf_counter() - self._last
+        return self.stop() or self._folder is not None and passed * COST >= self._took
+
+    def keep(self, tree):
+        """Writes a checkpoint of tree(); whether it could. Where not, it says so, once, and the run
+        goes on.
+        """
+        if self._folder is None:
+            return False
+        written, begin = time.time(), time.perf_counter()
+        try:
+            write(self._folder, dict(tree(), about=self._about, written=written))
+            os.utime(os.path.join(self._folder, FOLDER, LAST), (written, written))
+            self._written, self._last, self._failed = written, begin, False
+            self._took = time.perf_counter() - begin
+        except OSError as error:
+            if not self._failed:
+                print('no checkpoint could be written ({}); training continues'.format(
+                    error.strerror or error))
+            self._last, self._failed = time.perf_counter(), True
+        return not self._failed

@@ -1,0 +1,228 @@
+"""The run folder logs/<run_name>/ as the figures read it; recorder.py writes it.
+
+    settings.json   the flags, written first: a folder is reused only by the same settings
+    epochs.csv      a row an epoch, written as it ends
+    selections.csv  a row a tensor for each selection
+    summary.json    written last: a folder without it is an unfinished run
+    events.*        TensorBoard
+    checkpoint/     weights, where asked for
+    resume/         what an unfinished run resumes from (checkpoint.py)
+"""
+
+import csv
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from elastic import command_line
+from elastic.command_line import UserError, finite
+from elastic.files import PART, checksum_of_file, read_json
+from elastic.schemes.fixed import SCHEMES
+
+DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
+EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
+                 'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
+                 'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
+VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
+          'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
+          'prefix_cache')  # of runs of one scheme
+SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
+                'files', 'throttled_epochs') + VARIED
+
+
+class SelectionRow(NamedTuple):
+    """One tensor of one selection; importance and time_share are None where none was recorded."""
+    epoch: int
+    tensor: int
+    name: str
+    shape: str
+    selected: bool
+    importance: float
+    time_share: float
+
+
+class Run(NamedTuple):
+    """The records of one finished run.
+
+    epochs: column -> its values, one an epoch; in DEVICE_COLUMNS None where the device reported
+    nothing.
+    """
+    summary: dict
+    epochs: dict
+    selections: list
+
+
+def fault(folder, text):
+    """The UserError that names the run in `folder`."""
+    return UserError(f"run '{os.path.basename(os.path.abspath(folder))}': {text}")
+
+
+def run_folder(run, logs_dir):
+    """Path of the run that a command line gives by its name under --logs_dir, or by its path."""
+    named = os.path.join(logs_dir, run)
+    path = os.path.exists(run) or os.path.dirname(run)
+    return run if path and not os.path.exists(named) else named
+
+
+def read_runs(folders):
+    """The Runs of these folders, as read_run; UserError for one that is given twice: it would count
+    as two.
+    """
+    paths = [os.path.realpath(folder) for folder in folders]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise fault(path, 'given twice')
+    return [read_run(folder) for folder in folders]
+
+
+def read_run(folder):
+    """The Run in `folder`, checked: UserError if it is missing, unfinished or has a hole."""
+    folder = os.path.abspath(folder)
+    if not os.path.isdir(folder):
+        parent, name = os.path.split(folder)
+        runs = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+        raise fault(folder, f'no folder {folder}{command_line.nearest(name, runs)}')
+    path = os.path.join(folder, 'summary.json')
+    if not os.path.exists(path):
+        raise fault(folder, f'unfinished: it has no {path}')
+    summary = read_json(path, f"run '{os.path.basename(folder)}': ")
+    missing = [key for key in SUMMARY_KEYS if key not in summary]
+    if missing:
+        raise fault(folder, f"summary.json lacks {', '.join(missing)}")
+    if summary['scheme'] not in SCHEMES:
+        raise fault(folder, f"summary.json: scheme is {summary['scheme']}; allowed: "
+                    + ', '.join(SCHEMES))
+    for name, written in summary.pop('files').items():
+        if not os.path.exists(os.path.join(folder, name)) or (
+                checksum_of_file(os.path.join(folder, name)) != written):
+            raise fault(folder, f'{name} is not as it was when the run ended')
+    summary['run_name'] = os.path.basename(folder)
+    return Run(summary, _read_epochs(folder, summary['epochs']),
+               _read_selections(folder, summary['epochs']))
+
+
+def told(text):
+    """A finite float, None for an empty cell."""
+    return None if text == '' else finite(text)
+
+
+def _read_csv(folder, name, kinds):
+    """Returns the rows of a CSV file as dicts.
+
+    kinds: column -> function that turns the text of a cell into a value. UserError, naming run,
+    file, row and column, for a missing column or a cell of another kind.
+    """
+    try:
+        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
+            reader = csv.DictReader(file)
+            rows, header = list(reader), reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise fault(folder, f'{name} cannot be read: {error}')
+    for column, kind in kinds.items():
+        if column not in header:
+            raise fault(folder, f'{name} has no column {column}')
+        for index, row in enumerate(rows):
+            try:
+                row[column] = kind(row[column])
+            except (KeyError, TypeError, ValueError):
+                raise fault(folder, f"{name}, row {index + 1}: {column} is "
+                             f"'{row[column] or ''}', which is not a value of this column")
+    return rows
+
+
+def _read_epochs(folder, count):
+    kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, told))
+    kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
+    rows = _read_csv(folder, 'epochs.csv', kinds)
+    for index, row in enumerate(rows):
+        if row['epoch'] != index + 1:
+            raise fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
+                         'must be 1, 2, ... in order')
+    if not rows or len(rows) != count:
+        raise fault(folder, f'unfinished: epochs.csv has {len(rows)} of the {count} epochs in '
+                     'summary.json')
+    epochs = {column: [row[column] for row in rows] for column in EPOCH_COLUMNS}
+    if np.any(np.diff(epochs['train_seconds']) <= 0):
+        raise fault(folder, 'epochs.csv: train_seconds does not grow from epoch to epoch')
+    return epochs
+
+
+def _read_selections(folder, epochs):
+    if not os.path.exists(os.path.join(folder, 'selections.csv')):
+        return []
+    kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
+             'selected': {'0': False, '1': True}.__getitem__}
+    kinds.update(importance=told, time_share=told)
+    rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
+            for row in _read_csv(folder, 'selections.csv', kinds)]
+    tensors = {}
+    for row in rows:
+        tensors.setdefault(row.epoch, []).append(row.tensor)
+    if tensors and not (min(tensors) == 1 and max(tensors) <= epochs):
+        raise fault(folder, f'selections.csv: selections of epochs {min(tensors)} to '
+                     f'{max(tensors)} in a run of epochs 1 to {epochs}')
+    for epoch, given in sorted(tensors.items()):
+        if sorted(given) != list(range(len(tensors[1]))):
+            raise fault(folder, f'selections.csv: the selection of epoch {epoch} does not name '
+                         f'each of the tensors 0 to {len(tensors[1]) - 1} once')
+    return rows
+
+
+def distinctions(values, rivals):
+    """Returns [(name, value)] of the flags in VARIED in which the rivals differ.
+
+    values, rivals: tuples of the flags' values, in the order of VARIED. A value of None is left
+    out: the flag does not apply to the run, or kept its default.
+    """
+    return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
+            if value is not None and len(set(others)) > 1]
+
+
+def selection_per_epoch(run):
+    """What was trained in each epoch: a selection holds until the next one.
+
+    Returns mask (epochs, N) bool and time_share (epochs, N) float64, NaN where none was recorded.
+    """
+    mask = np.zeros((run.summary['epochs'], 1 + max(row.tensor for row in run.selections)), bool)
+    share = np.full(mask.shape, np.nan)
+    for row in sorted(run.selections, key=lambda row: row.epoch):
+        mask[row.epoch - 1:, row.tensor] = row.selected
+        share[row.epoch - 1:, row.tensor] = np.nan if row.time_share is None else row.time_share
+    return mask, share
+
+
+def changed_settings(before, now):
+    """['rho 0.5 there, 0.7 now', ...]: of two dicts, what differs.
+
+    A setting that was not known before is None there: where it is not given now, nothing changed.
+    """
+    return ['{} {} there, {} now'.format(key, before.get(key), now.get(key))
+            for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)]
+
+
+def is_finished(folder, settings, restart=False):
+    """True if the folder holds a finished run of these settings; changes nothing.
+
+    settings: dict that JSON can hold. restart: False then, whatever run it holds. UserError where
+    the folder holds anything but a run of the same settings.
+    """
+    if not os.path.isdir(folder) or all(name.endswith(PART) for name in os.listdir(folder)):
+        return False
+    path = os.path.join(folder, 'settings.json')
+    if not os.path.exists(path):
+        raise fault(folder, '{} exists and is not a run of this project; choose another '
+                    '--run_name'.format(folder))
+    if restart:
+        return False
+    changed = changed_settings(read_json(path), settings)
+    if changed:
+        raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
+                    '{}, or begin it anew with --restart'.format(', '.join(changed), folder))
+    path = os.path.join(folder, 'summary.json')
+    if not os.path.exists(path) or not os.path.getsize(path):  # which a power cut may leave
+        return False
+    try:
+        return bool(read_json(path).get('finished'))
+    except UserError as error:
+        raise fault(folder, '{}: mend it, or begin the run anew with --restart'.format(error))

@@ -1,0 +1,82 @@
+"""Energy of training runs in joules: the sensors of this device, and external power meters.
+
+    python -m elastic.runs.metered                        shows the sensors found, and reads them
+    python -m elastic.runs.metered RUN --meter_csv FILE   adds a meter's energy to a finished run
+
+Sensors are the rails of a Jetson's INA3221, the RAPL counters of Intel and AMD processors, and
+NVIDIA GPUs. A Raspberry Pi 4B has none: an external meter logs `timestamp,watts` (seconds since
+1970, watts). Energy is that of training alone, without validation, as in all reported times.
+"""
+
+import argparse
+import contextlib
+import os
+import time
+
+from elastic import command_line
+from elastic.command_line import UserError
+from elastic.device.energy import NO_SENSOR, PERIOD, Meter, find_sensors
+from elastic.device.meter_log import metered_joules, read_meter
+from elastic.files import read_json, write_json
+from elastic.runs.folder import read_run, run_folder
+from elastic.settings import LOGS_DIR
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser('python -m elastic.runs.metered', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('runs', nargs='*', metavar='RUN', help='name under --logs_dir, or a path')
+    parser.add_argument('--meter_csv', metavar='FILE', help='log of an external meter')
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR')
+    args = parser.parse_args(argv)
+    if bool(args.runs) != bool(args.meter_csv):
+        raise UserError('runs and --meter_csv belong together; given: {}'.format(
+            'runs alone' if args.runs else '--meter_csv alone'))
+    for name in args.runs:
+        add_to_run(run_folder(name, args.logs_dir), args.meter_csv)
+    return 0 if args.runs else show_sensors()
+
+
+def add_to_run(folder, path):
+    """Adds the energy by an external meter's log to the summary of a finished run.
+
+    folder: of the run. path: of the log. UserError where the log does not cover the run's training;
+    the summary of a run without any energy then gives the reason.
+    """
+    read_run(folder)
+    summary_path = os.path.join(folder, 'summary.json')
+    summary = read_json(summary_path)
+    used = dict(energy_source='meter log ' + os.path.basename(path), energy_note=None)
+    try:
+        used['energy_joules'] = metered_joules(read_meter(path), summary['training_intervals'])
+    except UserError as error:
+        if summary['energy_joules'] is None:
+            write_json(summary_path, dict(summary, **dict(used, energy_note=str(error))))
+        raise
+    write_json(summary_path, dict(summary, **used))
+    print('{}: {:,.1f} J'.format(folder, used['energy_joules']))
+
+
+def show_sensors():
+    """Prints a table of the sensors found here, with the power that each reads for a second."""
+    sensors, notes = find_sensors()
+    meters = [Meter([sensor]) for sensor in sensors]
+    with contextlib.ExitStack() as stack:
+        for meter in meters:
+            stack.enter_context(meter.running())
+        time.sleep(2 * PERIOD if meters else 0)
+    rows = []
+    for sensor, meter in zip(sensors, meters):
+        result = meter.result()
+        seconds = sum(end - start for start, end in result['training_intervals'])
+        joules = result['energy_joules']
+        rows.append([sensor.name, result['energy_note'] if joules is None else '{:.2f}'.format(
+            joules / seconds)])
+    print(command_line.table(['sensor', 'power (W)'], rows) if rows else NO_SENSOR)
+    for note in notes:
+        print(note)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,123 @@
+"""What a run reports while it trains: lines on the terminal, rows of its records, its summary."""
+
+import numpy as np
+
+from elastic.compat import keras_stack
+
+
+def summary_of(rows, clock, scheme, step_ms, cache):
+    """Returns the measured part of summary.json, a dict.
+
+    rows: of record_epoch. step_ms: kind of step -> ms of each. scheme, cache: as in train.train.
+    """
+    return dict(
+        epochs=len(rows), throttled_epochs=_throttled_epochs(rows),
+        final_accuracy=rows[-1]['test_accuracy'],
+        best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
+        train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
+        selection_seconds=clock.seconds['selection'],
+        importance_seconds=scheme.importance_seconds,
+        **{name + '_seconds': clock.seconds[name] for name in (
+            'validation', 'checkpoint', 'resume', 'lost')},
+        **_step_summary(step_ms, cache), **scheme.summary)
+
+
+def _throttled_epochs(rows):
+    """Returns their number; None where the device did not report throttling."""
+    reported = [row['throttled'] for row in rows if row.get('throttled') is not None]
+    return sum(reported) if reported else None
+
+
+def _step_summary(step_ms, cache):
+    """step_ms: kind of step -> ms of each. One number is a median, of several kinds the mean."""
+    everything = np.concatenate(list(step_ms.values()))
+    found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
+    for kind in (step_ms if cache is not None else ()):
+        found[kind + '_step_ms'] = float(np.median(step_ms[kind]))
+    return dict(found, **(cache.totals if cache is not None else {}))
+
+
+def _cache_scalars(cache):
+    totals = cache.totals
+    tried = sum(totals['cache_' + name] for name in ('hits', 'converted', 'misses'))
+    return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
+
+
+def record_epoch(recorder, scheme, choice, row, result, cache):
+    """Records one epoch. choice: the Choice that was made before it, or None. row: of epochs.csv.
+    result: its EpochResult.
+    """
+    if choice is not None:
+        _record_choice(recorder, scheme.maker.model, choice, row['epoch'])
+    recorder.epoch(row)
+    if scheme.name.startswith('elastic'):
+        recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, row['epoch'])
+    if cache is not None:
+        recorder.elastic(_cache_scalars(cache), row['epoch'])
+
+
+def _record_choice(recorder, model, choice, epoch):
+    variables, timings = model.trainable_variables, choice.timings
+    share = None
+    if timings is not None:
+        share = timings.t_dw + timings.t_dy + timings.t_up
+        share = share / share.sum()
+    recorder.selection(epoch, [keras_stack.variable_name(v) for v in variables],
+                       [tuple(v.shape) for v in variables], choice.mask, choice.importance, share)
+    if choice.importance is not None:
+        recorder.elastic({
+            'selected_tensors': int(choice.mask.sum()),
+            'selected_importance': float(choice.importance[choice.mask].sum()),
+            'predicted_step_ms': choice.predicted_ms, 'full_step_ms': timings.t_step,
+            'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'loop_ms': timings.t_loop,
+            'share_drift': choice.drift, 'fallback': int(choice.fallback)}, epoch)
+    if choice.trials:
+        recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
+                                                           for t in choice.trials]))
+                          for field in choice.trials[0]._fields}, epoch)
+
+
+def announce(choice, settings, seconds, cache):
+    """Prints what was chosen, in how many seconds, and what is odd about it."""
+    if choice.importance is None:
+        print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
+    else:
+        left = abs(choice.rho - settings.rho) >= 0.005
+        print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
+              '{:.2f} of full (rho {:g}{}), in {:.2f} s'.format(
+                  choice.mask.sum(), len(choice.mask),
+                  100 * choice.importance[choice.mask].sum()
+                  / max(choice.importance[choice.importance > 0].sum(), 1e-12),
+                  choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
+                  '; {:.2f} are left'.format(choice.rho) if left else '', seconds))
+    if cache is not None and cache.cut is not None:
+        print('  ' + cache.describe(choice.timings))
+    elif cache is not None and choice.timings is not None:
+        why = cache.too_large(choice.timings.cut_bytes)
+        if why is not None:
+            print('  without the prefix cache: ' + why)
+    if any(trial.scale < 1 for trial in choice.trials):
+        print('  a full trial update overshoots: importance taken at {:g} of it'.format(
+            min(trial.scale for trial in choice.trials)))
+    if choice.trials and not choice.trials[-1].holds:
+        print('  warning: even {:g} of an update does not lower the loss as its gradient predicts '
+              '({:+.2g} predicted, {:+.2g} real): the importance says little; use a smaller '
+              '--learning_rate'.format(*choice.trials[-1]))
+    if choice.fallback:
+        print('  no tensor within reach had positive importance: training the least bad ones; a '
+              'smaller --learning_rate or more --probe_batches may help')
+
+
+def epoch_label(epoch, num_epochs):
+    """'epoch  3/12'."""
+    return 'epoch {:>{}}/{}'.format(epoch, len(str(num_epochs)), num_epochs)
+
+
+def print_epoch(row, num_epochs):
+    """Prints the line of one epoch; row: as record_epoch takes it."""
+    penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
+    print('{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
+          '{:7.1f} ms/step   {:7.1f} s trained{}'.format(
+              epoch_label(row['epoch'], num_epochs), 100 * row['train_accuracy'],
+              row['train_loss'], penalty, 100 * row['test_accuracy'], row['test_loss'],
+              row['step_ms'], row['train_seconds'], '   throttled' if row['throttled'] else ''))

@@ -1,0 +1,220 @@
+"""Writes a run's folder, logs/<run_name>/, as it trains: what folder.py reads, and TensorBoard."""
+
+import contextlib
+import csv
+import glob
+import os
+import shutil
+
+import numpy as np
+
+from elastic import command_line
+from elastic.files import checksum_of_file, remove_parts, write_json
+from elastic.runs import checkpoint
+from elastic.runs.folder import (
+    DEVICE_COLUMNS,
+    EPOCH_COLUMNS,
+    SelectionRow,
+    fault,
+    is_finished,
+)
+
+
+def open_run(folder, settings, resumed=None, restart=False):
+    """Makes the folder ready; the records of an interrupted run are cleared where it starts over.
+
+    resumed: the tree of the checkpoint that it resumes from, None to start over; restart: see
+    folder.is_finished.
+    Returns the lock that Recorder holds, or None and changes nothing where the run is finished by
+    now. UserError as is_finished, and where another process trains this run, or has meanwhile.
+    """
+    os.makedirs(folder, exist_ok=True)
+    lock = _lock(folder)
+    with contextlib.ExitStack() as unless_opened:
+        unless_opened.callback(os.close, lock)
+        if is_finished(folder, settings, restart):  # what held before need not hold any more
+            return None
+        expected = [] if resumed is None else resumed['stamps']
+        if not restart and checkpoint.stamps(folder) != expected:
+            raise fault(folder, 'another process has trained it meanwhile; start again')
+        remove_parts(folder)
+        if resumed is None:
+            _clear(folder)
+        elif resumed['damaged']:
+            checkpoint.remove_damaged(folder)
+        write_json(os.path.join(folder, 'settings.json'), settings)
+        unless_opened.pop_all()
+    return lock
+
+
+def records_of(folder):
+    """Names of the files in a run's folder that grow while it trains."""
+    paths = glob.glob(os.path.join(glob.escape(folder), 'events.out.*')) + [
+        os.path.join(folder, name) for name in ('epochs.csv', 'selections.csv')]
+    return [os.path.basename(path) for path in paths if os.path.exists(path)]
+
+
+def _clear(folder):
+    """Removes the records of a run, but for its settings; what it could go on from first."""
+    checkpoint.remove(folder)
+    for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
+        if os.path.exists(os.path.join(folder, stale)):
+            os.remove(os.path.join(folder, stale))
+    shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
+
+
+def _lock(folder):
+    """An exclusive lock on a run's folder, which the system frees with the process at the latest.
+
+    A number, to be closed with os.close.
+    """
+    import fcntl
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise fault(folder, 'another process is training it; wait for it or stop it')
+    return lock
+
+
+class Recorder:
+    """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye.
+
+    lock: of open_run, freed when the run is finished or this object goes. resumed: `state` of the
+    records to go on from: what was written later goes. As a context manager it leaves nothing
+    behind of a run that fails before there is anything to go on from.
+    """
+
+    def __init__(self, folder, lock=None, resumed=None):
+        import tensorflow as tf
+        self.folder, self._lock = folder, lock
+        self.masks = []  # (first epoch, mask), one a selection
+        if resumed is not None:
+            self._rewind(resumed)
+        self.summary = tf.summary
+        self.writer = tf.summary.create_file_writer(folder)
+
+    def epoch(self, row):
+        """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar, but None."""
+        self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
+        tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
+                'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
+                'test/accuracy': 'test_accuracy',
+                'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
+                'time/train_seconds': 'train_seconds'}
+        tags.update({'device/' + column: column for column in DEVICE_COLUMNS
+                     if row[column] is not None})
+        self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
+
+    def elastic(self, scalars, epoch):
+        """scalars: name -> value, shown in TensorBoard as elastic/<name>."""
+        self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
+
+    def _scalars(self, values, epoch):
+        with self.writer.as_default():
+            for tag, value in values.items():
+                self.summary.scalar(tag, value, step=epoch)
+        self.writer.flush()
+
+    def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
+        """One selection, made before `epoch`; importance, time_share: (N,) or None."""
+        blank = [''] * len(names)
+        rows = zip([epoch] * len(names), range(len(names)), names,
+                   ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
+                   blank if importance is None else importance,
+                   blank if time_share is None else time_share)
+        self._append('selections.csv', SelectionRow._fields, rows)
+        self.masks.append((epoch, np.asarray(mask, dtype=bool)))
+        with self.writer.as_default():
+            self.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
+        self.writer.flush()
+
+    def state(self):
+        """What `resumed` takes; all that was written is on the disk."""
+        self.writer.flush()
+        sizes = {}
+        for name in records_of(self.folder):
+            with open(os.path.join(self.folder, name), 'rb') as file:
+                os.fsync(file.fileno())
+                sizes[name] = os.fstat(file.fileno()).st_size
+        return dict(sizes=sizes, masks=self.masks)
+
+    def _rewind(self, state):
+        self.masks, sizes = list(state['masks']), state['sizes']
+        present = {name: os.path.getsize(os.path.join(self.folder, name))
+                   for name in records_of(self.folder)}
+        short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
+                 and name.endswith('.csv')]  # TensorBoard's may be cleared
+        if short:
+            raise fault(self.folder, '{} lost what the checkpoint says it held; start over with '
+                        '--restart'.format(', '.join(short)))
+        for name in present:
+            if name in sizes and present[name] > sizes[name]:
+                os.truncate(os.path.join(self.folder, name), sizes[name])
+            elif name not in sizes:
+                os.remove(os.path.join(self.folder, name))
+
+    def finish(self, summary):
+        """Writes summary.json: from now on the run counts as finished."""
+        self.state()  # on the disk before the summary is
+        self.writer.close()
+        files = {name: checksum_of_file(os.path.join(self.folder, name))
+                 for name in records_of(self.folder) if name.endswith('.csv')}
+        write_json(os.path.join(self.folder, 'summary.json'),
+                   dict(summary, finished=True, files=files))
+        checkpoint.remove(self.folder)
+        self._unlock()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.writer.close()
+        if not (os.path.exists(os.path.join(self.folder, 'epochs.csv'))
+                or checkpoint.stamps(self.folder)):
+            _clear(self.folder)
+            os.remove(os.path.join(self.folder, 'settings.json'))
+            if not os.listdir(self.folder):
+                os.rmdir(self.folder)
+        self._unlock()
+
+    def _unlock(self):
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    __del__ = _unlock
+
+    def text(self):
+        """Writes epochs.txt: the table of epochs for people."""
+        with open(os.path.join(self.folder, 'epochs.csv'), newline='') as source:
+            header, *rows = list(csv.reader(source))
+        rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
+                for row in rows]
+        with open(os.path.join(self.folder, 'epochs.txt'), 'w') as out:
+            out.write(command_line.table(header, rows) + '\n')
+
+    def _append(self, name, header, rows):
+        path = os.path.join(self.folder, name)
+        new = not os.path.exists(path)
+        with open(path, 'a', newline='') as out:
+            table = csv.writer(out, lineterminator='\n')
+            if new:
+                table.writerow(header)
+            table.writerows(rows)
+
+
+def mask_image(masks, tensor_pixels=4, epoch_pixels=16):
+    """(1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8: trained tensors in blue.
+
+    masks: (first epoch, (N,) bool) of each selection. The output is at the top, as in a network
+    drawn from the ground up; a selection is as wide as the epochs that it lasted.
+    """
+    columns = []
+    for i, (epoch, mask) in enumerate(masks):
+        until = masks[i + 1][0] if i + 1 < len(masks) else epoch + 1
+        columns += [mask] * (until - epoch)
+    grid = np.stack(columns, axis=1)[::-1]  # (N, epochs)
+    pixels = np.where(grid[..., None], (0, 114, 178), (233, 233, 233)).astype(np.uint8)
+    return pixels.repeat(tensor_pixels, axis=0).repeat(epoch_pixels, axis=1)[None]

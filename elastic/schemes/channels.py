@@ -1,0 +1,210 @@
+"""Finds in the graph which channels of a network can only be removed together.
+
+Tensors that are added share one set of channels, and a channel goes only where every convolution
+that writes it and every one that reads it has let go of it (PruneTrain's channel union). Pooling,
+dropout and squeeze-and-excitation pass channels on; a Dense layer reads and writes them as a
+convolution does, so that the classifier's kernel shrinks with the last convolutions. Transformer
+blocks lose hidden units of their MLP. What uses channels in any other way keeps all of them, as do
+the image and the classes.
+"""
+
+from functools import reduce
+from typing import Dict, List, NamedTuple
+
+import numpy as np
+from tensorflow import keras
+
+from elastic.compat import keras_stack
+from elastic.networks.backbone import Backbone
+
+ACROSS_CHANNELS = ('softmax', 'log_softmax', 'sparsemax', 'glu')  # activations that mix channels
+
+
+class Channels:
+    """Channels that stand or fall together.
+
+    judged: (variable, axis) of what writes or reads them, an index of the axis for each channel.
+    carried: (variable, axis) that only follow: biases, batch normalization, depthwise kernels.
+    fixed: something else uses them, so that all of them stay. size: None where it is not known.
+    """
+
+    def __init__(self, size, fixed=False):
+        self.size, self.fixed = size, fixed
+        self.judged, self.carried = [], []
+        self._part_of = None
+
+    def whole(self):
+        """The Channels that these have become part of."""
+        return self if self._part_of is None else self._part_of.whole()
+
+    def join(self, other):
+        """Both become one; returns it."""
+        first, second = self.whole(), other.whole()
+        if first is not second:
+            first.fixed |= second.fixed
+            first.judged += second.judged
+            first.carried += second.carried
+            second._part_of = first
+        return first
+
+    @property
+    def free(self):
+        """Whether channels may go."""
+        return bool(self.judged) and not self.fixed
+
+    def kept(self, threshold):
+        """Indices of the channels with a judged weight of at least `threshold`; never none."""
+        largest = np.zeros(self.size)
+        for variable, axis in self.judged:
+            weights = np.abs(keras_stack.raw(variable).numpy())
+            largest = np.maximum(largest, np.moveaxis(weights, axis, 0).reshape(
+                self.size, -1).max(axis=1))
+        kept = np.flatnonzero(largest >= threshold)
+        return kept if len(kept) else np.array([int(np.argmax(largest))])
+
+
+class Structure(NamedTuple):
+    """channels: those that may go. widths: id of a layer -> (configuration field, Channels)."""
+    channels: List
+    widths: Dict
+
+    @property
+    def size(self):
+        """How many channels may go."""
+        return sum(channels.size for channels in self.channels)
+
+
+def structure(model):
+    """The Structure of a functional or Sequential keras.Model, networks inside it included."""
+    found = _Analysis()
+    images = [found.fixed(tensor) for tensor in model.inputs]
+    for channels in found.network(model, images):
+        channels.whole().fixed = True
+    channels = {id(c.whole()): c.whole() for c in found.every}.values()
+    return Structure([c for c in channels if c.free],
+                     {name: (field, c.whole()) for name, (field, c) in found.widths.items()
+                      if c.whole().free})
+
+
+class _Analysis:
+    """What `structure` gathers on its way through the graph: every Channels, Structure.widths."""
+
+    def __init__(self):
+        self.every, self.widths, self._of_layer = [], {}, {}
+
+    def new(self, size, fixed=False):
+        self.every.append(Channels(size, fixed))
+        return self.every[-1]
+
+    def fixed(self, tensor):
+        return self.new(tensor.shape[-1] if len(tensor.shape) else None, fixed=True)
+
+    def network(self, network, into):
+        """The Channels of its outputs, from those of its inputs: lists."""
+        of = {id(tensor): channels for tensor, channels in zip(network.inputs, into)}
+        for layer, inputs, outputs in keras_stack.graph_nodes(network):
+            after = self._call(layer, [of[id(tensor)] for tensor in inputs], inputs, outputs)
+            of.update((id(tensor), channels) for tensor, channels in zip(outputs, after))
+        return [of[id(tensor)] for tensor in network.outputs]
+
+    def _call(self, layer, into, inputs, outputs):
+        """The Channels of the outputs of one call of a layer, from those of its inputs: lists."""
+        if network_of(layer) is not None:
+            return self.network(network_of(layer), into)
+        if _reads_and_writes(layer):
+            reads, writes = self._once(self._around_kernel, layer)
+            into[0].join(reads)
+            return [writes]
+        if _keeps_channels(layer, inputs, outputs):
+            out = reduce(Channels.join, into)
+            if layer.weights or isinstance(layer, keras.layers.Reshape):
+                out = out.join(self._once(self._along, layer, out.size))
+            return [out]
+        for channels in into:
+            channels.whole().fixed = True
+        self._once(self._hidden, layer)
+        return [self.fixed(tensor) for tensor in outputs]
+
+    def _once(self, make, layer, *rest):
+        """make(layer, *rest) of the first call: the same channels wherever a layer is called."""
+        if id(layer) not in self._of_layer:
+            self._of_layer[id(layer)] = make(layer, *rest)
+        return self._of_layer[id(layer)]
+
+    def _around_kernel(self, layer):
+        """(Channels it reads, Channels it writes): the last two axes of a kernel."""
+        rank = len(layer.kernel.shape)
+        reads, writes = [self.new(size) for size in layer.kernel.shape[-2:]]
+        reads.judged.append((layer.kernel, rank - 2))
+        writes.judged.append((layer.kernel, rank - 1))
+        if layer.use_bias:
+            writes.carried.append((layer.bias, 0))
+        writes.fixed = _activation(layer) in ACROSS_CHANNELS
+        self.widths[id(layer)] = 'filters' if rank == 4 else 'units', writes
+        return reads, writes
+
+    def _along(self, layer, size):
+        """The `size` Channels that a layer keeps, with its weights for each."""
+        channels = self.new(size)
+        channels.carried += [(weight, 2 if len(weight.shape) == 4 else 0)
+                             for weight in layer.weights]
+        if isinstance(layer, keras.layers.Reshape):
+            self.widths[id(layer)] = 'target_shape', channels
+        return channels
+
+    def _hidden(self, layer):
+        """The hidden units of a transformer block's MLP."""
+        dense = _hidden_layers(layer)
+        if dense:
+            units = self.new(dense[0].units)
+            units.judged += [(dense[0].kernel, 1), (dense[1].kernel, 0)]
+            units.carried.append((dense[0].bias, 0))
+            self.widths[id(layer)] = 'mlp_dim', units
+
+
+def network_of(layer):
+    """The network that a layer, a Backbone or itself a model, stands for; None for others."""
+    return keras_stack.functional(layer.base if isinstance(layer, Backbone) else layer)
+
+
+def _activation(layer):
+    return getattr(getattr(layer, 'activation', None), '__name__', '')
+
+
+def _channels_last(layer):
+    return getattr(layer, 'data_format', 'channels_last') == 'channels_last'
+
+
+def _reads_and_writes(layer):
+    """Whether every channel of the output is computed from all those of the input, by a kernel."""
+    return type(layer) is keras.layers.Dense or (
+        type(layer) is keras.layers.Conv2D and getattr(layer, 'groups', 1) == 1
+        and _channels_last(layer))
+
+
+def _keeps_channels(layer, inputs, outputs):
+    """Whether channel c of the output depends on channel c of the inputs alone."""
+    kinds = keras.layers
+    if isinstance(layer, kinds.Reshape):
+        return _wide_axes(inputs[0]) == _wide_axes(outputs[0])
+    if isinstance(layer, kinds.DepthwiseConv2D) and layer.depth_multiplier != 1:
+        return False
+    return (_channels_last(layer) and _activation(layer) not in ACROSS_CHANNELS
+            and len({tensor.shape[-1] for tensor in inputs}) == 1 and isinstance(layer, (
+                kinds.DepthwiseConv2D, kinds.BatchNormalization, kinds.Activation, kinds.ReLU,
+                kinds.LeakyReLU, kinds.Dropout, kinds.MaxPooling2D, kinds.AveragePooling2D,
+                kinds.GlobalAveragePooling2D, kinds.GlobalMaxPooling2D, kinds.ZeroPadding2D,
+                kinds.Add, kinds.Multiply)))
+
+
+def _wide_axes(tensor):
+    """Sizes of the axes of one image, without those of 1 before the channels."""
+    sizes = list(tensor.shape)[1:]
+    return [size for size in sizes[:-1] if size != 1] + sizes[-1:]
+
+
+def _hidden_layers(layer):
+    """The two Dense layers of a vit-keras transformer block's MLP, else None."""
+    dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
+             if isinstance(part, keras.layers.Dense)]
+    return dense if len(dense) == 2 else None

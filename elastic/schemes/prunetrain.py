@@ -1,0 +1,205 @@
+"""PruneTrain (Lym et al., SC'19): channels that training makes vanish are removed as it goes on.
+
+A group lasso on the input and the output channels of the convolutions draws whole channels to
+zero. Every few epochs those whose weights have all fallen below a threshold are removed and the
+network is rebuilt smaller; weights, momentum and BN statistics of what stays are carried over.
+
+Which channels belong together follows from the graph, whatever the network: channels.py.
+
+The defaults of the flags are those of the authors' own configurations for ImageNet; for CIFAR
+theirs has an interval of 10.
+"""
+
+from itertools import islice
+from typing import List, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks.backbone import Backbone
+from elastic.schemes.channels import network_of, structure
+from elastic.schemes.scheme import Choice, Scheme
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import evaluation_function, optimizer_for
+
+FIRST_BATCHES = 4  # whose loss sets the penalty
+EPSILON = 1e-12  # under the root of a norm: its gradient at zero
+
+
+class GroupLasso:
+    """The penalty on a model, a scalar tensor: coefficient * sum of the norms of all groups.
+
+    A group is the weights of one output channel or of one input channel of a convolution or a
+    Dense layer, or those into or out of one hidden unit of a transformer block. Only channels that
+    can go have one: drawing others to zero would cost accuracy for nothing.
+    batches: iterable of (images, labels). ratio: what share of loss plus penalty the penalty is on
+    the first FIRST_BATCHES, before training: the paper's way to set the coefficient.
+    """
+
+    def __init__(self, model, batches, ratio):
+        evaluate = evaluation_function(model)
+        if not structure(model).channels:
+            raise UserError('prune_training finds no channels to remove from this model: it needs '
+                            'convolutions, in a functional or Sequential Keras model')
+        losses = [float(evaluate(images, labels)[0]) / len(labels)
+                  for images, labels in islice(batches, FIRST_BATCHES)]
+        self.coefficient = (ratio / (1 - ratio) * float(np.mean(losses))
+                            / float(self.norms(model)))
+
+    @staticmethod
+    def norms(model):
+        """Sum of the norms of all groups, a scalar tensor."""
+        norms = []
+        for channels in structure(model).channels:
+            for variable, axis in channels.judged:
+                others = [i for i in range(len(variable.shape)) if i != axis]
+                squares = tf.reduce_sum(tf.square(keras_stack.raw(variable)), axis=others)
+                norms.append(tf.reduce_sum(tf.sqrt(squares + EPSILON)))
+        return tf.add_n(norms)
+
+    def __call__(self, model):
+        return self.coefficient * self.norms(model)
+
+
+class Pruned(NamedTuple):
+    """A model without its vanished channels. removed, channels: how many of how many; widths: how
+    many are left of each of structure(...).channels.
+    """
+    model: keras.Model
+    optimizer: object
+    removed: int
+    channels: int
+    widths: List = []
+
+
+def prune(model, optimizer, threshold, make_optimizer):
+    """Pruned: the model and its optimizer without the channels that have vanished.
+
+    The same objects where none has. threshold: a channel has vanished where none of its weights
+    is as large. make_optimizer: (variables) -> new optimizer of the same kind.
+    Weights, optimizer slots, iteration count and BN statistics are carried over: the output is that
+    of the model with the vanished weights set to 0.
+    """
+    found = structure(model)
+    kept = {id(channels): channels.kept(threshold) for channels in found.channels}
+    removed = found.size - sum(map(len, kept.values()))
+    if not removed:
+        return Pruned(model, optimizer, 0, found.size)
+    indices = {}  # id of a variable -> [(axis, indices that stay)]
+    for channels in found.channels:
+        for variable, axis in channels.judged + channels.carried:
+            indices.setdefault(id(keras_stack.raw(variable)), []).append(
+                (axis, kept[id(channels)]))
+    widths = [len(kept[id(channels)]) for channels in found.channels]
+    smaller = _narrower(model, found, widths)
+    for old, new in zip(model.weights, smaller.weights):
+        new.assign(_sliced(old, indices.get(id(keras_stack.raw(old)), ())))
+    keras_stack.weights_were_set(smaller)
+    new_optimizer = make_optimizer(smaller.trainable_variables)
+    new_optimizer.iterations.assign(optimizer.iterations)
+    for variable, of_old, of_new in zip(
+            model.trainable_variables, keras_stack.slots(optimizer, model.trainable_variables),
+            keras_stack.slots(new_optimizer, smaller.trainable_variables)):
+        for old, new in zip(of_old, of_new):
+            new.assign(_sliced(old, indices.get(id(keras_stack.raw(variable)), ())))
+    return Pruned(smaller, new_optimizer, removed, found.size, widths)
+
+
+def _narrower(model, found, widths):
+    """The model with new weights, and so many of each of found.channels; found: its Structure."""
+    size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
+    return _rebuilt(model, {layer: (field, size_of[id(channels)])
+                            for layer, (field, channels) in found.widths.items()})
+
+
+def _rebuilt(model, widths):
+    """The model with new weights; widths: id of a layer -> (field of its configuration, size)."""
+    def narrower(layer):
+        if isinstance(layer, keras.layers.Lambda):
+            return layer  # has no weights; Keras 3 takes its function for a risk
+        if isinstance(layer, Backbone):
+            return Backbone(narrower(layer.base), layer.preprocessing, layer.train_statistics,
+                            name=layer.name)
+        if network_of(layer) is not None:
+            return _rebuilt(layer, widths)
+        config = layer.get_config()
+        if id(layer) in widths:
+            field, size = widths[id(layer)]
+            config[field] = (tuple(config[field][:-1]) + (size,) if field == 'target_shape'
+                             else size)
+        return layer.__class__.from_config(config)
+    return keras.models.clone_model(model, clone_function=narrower)
+
+
+def _sliced(variable, indices):
+    array = keras_stack.raw(variable).numpy()
+    for axis, stay in indices if array.ndim else ():  # Adam's count of updates has no channels
+        array = np.take(array, stay, axis=axis)
+    return array
+
+
+class PruneTrainScheme(Scheme):
+    """Trains all tensors with the penalty; every `prune_interval` epochs the network shrinks.
+
+    maker: masked_step.StepMaker with a GroupLasso as its penalty. dataset: datasets.Dataset.
+    settings: settings.Settings; prune_interval: 0 for never. prune_threshold: as in prune.
+    """
+
+    def __init__(self, maker, dataset, settings):
+        super().__init__('prune_training', maker)
+        self._dataset, self._settings = dataset, settings
+        self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
+        self._widths = []  # Pruned.widths of each network that was rebuilt
+
+    def select(self, epoch, last):
+        interval = self._settings.prune_interval
+        if epoch == 1:
+            if interval >= self._settings.num_epochs:
+                print('No channels will be removed: the first would be after epoch {} of {}'.format(
+                    interval, self._settings.num_epochs))
+        elif not interval or (epoch - 1) % interval or not self._shrunk():
+            return None
+        return Choice(np.ones(len(self.maker.variables), dtype=bool))
+
+    def _shrunk(self):
+        """Rebuilds the network without the channels that have vanished; whether there were any."""
+        pruned = prune(self.maker.model, self.maker.optimizer, self._settings.prune_threshold,
+                       self._optimizer)
+        print('{:,} of {:,} channels have vanished{}'.format(
+            pruned.removed, pruned.channels,
+            ': the network is rebuilt without them' if pruned.removed else ''))
+        if pruned.removed:
+            self.summary['channels_removed'] += pruned.removed
+            self._widths.append(pruned.widths)
+            self._use(pruned.model, pruned.optimizer)
+        return bool(pruned.removed)
+
+    def _optimizer(self, variables):
+        return optimizer_for(self._dataset, self._settings, variables)
+
+    def _use(self, model, optimizer):
+        self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
+                               *self._dataset.train.element_spec, penalty=self.maker.penalty,
+                               loss_scale=self.maker.loss_scale)
+
+    def state(self):
+        return dict(summary=self.summary, widths=self._widths,
+                    coefficient=self.maker.penalty.coefficient)
+
+    def restore(self, state, choice):
+        """Rebuilds the network as often as it was. The penalty's coefficient is a constant of the
+        graph that `maker` has traced: it must have been that of `state` before.
+        """
+        self.summary, self._widths = state['summary'], state['widths']
+        model = self.maker.model
+        for widths in self._widths:
+            larger, model = model, _narrower(model, structure(model), widths)
+            for old, new in zip(larger.weights, model.weights):
+                if old.shape == new.shape:  # of what is a constant in the graph: Normalization's
+                    new.assign(old)
+            keras_stack.weights_were_set(model)
+        if self._widths:
+            self._use(model, self._optimizer(model.trainable_variables))

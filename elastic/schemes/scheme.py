@@ -1,0 +1,80 @@
+"""What a training scheme is: it says before each epoch which tensors train from now on.
+
+FixedScheme is in fixed.py, ElasticScheme in train.py, PruneTrainScheme in prunetrain.py.
+"""
+
+from typing import NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from elastic.steps.epoch import CONVERT, READ
+
+
+class Choice(NamedTuple):
+    """The tensors that train from now on.
+
+    mask: (N,) bool, in the order of model.trainable_variables.
+    importance: (N,), timings: the TensorTimings it was chosen by, rho: within which it was chosen;
+    None for schemes that choose by neither.
+    fallback: see select_tensors. trials: an importance.Trial for each probe batch.
+    drift: of the time shares since the profile, see closed_loop.py.
+    """
+    mask: np.ndarray
+    importance: Optional[np.ndarray] = None
+    timings: Optional[object] = None
+    fallback: bool = False
+    trials: Sequence = ()
+    drift: float = 0.0
+    rho: Optional[float] = None
+
+    @property
+    def predicted_ms(self):
+        """ms of the whole step, by the table: a mean where there is a prefix cache."""
+        return self.timings.step_time(self.mask)
+
+    def price_of(self, kind):
+        """The CachePrice by which steps of that kind (epoch.Call) read rows; None: they read none.
+        """
+        price = self.timings and self.timings.cache
+        return {READ: price, CONVERT: price and price.converting}.get(kind)
+
+    def predicted_of(self, kind):
+        """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
+        mean may be wrong by predicted_ms: of a cache, most steps are of one kind or the other.
+        """
+        table = self.timings
+        if table.cache is None or not table.is_cached(self.mask):
+            return self.predicted_ms, self.predicted_ms
+        fill = table.fill_share(self.mask)
+        ms = {READ: table.reading_time, CONVERT: table.converting_time}.get(
+            kind, table.filling_time)(self.mask)
+        return ms, self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
+
+
+class Scheme:
+    """Says before each epoch which tensors train, and makes their steps.
+
+    name: of its kind. maker: masked_step.StepMaker of the steps; another one once the scheme has
+    replaced the model. summary: dict, its part of summary.json.
+    importance_seconds: s spent on importance so far.
+    """
+
+    def __init__(self, name, maker):
+        self.name, self.maker = name, maker
+        self.summary, self.importance_seconds = {}, 0.0
+
+    def select(self, epoch, last):
+        """Returns the Choice to train from `epoch` on; None keeps the one in training.
+
+        Called before every epoch; each kind of scheme has its own.
+        epoch: from 1. last: EpochResult of the epoch before, None before the first.
+        """
+
+    def state(self):
+        """Returns what `restore` takes, a tree for checkpoint.py; None where nothing changes."""
+
+    def restore(self, state, choice):
+        """Resumes from `state`; the values of maker.everything are set afterwards.
+
+        choice: the Choice in training.
+        """

@@ -1,0 +1,202 @@
+"""Measures the importance of each tensor on probe batches (paper, section 4.2)."""
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from elastic.compat import keras_stack
+from elastic.selection.metrics import METRICS
+from elastic.settings import TRAINING
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import NUM_RESULTS, StepResult
+
+SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is halved
+
+
+class Trial(NamedTuple):
+    """Compares the predicted with the real loss drop of one trial update.
+
+    scale: of the update, 1 for all of it. predicted_drop: scale times the sum of the first-order
+    drops. real_drop: objective before the update minus objective after it.
+    """
+    scale: float
+    predicted_drop: float
+    real_drop: float
+
+    @property
+    def holds(self):
+        """Whether both are drops within a factor of two of each other, or mere rounding.
+
+        Two rises do not agree: such a trial only says which tensors do least harm.
+        """
+        return self._agree_within(2)
+
+    @property
+    def holds_easily(self):
+        """Whether both drops are so close that an update twice as large would likely hold too."""
+        return self._agree_within(1.25)
+
+    def _agree_within(self, factor):
+        low, high = sorted((self.predicted_drop, self.real_drop))
+        return max(abs(low), abs(high)) < 1e-6 or (low > 0 and high <= factor * low)
+
+
+class Evaluator:
+    """Computes gradients and trial updates; make it once for a run, as its passes are compiled.
+
+    The forward pass is in training mode without dropout, in both passes of a trial: the noise of
+    dropout in the loss would drown a first-order drop.
+    maker: masked_step.StepMaker of the training step. seed: of `random`, which metrics draw from.
+    scale: of the next trial update: that of the last one, doubled where it held easily.
+    pass_ms: list of ms, one for each forward and backward pass after the first, which compiles.
+    """
+
+    def __init__(self, maker, seed=0):
+        self.maker = maker
+        self.random = np.random.RandomState(seed)
+        self.scale = 1.0
+        self.variables = maker.variables
+        self.pass_ms = []
+        self._momenta = keras_stack.momenta(maker.optimizer, maker.model.trainable_variables)
+        self._others = maker.state[len(maker.variables):]  # slots and the iteration count
+        self._pass = None
+        self._update = maker.update_alone(decay=False)
+
+    def gradients(self, inputs, labels):
+        """Returns (objective, N gradients); changes neither random states nor BN statistics."""
+        if self._pass is None:
+            self._pass = self.maker.gradients()
+            self._pass(inputs, labels)[0].numpy()  # compiles, which pass_ms leaves out
+        results, ms = self._pass.timed(inputs, labels)
+        self.pass_ms.append(ms)
+        result = StepResult(*results[:NUM_RESULTS])
+        return float(result.objective), results[NUM_RESULTS:]
+
+    @contextlib.contextmanager
+    def updated(self, gradients):
+        """Within, the weights are w + dw: updated by the optimizer. Yields w, a list of N tensors.
+
+        gradients: list of N, which is emptied to free their memory. dw leaves weight decay and
+        momentum out: only recently trained tensors have momentum, and importances would not be
+        comparable. Afterwards everything is as before, bit for bit.
+        """
+        with keras_stack.restored_afterwards(self.variables) as before:
+            with keras_stack.restored_afterwards(self._others):
+                for momentum in self._momenta:
+                    momentum.assign(tf.zeros_like(momentum), read_value=False)
+                self._update(*gradients)
+            del gradients[:]
+            yield before
+
+    def trial(self, inputs, labels, scale=None):
+        """Returns ((N,) float64 first-order drops, Trial) of a trial update on one batch.
+
+        The drop of tensor k is - sum_i dL/dw_i (at w + dw) * dw_i (paper, equation 3). An update of
+        all tensors at once may overshoot; the gradients at w + dw then point back and say nothing
+        about w. The update is therefore halved until the predicted and the real drop agree.
+        scale: of the update. None: the evaluator's, which is halved until Trial.holds.
+        """
+        objective, gradients = self.gradients(inputs, labels)
+        with self.updated(gradients) as before:
+            updates, tried = None, scale or self.scale
+            while True:
+                if tried != 1.0:  # else the update is the difference, and need not be held
+                    updates = updates or list(self.changes(before))
+                    for variable, old, update in zip(self.variables, before, updates):
+                        variable.assign(old + tried * update, read_value=False)
+                after, gradients = self.gradients(inputs, labels)
+                drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
+                    gradients, updates or self.changes(before))]).numpy().astype(np.float64)
+                trial = Trial(tried, tried * float(drops.sum()), objective - after)
+                if scale or trial.holds or tried <= SMALLEST_SCALE:
+                    break
+                tried = self.scale = tried / 2
+                del gradients
+        return drops, trial
+
+    def changes(self, before):
+        """Returns a generator of the difference of each weight from its value in `before`."""
+        return (variable.read_value() - old for variable, old in zip(self.variables, before))
+
+
+def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, evaluator=None,
+                        trials=None):
+    """Returns (N,) float64: the importance of each trainable tensor, by one metric of metrics.py.
+
+    optimizer: built on all trainable variables. batches: iterable of (images, labels), over which
+    the importance is averaged. evaluator: Evaluator of this model and optimizer, which avoids
+    another tracing. trials: list that receives the Trial of each batch.
+    No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
+    what they were. Raises ValueError for an unknown metric, and where there is no batch.
+    """
+    if metric not in METRICS:
+        raise ValueError("unknown importance metric '{}'; allowed: {}".format(
+            metric, ', '.join(METRICS)))
+    probe = Probe(model, optimizer, batches, evaluator)
+    importance = METRICS[metric](probe)
+    if trials is not None:
+        trials.extend(probe.trials)
+    return importance
+
+
+class Probe:
+    """What a metric may measure: weights, gradients, and the loss drop of a trial update.
+
+    model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
+    a metric first asks for gradients.
+    random: np.random.RandomState of the run. trials: one Trial a batch, once `drops` was called.
+    """
+
+    def __init__(self, model, optimizer, batches, evaluator=None):
+        self.random = evaluator.random if evaluator else np.random.RandomState()
+        # The model's own list takes Keras milliseconds to gather.
+        self.weights = _Weights(evaluator.variables if evaluator else model.trainable_variables)
+        self.trials = []
+        self._model, self._optimizer = model, optimizer
+        self._batches, self._evaluator = batches, evaluator
+
+    def gradients(self):
+        """Yields, for each batch, a generator of the N gradients at w, arrays."""
+        for inputs, labels in self._drawn():
+            yield (gradient.numpy() for gradient in self._evaluator.gradients(inputs, labels)[1])
+
+    def drops(self):
+        """Returns for each batch (N,) float64: the loss drop by each tensor's update, equation 3.
+
+        Every batch is tried from the same weights and at one scale: where a later batch halves it,
+        all are tried again.
+        """
+        batches = self._drawn()
+        while True:
+            found = [self._evaluator.trial(*batch) for batch in batches]
+            if len({trial.scale for _, trial in found}) == 1:
+                break
+        self.trials = [trial for _, trial in found]
+        if all(trial.holds_easily for trial in self.trials):
+            self._evaluator.scale = min(1.0, 2 * self._evaluator.scale)
+        return [drops for drops, _ in found]
+
+    def _drawn(self):
+        """Returns the list of batches; makes the Evaluator if there is none."""
+        self._batches = list(self._batches)
+        if not self._batches:
+            raise ValueError('at least one probe batch is needed')
+        if self._evaluator is None:
+            maker = StepMaker(self._model, self._optimizer, 0.0, *self._batches[0])
+            self._evaluator = Evaluator(maker)
+        return self._batches
+
+
+class _Weights:
+    """N arrays, each read from its variable in turn; len() reads none."""
+
+    def __init__(self, variables):
+        self._variables = variables
+
+    def __len__(self):
+        return len(self._variables)
+
+    def __iter__(self):
+        return (keras_stack.raw(variable).numpy() for variable in self._variables)

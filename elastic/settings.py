@@ -1,0 +1,82 @@
+"""Settings of a run and their defaults, from which every command line takes its own.
+
+Imports nothing heavy: `--help` and a wrong flag answer at once. flags.py explains each setting.
+"""
+
+from typing import NamedTuple, Optional
+
+LOGS_DIR = 'logs'
+AUGMENTATIONS = ('flip+rotate', 'none')
+VIEWS = ('fresh', 'held')
+BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
+ELASTIC, PRUNE = 'elastic_training', 'prune_training'
+PAPER_SETS = {  # the paper's: classes, training images, test images
+    'caltech_birds2011': (200, 5994, 5794), 'oxford_iiit_pet': (37, 3680, 3669),
+    'stanford_dogs': (120, 12000, 8580)}
+
+
+class ModelSettings(NamedTuple):
+    """How models.build_model makes a network."""
+    weights: str = 'imagenet'
+    alpha: float = 1.0
+    bn_statistics: Optional[str] = None  # see statistics_of
+
+
+MODEL = ModelSettings()  # the defaults
+
+
+def statistics_of(weights, bn_statistics=None):
+    """Returns `bn_statistics` if given; else 'train' for random weights and 'frozen' for others.
+
+    Frozen statistics of an untrained network kill the signal.
+    """
+    return bn_statistics or ('train' if weights == 'none' else 'frozen')
+
+
+class Settings(NamedTuple):
+    """How train.train trains."""
+    num_epochs: int = 12
+    optimizer: str = 'sgd'
+    learning_rate: float = 1e-4
+    warmup_steps: int = 0
+    weight_decay: float = 5e-4
+    clip_norm: Optional[float] = None
+    interval: int = 4
+    rho: float = 0.533
+    importance: str = 'gradient_update'
+    probe_batches: int = 1
+    closed_loop: bool = True
+    granularity: str = 'tensor'
+    prune_interval: int = 5
+    prune_penalty_ratio: float = 0.2
+    prune_threshold: float = 1e-4
+    seed: int = 0
+
+
+TRAINING = Settings()  # the defaults
+
+
+class DataSettings(NamedTuple):
+    """How datasets.load_dataset reads a data set.
+
+    data_dir: folder of TensorFlow Datasets; default: TFDS_DATA_DIR or ~/tensorflow_datasets.
+    seed: fixes the order of `train` and `probe` and the augmentation, not the split.
+    steps_per_epoch: batches in an epoch at most; each epoch has other images.
+    validation_steps: batches of test images at most, evenly spaced among all of them.
+    views, interval: see augmentation.epochs_of_a_view.
+    augmentation: see images.augmentation_of.
+    train_images: number of training images, equally many of each class where the class has them.
+    skip_bad_images: leave out images of a folder that cannot be read.
+    """
+    data_dir: Optional[str] = None
+    seed: int = TRAINING.seed
+    steps_per_epoch: Optional[int] = None
+    validation_steps: Optional[int] = None
+    views: str = VIEWS[0]
+    interval: int = TRAINING.interval
+    augmentation: Optional[str] = None
+    train_images: Optional[int] = None
+    skip_bad_images: bool = False
+
+
+DATA = DataSettings()  # the defaults

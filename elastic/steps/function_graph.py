@@ -1,0 +1,362 @@
+"""The graph of a traced function as data (FunctionDef): made plain once, then cut at will.
+
+No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a control edge
+`^node`, as in the protocol buffer.
+"""
+
+from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework.types_pb2 import DT_INT32
+
+from elastic.steps.step_graph import Node, reachable
+
+CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+STATELESS = {'RandomUniform': 'StatelessRandomUniform',
+             'RandomUniformInt': 'StatelessRandomUniformInt',
+             'RandomStandardNormal': 'StatelessRandomNormal',
+             'TruncatedNormal': 'StatelessTruncatedNormal'}
+
+
+def inlined(function_def, library):
+    """The FunctionDef with the nodes of nested functions in place of their calls.
+
+    What XLA compiles (Keras' grouped convolutions on a CPU), loops and branches stay one node.
+    library: name -> FunctionDef.
+    """
+    plain = function_pb2.FunctionDef()
+    plain.CopyFrom(function_def)
+    plain.ClearField('node_def')
+    plain.ClearField('control_ret')
+    plain.signature.ClearField('control_output')
+    stands_for, ends = _expanded(function_def, library, plain)
+    arguments = {argument.name for argument in function_def.signature.input_arg}
+
+    def source(tensor):
+        while tensor in stands_for:
+            tensor = stands_for[tensor]
+        return tensor
+
+    def waited_for(name):
+        """Nodes that a control edge from `name` waits for; arguments are there from the start."""
+        name = source(name).split(':')[0]
+        if name in ends:
+            return {node for end in ends[name] for node in waited_for(end)}
+        return {name} - arguments
+
+    for node in plain.node_def:
+        control = {name for tensor in node.input if tensor[0] == '^'
+                   for name in waited_for(tensor[1:])}
+        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
+                   + ['^' + name for name in sorted(control)])
+    for output, tensor in list(plain.ret.items()):
+        plain.ret[output] = source(tensor)
+    plain.signature.control_output.extend(sorted(plain.control_ret))
+    return plain
+
+
+def _expanded(function_def, library, plain):
+    """Adds the nodes and effects of the function and of those it calls to the FunctionDef `plain`.
+
+    Returns (stands_for, ends). stands_for: argument or output of a call -> the tensor outside or
+    inside that it is. ends: call -> nodes or tensors inside that a control edge from it waits for.
+    """
+    stands_for, ends = {}, {}
+
+    def add(function, prefix='', control=()):
+        """control: edges to the call of the function."""
+        for node in function.node_def:
+            name = prefix + node.name
+            inputs = ['^' + prefix + tensor[1:] if tensor[0] == '^' else prefix + tensor
+                      for tensor in node.input]
+            if not inputs or any(tensor in stands_for for tensor in inputs):
+                inputs += control  # the others follow one of these
+            if node.op in CALLS and not compiled(node, library):
+                body, inside = library[node.attr['f'].func.name], name + '/'
+                results = [inside + body.ret[output.name] for output in body.signature.output_arg]
+                stands_for.update(zip((inside + a.name for a in body.signature.input_arg), inputs))
+                stands_for.update(('{}:output:{}'.format(name, i), tensor)
+                                  for i, tensor in enumerate(results))
+                ends[name] = [inside + end for end in body.control_ret.values()] or results
+                add(body, inside, [tensor for tensor in inputs if tensor[0] == '^'])
+                continue
+            copy = plain.node_def.add()
+            copy.CopyFrom(node)
+            copy.name = name
+            set_inputs(copy, inputs)
+            if prefix:
+                copy.attr.pop('_class', None)  # names other nodes
+        for name in function.control_ret.values():
+            if prefix + name not in ends:  # those of a call are its function's
+                plain.control_ret[prefix + name] = prefix + name
+    add(function_def)
+    return stands_for, ends
+
+
+def compiled(node, library):
+    """Whether XLA compiles the nested function that the node calls."""
+    return node.attr['_XlaMustCompile'].b or (
+        library[node.attr['f'].func.name].attr['_XlaMustCompile'].b)
+
+
+def functions_of(node):
+    """Names of the functions that a NodeDef calls, as loops and branches do."""
+    return [function.name for attr in node.attr.values()
+            for function in [attr.func] + list(attr.list.func) if function.name]
+
+
+def library_of(concrete):
+    """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
+    if not any(functions_of(node) for node in concrete.function_def.node_def):
+        return {}
+    return {function.signature.name: function
+            for function in concrete.graph.as_graph_def().library.function}
+
+
+def output_places(op):
+    """What follows the node's name in the name of each output of a tf.Operation: `output:index`."""
+    places = []
+    for output in op.op_def.output_arg:
+        count = 1
+        if output.number_attr:
+            count = op.get_attr(output.number_attr)
+        elif output.type_list_attr:
+            count = len(op.get_attr(output.type_list_attr))
+        places += ['{}:{}'.format(output.name, i) for i in range(count)]
+    return places
+
+
+def called_ops(nodes, library):
+    """name -> set of op types of all the functions that the NodeDef calls, nested ones too.
+
+    library: as of inlined. Nodes that call none are left out.
+    """
+    called = {}
+    for node in nodes:
+        seen, stack = set(), functions_of(node)
+        while stack:
+            function = stack.pop()
+            if function not in seen and function in library:
+                seen.add(function)
+                for inner in library[function].node_def:
+                    called.setdefault(node.name, set()).add(inner.op)
+                    stack.extend(functions_of(inner))
+    return called
+
+
+def resolved(function_def):
+    """A copy without the nodes that would tie every tensor to every other, and without detours.
+
+    The gradients pass together through one IdentityN on their way to the optimizer, and results
+    through Identity nodes that wait for all updates. A step takes as long to prepare as it has
+    nodes: each constant is kept once, and what is read back right after it was written is taken
+    from where it came.
+    """
+    plain = function_pb2.FunctionDef()
+    plain.CopyFrom(function_def)
+    _unfuse_biases(plain)
+    nodes = {node.name: node for node in plain.node_def}
+    results = _behind_results(plain, nodes)
+    constants = [node for node in plain.node_def if node.name not in results]  # gradients stay two
+    same = dict(_equal_constants(constants), **_read_back(nodes))
+
+    def source(tensor, passed_on):
+        parts = tensor.split(':')
+        while not tensor.startswith('^') and parts[0] in nodes and (
+                nodes[parts[0]].op in passed_on):
+            tensor = nodes[parts[0]].input[int(parts[2])]
+            parts = tensor.split(':')
+        return source(same[tensor], passed_on) if tensor in same else tensor
+
+    for node in plain.node_def:
+        set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
+    for output in plain.signature.output_arg:
+        plain.ret[output.name] = source(plain.ret[output.name], ('Identity', 'IdentityN'))
+    return plain
+
+
+def _unfuse_biases(function_def):
+    """Has each bias read the error gradient through a node of its own, not that of its convolution.
+
+    From one and the same, oneDNN computes the gradients of kernel and bias in one op. That is
+    slower than both apart (full steps of plain convolutional networks took 2 to 24 % longer), and
+    neither has a price of its own.
+    """
+    kernels = {node.input[2] for node in function_def.node_def if node.op == 'Conv2DBackpropFilter'}
+    for node in list(function_def.node_def):
+        if node.op == 'BiasAddGrad' and node.input[0] in kernels:
+            apart = add_node(function_def, 'Identity', node.name + '/apart', [node.input[0]],
+                             T=node.attr['T'].type)
+            node.input[0] = apart.name + ':output:0'
+
+
+def _behind_results(function_def, nodes):
+    """Names of the nodes whose outputs are results, perhaps by way of Identity nodes."""
+    found, stack = set(), [tensor.split(':')[0] for tensor in function_def.ret.values()]
+    while stack:
+        name = stack.pop()
+        if name in nodes and nodes[name].op in ('Identity', 'IdentityN'):
+            stack.extend(source.split(':')[0] for source in nodes[name].input if source[0] != '^')
+        else:
+            found.add(name)
+    return found
+
+
+def _equal_constants(nodes):
+    """Tensor -> tensor, of every constant to the first one of the same value."""
+    first, same = {}, {}
+    for node in nodes:
+        if node.op == 'Const' and not node.input:
+            value = node.device, node.attr['value'].SerializeToString(deterministic=True)
+            if first.setdefault(value, node.name) != node.name:
+                same[node.name + ':output:0'] = first[value] + ':output:0'
+    return same
+
+
+def _read_back(nodes):
+    """Tensor -> tensor, of reads that wait for the one write of their variable to what it writes.
+    """
+    writes = {}
+    for node in nodes.values():
+        if node.op != 'ReadVariableOp' and node.input:
+            writes.setdefault(node.input[0], []).append(node)
+    same = {}
+    for node in nodes.values():
+        writers = writes.get(node.input[0], ()) if node.op == 'ReadVariableOp' else ()
+        if len(writers) == 1 and writers[0].op == 'AssignVariableOp' and (
+                '^' + writers[0].name in node.input):
+            same[node.name + ':value:0'] = writers[0].input[1]
+    return same
+
+
+def analysable(function_def):
+    """name -> Node as step_graph.analyse takes it, with argument and result nodes."""
+    nodes = {}
+    for i, argument in enumerate(function_def.signature.input_arg):
+        nodes[argument.name] = Node('_Arg', [], [], i)
+    for node in function_def.node_def:
+        tensors = [tensor for tensor in node.input if not tensor.startswith('^')]
+        nodes[node.name] = Node(node.op, [tensor.split(':')[0] for tensor in tensors], tensors,
+                                None)
+    for i, output in enumerate(function_def.signature.output_arg):
+        tensor = function_def.ret[output.name]
+        nodes['result {}'.format(i)] = Node('_Retval', [tensor.split(':')[0]], [tensor], i)
+    return nodes
+
+
+class Cutter:
+    """Copies of one FunctionDef with the ancestors of some of its results and effects alone.
+
+    function: made plain by inlined and resolved. A result is a tensor, an effect the name of a
+    node that changes a variable.
+    """
+
+    def __init__(self, function_def):
+        self.function = function_def
+        self.nodes = {node.name: node for node in function_def.node_def}
+        self._data = {name: [source.split(':')[0] for source in node.input if source[0] != '^']
+                      for name, node in self.nodes.items()}
+        self._waits_for = {name: [source[1:] for source in node.input if source[0] == '^']
+                           for name, node in self.nodes.items()}
+        self._made = 0
+
+    def result_node(self, i):
+        """Name of the node that gives result i."""
+        return self.function.ret[self.function.signature.output_arg[i].name].split(':')[0]
+
+    def cut(self, effects, num_results, left_out, extra=()):
+        """FunctionDef of the first `num_results` results and of `effects`, name -> node.
+
+        extra: (tensor, dtype enum) of further results behind them.
+        left_out: names of nodes that shall not be in it. A control edge orders two nodes and needs
+        none: where one comes from a node that is not kept, the order is that with what this one
+        waits for.
+        """
+        ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
+            tensor.split(':')[0] for tensor, _ in extra]
+        kept = reachable(ends, lambda name: (  # arguments are no nodes
+            () if name in left_out else self._data.get(name, ()))).difference(left_out)
+        self._made += 1
+        cut = function_pb2.FunctionDef()
+        cut.signature.CopyFrom(self.function.signature)
+        cut.signature.name = '{}_masked_{}'.format(cut.signature.name, self._made)
+        del cut.signature.output_arg[:]
+        del cut.signature.control_output[:]
+        cut.signature.output_arg.extend(list(self.function.signature.output_arg)[:num_results])
+        cut.signature.control_output.extend(effects)
+        cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
+        for node in cut.node_def:
+            if not kept.issuperset(self._waits_for[node.name]):
+                set_inputs(node, [source for source in node.input if source[0] != '^']
+                           + ['^' + name for name in self._order(node.name, kept)])
+        for output in cut.signature.output_arg:
+            cut.ret[output.name] = self.function.ret[output.name]
+        for i, (tensor, dtype) in enumerate(extra):
+            cut.signature.output_arg.add(name='extra_{}'.format(i), type=dtype)
+            cut.ret['extra_{}'.format(i)] = tensor
+        for result, name in effects.items():
+            cut.control_ret[result] = name
+        for key, value in self.function.attr.items():
+            cut.attr[key].CopyFrom(value)
+        for key, value in self.function.arg_attr.items():
+            cut.arg_attr[key].CopyFrom(value)
+        return cut
+
+    def _order(self, name, kept):
+        """Sorted names in `kept` that the node waits for, also through nodes that are not kept."""
+        found = reachable(self._waits_for[name], lambda source: (
+            () if source in kept else self._waits_for[source]))
+        return sorted(found.intersection(kept))
+
+
+def take_from_outside(function_def, arguments, types, tensors):
+    """Turns tensors of the FunctionDef into its first arguments.
+
+    arguments: their names; types: dtype enum of each; tensors: what each stands for. Weights that
+    are added have one gradient: any of its arguments then stands for it. A result among them is
+    passed on.
+    """
+    names = dict(zip(tensors, arguments))
+    for node in function_def.node_def:
+        set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
+    for output, tensor in list(function_def.ret.items()):
+        function_def.ret[output] = names.get(tensor, tensor)
+    handles = list(function_def.signature.input_arg)
+    del function_def.signature.input_arg[:]
+    function_def.arg_attr.clear()
+    for name, dtype in zip(arguments, types):
+        function_def.signature.input_arg.add(name=name, type=dtype)
+    function_def.signature.input_arg.extend(handles)
+
+
+def add_node(function_def, op, name, inputs, **types):
+    """A new node, which it returns; types: its type attributes."""
+    node = function_def.node_def.add(name=name, op=op)
+    node.input.extend(inputs)
+    for key, value in types.items():
+        node.attr[key].type = value
+    return node
+
+
+def repeat_noise(function_def):
+    """Random ops with a state of their own draw from now on the same numbers in every call.
+
+    Those that are drawn from a seed, as today's Keras does, do so wherever the seed stays.
+    """
+    for i, node in enumerate(list(function_def.node_def)):
+        if node.op in STATELESS:
+            dtype = node.attr['Tout' if node.op == 'RandomUniformInt' else 'dtype'].type
+            seed = add_node(function_def, 'Const', 'seed/{}'.format(i), [], dtype=DT_INT32)
+            value = seed.attr['value'].tensor
+            value.dtype = DT_INT32
+            value.tensor_shape.dim.add(size=2)
+            value.int_val.extend([i, 0])
+            node.op = STATELESS[node.op]
+            set_inputs(node, [node.input[0], seed.name + ':output:0'] + list(node.input[1:]))
+            for key in set(node.attr) - {'T'}:
+                del node.attr[key]
+            node.attr['dtype'].type, node.attr['Tseed'].type = dtype, DT_INT32
+
+
+def set_inputs(node, inputs):
+    if list(node.input) != inputs:
+        del node.input[:]
+        node.input.extend(inputs)

@@ -1,0 +1,341 @@
+"""Which tensors need which ops of the training step, and how long those ops take.
+
+Timings are derived from the graph, not from layer names, so that any Keras model works. In the
+graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
+backward pass of any set of tensors is the union of their B_k, and an op belongs to the group of
+tensors whose B_k hold it. Graph and times come from trace.py; here nothing runs.
+
+Within the graph a set of tensors is a bit mask, an int; outside it is an (N,) bool array:
+`tensor_sets` is the border.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from elastic.command_line import UserError
+
+# Nodes that the executor passes through without running a kernel of their own: no event, no cost.
+FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
+                      'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient',
+                      'Squeeze', 'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp',
+                      'Size', 'Rank'))
+# Ops that call functions in a loop or on a condition. TensorFlow runs all of them or nothing.
+CONTROL_FLOW = frozenset(('While', 'StatelessWhile', 'If', 'StatelessIf', 'Case', 'StatelessCase'))
+WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # op types begin so
+
+
+class Node(NamedTuple):
+    """op: type; data: names of the nodes it reads; tensors: the same with the output, `name:0`.
+
+    index: of an argument or result. Control edges are left out: they order side effects, and tie
+    the loss to every update.
+    """
+    op: str
+    data: List[str]
+    tensors: List[str]
+    index: Optional[int]
+
+
+class StepGraph(NamedTuple):
+    """The executed graph of a training step, each node with the part of the step it belongs to.
+
+    nodes: name -> Node.
+    forward: names of the ancestors of the results in front of the gradients.
+    backward: name -> bit mask, bit k set where gradient k needs the node (trainable order).
+    update: name -> k where the node serves the update of tensor k alone, None where of several or
+        of none (learning rate, iteration count, BN statistics).
+    work: name -> ('flops', floating-point operations), or ('elements', those of the output) where
+        TensorFlow registers none.
+    """
+    nodes: Dict[str, Node]
+    forward: frozenset
+    backward: Dict[str, int]
+    update: Dict[str, Optional[int]]
+    work: Dict[str, Tuple[str, float]]
+
+
+class OpTimes(NamedTuple):
+    """Backward and update ops with their times, ms per step.
+
+    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) ms of the ops.
+    update: (N,) ms, update ops of one tensor. update_fixed: ms, update ops of none or of several.
+    estimated_ms: (G,) the part of group_ms that had no event and was estimated.
+    coverage: share of the traced time outside the forward set that was attributed, 0..1.
+    left_out: (event name, ms) that belongs to no node, the longest first.
+    forward: name -> ms, of the forward pass. rates: 'op type unit' -> ms per unit of work, as
+    measured; op type '*' for all of that unit.
+    kernels: ms per step during which a GPU ran kernels; None on a CPU.
+    """
+    group_tensors: np.ndarray
+    group_ms: np.ndarray
+    update: np.ndarray
+    update_fixed: float
+    estimated_ms: np.ndarray
+    coverage: float
+    left_out: List
+    forward: Dict[str, float] = {}
+    rates: Dict[str, float] = {}
+    kernels: Optional[float] = None
+
+
+def analyse(nodes, num_tensors, owners, work, num_results):
+    """StepGraph of a graph with `num_results` results, then N gradients; ValueError for another
+    number of them.
+
+    nodes, work: see StepGraph. owners: argument index -> k for the argument that is the handle of
+    tensor k.
+    """
+    results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
+    if sorted(results) != list(range(num_results + num_tensors)):
+        raise ValueError('the graph has {} results, not {} and {} gradients'.format(
+            len(results), num_results, num_tensors))
+    roots = [_through_identities(nodes, results[num_results + k]) for k in range(num_tensors)]
+    order = topological(nodes)
+    forward = frozenset(_needed_by(nodes, order, {results[i]: 1 for i in range(num_results)}))
+    wanted = {}
+    for k, root in enumerate(roots):
+        wanted[root] = wanted.get(root, 0) | 1 << k
+    backward = _needed_by(nodes, order, wanted, forward)
+    outside = [name for name in order if name not in forward and name not in backward]
+    update = {name: bits.bit_length() - 1 if _single(bits) else None
+              for name, bits in _touches(nodes, outside, wanted, owners).items()}
+    return StepGraph(nodes, forward, backward, update, work)
+
+
+def _needed_by(nodes, order, wanted, stop=frozenset()):
+    """name -> bits of the wanted tensors that it is an ancestor of or gives; none in `stop`.
+
+    order: of topological; walked once, from the results on. wanted: tensor -> bits.
+    """
+    needed = {}
+    for tensor, bits in wanted.items():
+        name = tensor.split(':')[0]
+        needed[name] = needed.get(name, 0) | bits
+    for name in reversed(order):
+        if name in needed and name not in stop:
+            for source in nodes[name].data:
+                needed[source] = needed.get(source, 0) | needed[name]
+    return {name: bits for name, bits in needed.items() if name not in stop}
+
+
+def merged(nodes, loops, apart=frozenset()):
+    """The nodes with all `<loop>/...` merged into one node `<loop>`, that of the outermost loop.
+
+    loops: name -> op type. apart: names that only look as if they belonged to a loop.
+    """
+    def outermost(name):
+        end = name.find('/')
+        while end > 0 and name not in apart:
+            if name[:end] in loops:
+                return name[:end]
+            end = name.find('/', end + 1)
+        return name
+    of = {name: outermost(name) for name in nodes} if loops else {}
+    if all(name == whole for name, whole in of.items()):
+        return nodes
+    found = {}
+    for name, node in nodes.items():
+        whole = of[name]
+        inside = loops.get(whole) if whole != name or name in loops else None
+        new = found.setdefault(whole, Node(inside or node.op, [], [], node.index))
+        for source, tensor in zip(node.data, node.tensors):
+            if of[source] != whole or not inside:
+                new.data.append(of[source])
+                new.tensors.append(tensor if of[source] == source else of[source] + ':' + tensor)
+    return found
+
+
+def check_effects(graph, effects):
+    """UserError where one of `effects` would have a backward pass run that its step leaves out.
+
+    An op that serves the update of tensor k stays where k is selected, any other in all steps: it
+    may read what all tensors need.
+    graph: StepGraph; effects: names of the nodes that change a variable.
+    """
+    order = topological(graph.nodes)
+    skipped = constants(graph.nodes, order).union(graph.forward)
+    common = {}  # name -> bits of the tensors whose steps have all that the node is computed from
+    for name in order:
+        if name not in skipped:
+            common[name] = graph.backward.get(name, -1)
+            for source in graph.nodes[name].data:
+                common[name] &= common.get(source, -1)
+    everyone = 0
+    for bits in graph.backward.values():
+        everyone |= bits
+    for name in effects:
+        k = graph.update.get(name)
+        users = everyone if k is None else 1 << k
+        if common.get(name, -1) & users != users:
+            raise UserError(
+                '{} ({}) changes a variable by something of the backward pass that not all choices '
+                'of tensors need: such a model cannot be trained in part'.format(
+                    name, graph.nodes[name].op))
+
+
+def constants(nodes, order):
+    """Names of the nodes computed from constants alone; order: of topological."""
+    found = set()
+    for name in order:
+        if nodes[name].op == 'Const' or nodes[name].data and found.issuperset(nodes[name].data):
+            found.add(name)
+    return found
+
+
+def _through_identities(nodes, tensor):
+    """The tensor that `tensor` is passed on from: tf.function returns Identity nodes."""
+    while nodes[tensor.split(':')[0]].op == 'Identity':
+        tensor = nodes[tensor.split(':')[0]].tensors[0]
+    return tensor
+
+
+def _touches(nodes, outside, wanted, owners):
+    """name -> bits of the tensors that it reads, writes or descends from, for nodes outside both
+    passes.
+
+    Two rounds: a variable that the first finds written for tensor k alone (its momentum, say) is
+    owned by k in the second, so that the ops which only read it are counted for k too.
+    wanted: gradient -> bits of its tensors.
+    """
+    owned = {name: 1 << owners[node.index] for name, node in nodes.items()
+             if node.op == '_Arg' and owners.get(node.index) is not None}
+    touches = _propagate(nodes, outside, wanted, owned)
+    written = {}  # argument -> bits of each of its writers
+    for name in outside:
+        if nodes[name].op.startswith(WRITES) and nodes[name].data[0] not in owned:
+            written.setdefault(nodes[name].data[0], set()).add(touches[name])
+    owned.update((argument, bits) for argument, (bits, *others) in written.items()
+                 if not others and _single(bits))
+    return _propagate(nodes, outside, wanted, owned)
+
+
+def _single(bits):
+    return bits and not bits & (bits - 1)
+
+
+def _propagate(nodes, outside, wanted, owned):
+    touches = {}
+    for name in outside:
+        found = owned.get(name, 0)
+        for source, tensor in zip(nodes[name].data, nodes[name].tensors):
+            if source in owned:
+                found |= owned[source]
+            elif source in touches:
+                found |= touches[source]
+            elif nodes[source].op == 'ReadVariableOp':  # of the forward pass, and shared with it
+                found |= owned.get(nodes[source].data[0], 0)
+            else:
+                found |= wanted.get(tensor, 0)
+        touches[name] = found
+    return touches
+
+
+def reachable(starts, behind):
+    """All that one gets to from `starts`, these included; behind: item -> what comes after it."""
+    found, stack = set(), list(starts)
+    while stack:
+        item = stack.pop()
+        if item not in found:
+            found.add(item)
+            stack.extend(behind(item))
+    return found
+
+
+def topological(nodes):
+    """Names so ordered that each follows the nodes whose data it reads."""
+    order, seen = [], set()
+    for start in nodes:
+        stack = [(start, False)]
+        while stack:
+            name, done = stack.pop()
+            if done:
+                order.append(name)
+            elif name not in seen:
+                seen.add(name)
+                stack.append((name, True))
+                stack.extend((n, False) for n in nodes[name].data if n not in seen)
+    return order
+
+
+def attribute(graph, times, num_tensors, kernels=None):
+    """OpTimes from a StepGraph and op times (name -> ms, of read_trace).
+
+    A compute op without an event is estimated from its work and the measured rate of its op type.
+    kernels: see OpTimes. The trace of a GPU has every kernel, so that an op without one took no
+    time of it: there nothing is estimated.
+    """
+    times, left_out = _by_node(graph.nodes, times)
+    rates = _rates(graph, times)
+
+    def spent(name):
+        if name in times or kernels is not None:
+            return times.get(name, 0.0)
+        return estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
+    groups, estimated = {}, {}
+    update, update_fixed = np.zeros(num_tensors), 0.0
+    for name, mask in graph.backward.items():
+        ms = spent(name)
+        groups[mask] = groups.get(mask, 0.0) + ms
+        if ms and name not in times:
+            estimated[mask] = estimated.get(mask, 0.0) + ms
+    for name, k in graph.update.items():
+        ms = spent(name)
+        if k is None:
+            update_fixed += ms
+        else:
+            update[k] += ms
+    missed = sum(ms for _, ms in left_out)
+    total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
+    coverage = 1 - missed / total if total else 0.0
+    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
+                   update_fixed, np.array([estimated.get(mask, 0.0) for mask in groups]), coverage,
+                   left_out, {name: spent(name) for name in graph.forward}, rates, kernels)
+
+
+def tensor_sets(masks, num_tensors):
+    """Returns the (G, N) bool array of G bit masks, bit k of which stands for tensor k."""
+    sets = [[mask >> k & 1 for k in range(num_tensors)] for mask in masks]
+    return np.array(sets, dtype=bool).reshape(len(sets), num_tensors)
+
+
+def _by_node(nodes, times):
+    """(node -> ms, [(event, ms) that belong to no node, the longest first]).
+
+    An event within a loop or branching, `<its name>/...`, belongs to that node.
+    """
+    found, left_out = {}, []
+    for event, ms in times.items():
+        name = event
+        while name and (name not in nodes
+                        or name != event and nodes[name].op not in CONTROL_FLOW):
+            name = name.rpartition('/')[0]
+        if name:
+            found[name] = found.get(name, 0.0) + ms
+        else:
+            left_out.append((event, ms))
+    return found, sorted(left_out, key=lambda item: -item[1])
+
+
+def _rates(graph, times):
+    """See OpTimes."""
+    spent, work = {}, {}
+    for name, ms in times.items():
+        if name in graph.work:
+            unit, amount = graph.work[name]
+            for key in (_rate_key(graph.nodes[name].op, unit), _rate_key('*', unit)):
+                spent[key] = spent.get(key, 0.0) + ms
+                work[key] = work.get(key, 0.0) + amount
+    return {key: spent[key] / work[key] for key in spent}
+
+
+def _rate_key(op, unit):
+    return '{} {}'.format(op, unit)
+
+
+def estimated_ms(op, work, rates):
+    """ms of an op of that type by its work, (unit, amount) or None, and the rates of OpTimes."""
+    if op in FREE_OPS or work is None:
+        return 0.0
+    unit, amount = work
+    return amount * rates.get(_rate_key(op, unit), rates.get(_rate_key('*', unit), 0.0))

@@ -1,0 +1,119 @@
+"""Draws timing tables of profiler.py: t_dw and t_dy of every tensor, on one device or several."""
+
+from elastic.command_line import UserError
+from elastic.figure_file import write_figure
+from elastic.timing.table import TensorTimings
+
+OWN, CARRIED = '#0072B2', '#E69F00'
+SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in keys of tables compared
+HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
+
+
+def timing_bars(path, output):
+    """Draws t_dw and t_dy of every tensor as stacked bars; returns the paths written.
+
+    path: timings.json. Raises UserError where it is damaged or is not a timing table.
+    """
+    table = TensorTimings.load(path)
+
+    def draw(figure):
+        axis = figure.add_axes([0.075, 0.15, 0.915, 0.68])
+        _draw_bars(axis, table)
+        axis.set(ylabel='time (ms per step)')
+        figure.text(0.075, 0.985, '{}: {}'.format(table.key.get('model', path), _totals_of(table)),
+                    va='top', fontsize=9)
+        _draw_legend(figure, [axis], [' ({:.1f} ms)'.format(each.sum())
+                                      for each in (table.t_dw, table.t_dy)], 0.075, 0.94)
+    return write_figure(output, (7.2, 3), draw, HEADER, _rows(table, path))
+
+
+def device_bars(paths, output):
+    """Draws timing_bars of one network on several devices, a panel each; returns the paths written.
+
+    paths: of timings.json. Each panel has its own axis, as one device may be a hundred times slower
+    than another. Raises UserError for a damaged table, and for different networks or steps.
+    """
+    tables = [TensorTimings.load(path) for path in paths]
+    for path, table in zip(paths, tables):
+        if not {'host', 'tensorflow'} <= set(table.key):
+            raise UserError('{} does not say on which device it was measured; use the timings.json '
+                            'that profiler.py writes'.format(path))
+        if _network(table) != _network(tables[0]):
+            raise UserError('{} is of {}, {} of {}: devices are compared by one network'.format(
+                paths[0], _title(tables[0]), path, _title(table)))
+    labels = labels_of([table.key for table in tables], paths)
+
+    def draw(figure):
+        axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
+        height = figure.get_size_inches()[1]
+        figure.subplots_adjust(0.09, 0.45 / height, 0.99, 1 - 0.85 / height, hspace=0.42)
+        figure.text(0.09, 1 - 0.06 / height, _title(tables[0]), va='top', fontsize=9)
+        for axis, label, table in zip(axes, labels, tables):
+            _draw_bars(axis, table)
+            axis.set(ylabel='ms per step', xlabel=axis.get_xlabel() if axis is axes[-1] else '')
+            slower = '' if axis is axes[0] else '; {:.2f} times the first'.format(
+                table.t_step / tables[0].t_step)
+            axis.set_title('{}\n{}{}'.format(label, _totals_of(table), slower), loc='left',
+                           fontsize=7, color='#444444')
+        _draw_legend(figure, axes, ['', ''], 0.09, 1 - 0.22 / height)
+    rows = [[table.key['host'], table.key['tensorflow']] + row
+            for path, table in zip(paths, tables) for row in _rows(table, path)]
+    return write_figure(output, (7.2, 1.3 + 1.75 * len(tables)), draw,
+                        ('host', 'tensorflow') + HEADER, rows)
+
+
+def labels_of(keys, paths):
+    """Returns a label for each key of a timing table: its host.
+
+    Where hosts are equal, the version of TensorFlow is added; where that is equal, too, the path.
+    """
+    hosts = [key['host'] for key in keys]
+    labels = [host if hosts.count(host) == 1 else '{}, TensorFlow {}'.format(
+        host, key['tensorflow']) for host, key in zip(hosts, keys)]
+    return [label if labels.count(label) == 1 else '{} ({})'.format(label, path)
+            for label, path in zip(labels, paths)]
+
+
+def _network(table):
+    """What must be equal in tables that are compared. The fingerprint in the key would differ
+    between Keras 2 and Keras 3.
+    """
+    return [table.key.get(name) for name in SAME] + [table.names, table.shapes]
+
+
+def _title(table):
+    return '{}, {}x{}, {} at a time, {} classes, {} tensors'.format(
+        *[table.key.get(name) for name in (
+            'model', 'input_size', 'input_size', 'batch_size', 'num_classes')], len(table.names))
+
+
+def _rows(table, path):
+    totals = [table.t_fp, table.t_bp, table.t_update]
+    return [[table.key.get('model', path), tensor, *row, *totals] for tensor, row in enumerate(zip(
+        table.names, table.t_dw.tolist(), table.t_dy.tolist()))]
+
+
+def _totals_of(table):
+    return 'forward {:,.1f} ms, backward {:,.1f} ms, update {:,.1f} ms per step'.format(
+        table.t_fp, table.t_bp, table.t_update)
+
+
+def _draw_bars(axis, table):
+    numbers = range(len(table.names))
+    axis.bar(numbers, table.t_dw, width=0.9, color=OWN, label='t_dw, weight gradient')
+    axis.bar(numbers, table.t_dy, width=0.9, bottom=table.t_dw, color=CARRIED,
+             label='t_dy, path of the error gradient to it')
+    axis.set(xlim=(-0.8, len(numbers) - 0.2),
+             xlabel='tensor index (left: input, right: classifier)')
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.grid(True, axis='y')
+
+
+def _draw_legend(figure, axes, added, left, top):
+    """Draws one legend for all axes.
+
+    added: text after the labels of t_dw and t_dy. left, top: shares of the figure.
+    """
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, [label + text for label, text in zip(labels, added)], loc='upper left',
+                  bbox_to_anchor=(left, top), ncol=2, borderaxespad=0, borderpad=0)

@@ -1,0 +1,358 @@
+"""What each tensor costs: a table that prices any mask of tensors.
+
+NumPy alone; profiler.py and totals.py make it, selection_solver_DP.py chooses by it.
+"""
+
+import csv
+import os
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from elastic.command_line import UserError
+from elastic.files import read_json, whole, write_json
+
+MAX_SPREAD = 0.10  # of a step, from which on something else was running
+MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
+
+
+class CachePrice(NamedTuple):
+    """What a prefix cache takes (DESIGN: through the forward floor), and how often, where tensor k
+    is the deepest in training.
+
+    fill_share: (N,) of the steps from here to the end of the run, those that compute the prefix and
+    write its rows; all others read them back. skipped: (N,) share of the forward pass that a
+    reading step need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a
+    step; inf where there is no cut or the cache does not fit.
+    converted: share of the filling steps that do not begin with the images but with what another
+    cache has stored; old_skipped, old_read_ms: of these, as skipped and read_ms.
+    cut: None where each k has a cut of its own. Else the prefix_cut.Cut of all: it serves those
+    tensors alone whose read_ms is finite.
+    """
+    fill_share: np.ndarray
+    skipped: np.ndarray
+    read_ms: np.ndarray
+    write_ms: np.ndarray
+    converted: Any = 0.0
+    old_skipped: Any = 0.0
+    old_read_ms: Any = 0.0
+    cut: Any = None
+
+    @property
+    def serves(self):
+        """(N,) bool: tensors that may be trained with a cache of this price."""
+        return np.isfinite(self.read_ms)
+
+    @property
+    def converting(self):
+        """The CachePrice whose reading steps are those that fill this cache from another."""
+        return self._replace(skipped=self.old_skipped, read_ms=self.old_read_ms + self.write_ms)
+
+
+class Profile(NamedTuple):
+    """What explains a measurement and prices no mask: profiler.py prints it.
+
+    estimated: (N,) bool, tensors a part of whose time had no trace event and was estimated.
+    coverage: share of the traced time outside the forward pass that was attributed, 0..1.
+    left_out: (event, ms) that was not attributed, the longest first.
+    spread: half the distance between the quartiles of the full step's time, over its median.
+    traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
+    kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
+    peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
+    row_ms: see copy_costs.RowCosts.
+    The file of a table keeps those that STORED names.
+    """
+    estimated: np.ndarray
+    coverage: float = 1.0
+    left_out: Sequence = ()
+    spread: float = 0.0
+    traced_ms: Any = None
+    kernel_share: Any = None
+    peak_bytes: Dict = {}
+    row_ms: Dict = {}
+
+    @property
+    def disturbed(self):
+        """Whether something else kept the device busy during the profile."""
+        return self.spread > MAX_SPREAD
+
+    @property
+    def launch_bound(self):
+        """Whether the step waits for launches on the GPU: kernels, which are timed, do not fill it.
+        """
+        return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
+
+
+STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of a Profile
+
+
+class TensorTimings(NamedTuple):
+    """What each of the N trainable tensors costs, in ms per step, model.trainable_variables order.
+
+    names: N strings; shapes: N tuples.
+    t_dw: (N,) own gradient: ops that no other tensor needs.
+    t_dy: (N,) increment of the shared ops when the error gradient goes on to this tensor.
+    t_up: (N,) the optimizer's ops for this tensor alone.
+    t_fp, t_bp: forward pass, backward pass of all tensors.
+    t_update: optimizer and decay of all, and what every step does beside it: moving statistics,
+    learning rate, iteration count.
+    depth: (N,) int, 0 for the tensor nearest the output, N - 1 for the deepest; t_dy adds up along
+    it.
+    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
+    key: what the table is valid for. profile: Profile.
+    t_loop: what the training loop adds to any step: waiting for input, Python. 0 in a profile,
+    known once the loop runs (closed_loop.py).
+    t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
+    as an importance takes it: what closed_loop.py compares later ones with.
+    t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
+    training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
+    read; inf where the prefix cannot be cut off.
+    op_rates: of step_graph.OpTimes, by which a cut is placed.
+    cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
+    """
+    names: List[str]
+    shapes: List[Tuple]
+    t_dw: np.ndarray
+    t_dy: np.ndarray
+    t_up: np.ndarray
+    t_fp: float
+    t_bp: float
+    t_update: float
+    depth: np.ndarray
+    group_tensors: np.ndarray
+    group_ms: np.ndarray
+    key: Dict
+    profile: Profile
+    t_loop: float = 0.0
+    t_both: float = 0.0
+    t_prefix: Any = None
+    cut_bytes: Any = None
+    op_rates: Dict = {}
+    cache: Any = None
+
+    @property
+    def t_step(self):
+        """ms: the whole step of full training."""
+        return self.t_fp + self.t_bp + self.t_update + self.t_loop
+
+    @property
+    def fixed(self):
+        """ms that every step pays, whatever it trains: forward pass, loop, the update's fixed part.
+        """
+        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
+
+    def rescaled(self, t_fp, t_bp):
+        """The table with both passes as measured now, ms; the update follows both together."""
+        backward = t_bp / self.t_bp
+        whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
+        return self._replace(
+            t_fp=t_fp, t_bp=t_bp, t_both=t_fp + (self.t_both - self.t_fp) * backward,
+            t_dw=self.t_dw * backward,
+            t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
+            t_update=self.t_update * whole,
+            t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
+
+    def backward_time(self, mask):
+        """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
+        needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
+        return float(self.group_ms[needed].sum())
+
+    def chain_time(self, mask):
+        """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
+        mask = np.asarray(mask, dtype=bool)
+        reached = self.depth <= self.depth[mask].max(initial=-1)
+        return float(self.t_dw[mask].sum() + self.t_dy[reached].sum())
+
+    def step_time(self, mask):
+        """ms of a whole training step for the (N,) bool mask; the mean of filling and reading steps
+        where there is a prefix cache.
+        """
+        return self.plain_time(mask) + float(self.at_deepest[self.deepest(mask)])
+
+    def filling_time(self, mask):
+        """ms of a step of the (N,) bool mask that computes the whole forward pass."""
+        return self.plain_time(mask) + (
+            float(self.cache.write_ms[self.deepest(mask)]) if self.is_cached(mask) else 0.0)
+
+    def reading_time(self, mask):
+        """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
+        return self.plain_time(mask) + float(self._more_to_read[self.deepest(mask)])
+
+    def converting_time(self, mask):
+        """ms of a step of the (N,) bool mask that fills the prefix cache from another."""
+        return self._replace(cache=self.cache.converting).reading_time(mask)
+
+    def fill_share(self, mask):
+        """Share of the steps of the (N,) bool mask that fill a prefix cache; the others read it."""
+        return float(self.cache.fill_share[self.deepest(mask)])
+
+    def plain_time(self, mask):
+        """ms of a step of the (N,) bool mask without a prefix cache."""
+        mask = np.asarray(mask, dtype=bool)
+        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
+
+    def deepest(self, mask):
+        """Which tensor of the (N,) bool mask has the largest depth."""
+        return int(np.where(mask, self.depth, -1).argmax())
+
+    def is_cached(self, mask):
+        """Whether the steps of the (N,) bool mask are cheaper with the prefix cache."""
+        return bool(self.at_deepest[self.deepest(mask)] < 0)
+
+    @property
+    def at_deepest(self):
+        """(N,) ms that a step takes more (less, where negative) by the cache, where tensor k is the
+        deepest in training: 0 where there is none or it does not pay.
+        """
+        if self.cache is None:
+            return np.zeros(len(self.names))
+        cache, fill = self.cache, self.cache.fill_share
+        more_to_convert = cache.old_read_ms - cache.old_skipped * self.t_fp - self.t_loop
+        with np.errstate(invalid='ignore'):  # 0 * inf
+            return np.fmin((1 - fill) * self._more_to_read
+                           + fill * (cache.write_ms + cache.converted * more_to_convert), 0.0)
+
+    @property
+    def _more_to_read(self):
+        """(N,) ms that a reading step takes more than one without a cache."""
+        return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
+
+    def at_least_of(self, prices):
+        """The table with that of the CachePrices which takes least for each deepest tensor, of
+        equal ones the first; `cut` of none.
+        """
+        best = np.argmin([self._replace(cache=price).at_deepest for price in prices], axis=0)
+        return self._replace(cache=CachePrice(*(
+            np.choose(best, arrays) for arrays in list(zip(*prices))[:-1])))
+
+    def cached_at_best(self, epochs):
+        """The table with the least that a prefix cache can take of which one in so many epochs
+        fills it: reading and writing cost nothing. What is out of reach even so is so for sure.
+        """
+        ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
+        return self._replace(cache=CachePrice(
+            np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
+
+    def save(self, path):
+        """Writes the table as JSON at `path` and, for people, as CSV beside it."""
+        content = {field: value.tolist() if isinstance(value, np.ndarray) else value
+                   for field, value in self._asdict().items() if field != 'cache'}
+        content['profile'] = {field: getattr(self.profile, field) for field in STORED}
+        content['profile']['estimated'] = self.profile.estimated.tolist()
+        content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
+        write_json(path, content)
+        rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
+        rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
+                  '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
+                 for name, shape, dw, dy, up, guess in zip(
+                     self.names, self.shapes, self.t_dw, self.t_dy, self.t_up,
+                     self.profile.estimated)]
+        with whole(os.path.splitext(path)[0] + '.csv') as part, open(part, 'w', newline='') as out:
+            csv.writer(out).writerows(rows)
+
+    @classmethod
+    def load(cls, path):
+        """Returns the table that `save` wrote; UserError where the file is not one."""
+        content = read_json(path)
+        if set(content) != set(cls._fields) - {'cache'} or set(content['profile']) != set(STORED):
+            raise UserError("'{}' is not a timing table of this version".format(path))
+        for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
+            content[field] = np.array(content[field], dtype=np.float64)
+        tensors = np.arange(len(content['names']))
+        content['group_tensors'] = np.array([np.isin(tensors, members) for members in content[
+            'group_tensors']], dtype=bool).reshape(-1, len(tensors))
+        content['depth'] = np.array(content['depth'], dtype=np.int64)
+        content['profile'] = Profile(**content['profile'])._replace(
+            estimated=np.array(content['profile']['estimated'], dtype=bool))
+        content['shapes'] = [tuple(shape) for shape in content['shapes']]
+        return cls(**content)
+
+
+class Items(NamedTuple):
+    """What can be chosen, L items: tensors one by one, or all of a layer together.
+
+    of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
+    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. depth: (L,) int, that
+    of its deepest tensor; at_deepest: (L,) ms, of that tensor, see TensorTimings.
+    """
+    of: np.ndarray
+    needs: np.ndarray
+    group_ms: np.ndarray
+    own: np.ndarray
+    depth: np.ndarray
+    at_deepest: np.ndarray
+
+    @property
+    def alone(self):
+        """(L,) ms beyond `fixed` where nothing else is trained."""
+        return self.own + time_of_groups(self.group_ms, self.needs) + self.at_deepest
+
+    @property
+    def beside_deeper(self):
+        """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
+        order, least = np.argsort(-self.depth), np.empty(len(self.depth))
+        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
+        return self.own + least
+
+    @property
+    def cheapest(self):
+        """(L,) bool: True for one item, that which is cheapest alone."""
+        return np.arange(len(self.own)) == np.argmin(self.alone)
+
+    def only(self, keep):
+        """The items of the (L,) bool alone: what just one of them needs is its own."""
+        needs = self.needs[:, keep]
+        count = needs.sum(axis=1)
+        return Items(None, needs[count > 1], self.group_ms[count > 1],
+                      self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
+                      self.depth[keep], self.at_deepest[keep])
+
+
+def time_of_groups(group_ms, needs):
+    """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
+    return np.einsum('g,gl->l', group_ms, needs)
+
+
+def items_of(timings, layers=None):
+    """Items; layers: (N,) int, None for single tensors."""
+    needs = timings.group_tensors
+    if layers is None:
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up,
+                     timings.depth, timings.at_deepest)
+    _, of = np.unique(layers, return_inverse=True)
+    members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
+    needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
+    deepest = [timings.deepest(of_item) for of_item in members]
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up),
+                 timings.depth[deepest], timings.at_deepest[deepest])
+
+
+def chain_timings(group_tensors, group_ms):
+    """Returns (t_dw, t_dy, depth), (N,) each: the chain that bounds the graph from above.
+
+    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
+    depth: see TensorTimings; the deeper tensor needs more ms of shared groups. t_dw[k] is the group
+    of k alone. Each shared group is paid in t_dy by the tensor nearest the output that needs it.
+    For masks whose tensors all lie on one path this is exact; where paths branch, it charges the
+    branches that a mask does not need.
+    """
+    n = group_tensors.shape[1]
+    # Stable: of tensors that need the same the later variable is nearer the output.
+    order = np.argsort(-shared_ms(group_tensors, group_ms), kind='stable')
+    depth = np.empty(n, dtype=np.int64)
+    depth[order[::-1]] = np.arange(n)
+    shared = group_tensors.sum(axis=1) > 1
+    pays = np.where(group_tensors[shared], depth, n).argmin(axis=1)
+    return own_ms(group_tensors, group_ms), np.bincount(pays, group_ms[shared], n), depth
+
+
+def own_ms(group_tensors, group_ms):
+    """Returns the (N,) ms of the ops that no other tensor needs."""
+    own = group_tensors.sum(axis=1) == 1
+    return time_of_groups(group_ms[own], group_tensors[own])
+
+
+def shared_ms(group_tensors, group_ms):
+    """Returns the (N,) ms of the ops that each tensor needs together with others."""
+    shared = group_tensors.sum(axis=1) > 1
+    return time_of_groups(group_ms[shared], group_tensors[shared])

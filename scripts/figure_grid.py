@@ -1,0 +1,160 @@
+"""The grid behind the paper's figures: which runs each one needs, and with which flags of main.py.
+
+scripts/reproduce.py runs it, scripts/report.py shows it, costs.py says how long it takes; nothing
+here touches a file.
+"""
+
+import os
+from typing import NamedTuple, Optional, Tuple
+
+from elastic.settings import BASELINES, ELASTIC, LOGS_DIR, PAPER_SETS, PRUNE
+
+CUB, PET, DOGS = PAPER_SETS
+REHEARSED_SIZES = (10, 10776, 2250)  # of each of REHEARSED_DATA
+RHO, INTERVAL = 0.5, 4
+REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
+REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.001,
+             'num_epochs': 5, 'steps_per_epoch': 20, 'validation_steps': 25}
+# Images that come back, of a network that can be cut.
+REHEARSED_HELD = {'train_images': 160, 'bn_statistics': 'frozen'}
+
+
+class Cell(NamedTuple):
+    """One run of a figure's grid, up to the seed; None: the flag is left at its default."""
+    model_name: str
+    dataset_name: str
+    train_type: str
+    rho: Optional[float] = None
+    interval: Optional[int] = None
+    probe_batches: Optional[int] = None
+    views: Optional[str] = None
+    prefix_cache: str = 'off'  # the paper has none
+
+
+class Figure(NamedTuple):
+    """title, board: what it shows in the paper, and where. hours: the paper's own, by board. Both
+    empty: not in the paper.
+
+    draw: name of the function of paper_plots.py. by_data: drawn of the data sets that are complete.
+    """
+    title: str
+    board: str
+    hours: str
+    cells: Tuple
+    draw: str
+    by_data: bool = False
+
+    @property
+    def of_the_paper(self):
+        return 'the paper: {}'.format(self.board) if self.board else 'not in the paper'
+
+
+def elastic(model, data, rho=RHO, interval=INTERVAL, probe_batches=1):
+    return Cell(model, data, ELASTIC, rho, interval, probe_batches)
+
+
+def schemes(model, data, rho=RHO):
+    """The four schemes that the paper compares nearly everywhere."""
+    return [Cell(model, data, name) for name in BASELINES] + [elastic(model, data, rho)]
+
+
+def _figures():
+    """name -> Figure; `_ego`: elastic training alone."""
+    over_data = {data: schemes('resnet50', data) for data in (CUB, PET, DOGS)}
+    curves15 = sum(over_data.values(), [])
+    rhos = [elastic('resnet50', CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]
+    models = sum([schemes(model, CUB, 0.4) for model in ('resnet50', 'vgg16', 'mobilenetv2')], [])
+    stability = [elastic('resnet50', CUB, interval=interval) for interval in (1, 2, 4)] + [
+        elastic('resnet50', CUB, interval=1, probe_batches=count) for count in (2, 4, 8)]
+    tx2, pi = 'Jetson TX2', 'Raspberry Pi 4B'
+    figures = {
+        '7': Figure('Importance from selection to selection, by interval and probe batches', tx2,
+                    'not given', tuple(stability), 'importance_stability'),
+        '15': Figure('Accuracy and loss over time, ResNet50 on three data sets', tx2,
+                     '33 h on the TX2', tuple(curves15), 'curve_grid'),
+        '15ad': Figure('Accuracy and loss over time, ResNet50 on CUB-200', tx2,
+                       '10 h on the TX2', tuple(over_data[CUB]), 'curve_grid'),
+        '16': Figure('Accuracy and loss over time, ResNet50 on two data sets', pi,
+                     '221 h on the Pi', tuple(over_data[CUB] + over_data[PET]), 'curve_grid'),
+        '17ac': Figure('Accuracy and training time by rho, ResNet50 on CUB-200', tx2 + ', ' + pi,
+                       '15 h on the TX2, 190 h on the Pi', tuple(
+                           [Cell('resnet50', CUB, name) for name in BASELINES + (PRUNE,)] + rhos),
+                       'bars'),
+        '19': Figure('Accuracy and training time of three networks on CUB-200, rho 0.4',
+                     tx2 + ', ' + pi, '20 h on the TX2, 310 h on the Pi', tuple(models), 'bars'),
+        '21': Figure('Which tensors were trained in which epoch', tx2, 'those of figure 15',
+                     tuple(cell for cell in curves15 if cell.train_type == ELASTIC),
+                     'selection_panels'),
+        '23': Figure('Energy of each scheme', tx2 + ', ' + pi, 'those of figures 15 and 16',
+                     tuple(curves15), 'energy_bars', by_data=True)}
+    ego_hours = {'15': '6.5 h on the TX2', '15ad': 'not given', '16': '52 h on the Pi',
+                 '17ac': '9 h on the TX2, 85 h on the Pi',
+                 '19': '3.5 h on the TX2, 50 h on the Pi'}
+    for name, hours in ego_hours.items():
+        whole = figures[name]
+        figures[name + '_ego'] = whole._replace(
+            title=whole.title + ', elastic training alone', hours=hours,
+            cells=tuple(cell for cell in whole.cells if cell.train_type == ELASTIC))
+    fresh = [elastic('resnet50', CUB, rho) for rho in (0.5, 0.25)]
+    held = [cell._replace(views='held') for cell in fresh]
+    cached = [cell._replace(prefix_cache='on') for cell in held]
+    figures['cache'] = Figure('What the prefix cache is worth at rho 0.5 and 0.25, ResNet50 on '
+                              'CUB-200', '', '', tuple(fresh + held + cached), 'curve_grid')
+    return figures
+
+
+FIGURES = _figures()
+
+
+class Run(NamedTuple):
+    """name: the folder. flags: of main.py, all that differ from its defaults."""
+    name: str
+    cell: Cell
+    flags: Tuple
+
+
+def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
+    """The Runs of one figure, cell by cell, seed by seed."""
+    figure = FIGURES[name]
+    runs = []
+    for cell in figure.cells:
+        for seed in range(seeds):
+            values = {key: value for key, value in cell._asdict().items() if value is not None}
+            if rehearse:
+                values.update(REHEARSAL)
+                values['dataset_name'] = REHEARSED_DATA[cell.dataset_name]
+                if cell.train_type == PRUNE:
+                    values['prune_interval'] = 2
+                if cell.views == 'held':
+                    values.update(REHEARSED_HELD)
+            values.update(seed=seed, logs_dir=logs_dir(rehearse), run_name=run_name(cell, seed))
+            if meter_csv:
+                values['meter_csv'] = meter_csv
+            runs.append(Run(values['run_name'], cell, tuple(
+                '--{}={}'.format(key, value) for key, value in values.items())))
+    return runs
+
+
+def run_name(cell, seed):
+    name = '{}_{}_{}'.format(cell.model_name, cell.dataset_name, cell.train_type)
+    if cell.rho is not None:
+        name += '_rho{:g}_interval{}_probe{}'.format(cell.rho, cell.interval, cell.probe_batches)
+    if cell.views is not None:
+        name += '_' + cell.views
+    if cell.prefix_cache != 'off':
+        name += '_cache'
+    return '{}_seed{}'.format(name, seed)
+
+
+def logs_dir(rehearse):
+    return os.path.join(LOGS_DIR, 'rehearsal') if rehearse else LOGS_DIR
+
+
+def file_name(name):
+    """figure15ad, figure_cache: how the files of a figure are called."""
+    return 'figure' + ('' if name[0].isdigit() else '_') + name
+
+
+def output_of(name, rehearse):
+    """Path of the picture, without its ending."""
+    return os.path.join('figures', 'rehearsal' if rehearse else '', file_name(name))

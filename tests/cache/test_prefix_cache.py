@@ -1,0 +1,349 @@
+"""Whole runs with the prefix cache: the same bits as without, wherever it lies and however it ends.
+"""
+
+import contextlib
+import csv
+import os
+
+import numpy as np
+import pytest
+from tensorflow import keras
+from test_prefix_steps import Centred
+
+import train
+from cached_runs import (
+    BATCH,
+    DEEP,
+    HEAD,
+    HEAD_ALONE,
+    IMAGES,
+    MIDDLE,
+    SIZE,
+    NearlyAlone,
+    Watched,
+    behind,
+    bits,
+    digits,
+    files_of_at_most,
+    frozen_body,
+    in_a_file,
+    kinds,
+    mask_from,
+    network,
+    ran,
+    watched,
+)
+from elastic.cache import stores
+from elastic.cache.prefix_cache import PrefixCache
+from elastic.compat import keras_stack
+from elastic.runs.recorder import Recorder
+from elastic.runs.session import Session
+from elastic.schemes.fixed import FixedScheme
+from elastic.selection.cache_costs import fill_share, left_over
+from elastic.settings import Settings
+from elastic.steps.epoch import CONVERT, FILL, PLAIN, READ
+from models import build_model
+from profiler import profile_model
+from selection_solver_DP import smallest_rho
+
+
+@pytest.fixture(scope='module')
+def dataset():
+    return digits()
+
+
+@pytest.fixture(scope='module')
+def timings():
+    return profile_model(network(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+
+
+# ---------------------------------------------------------------- the same bits
+
+@pytest.mark.parametrize('place', ['memory', 'file'])
+@pytest.mark.parametrize('masks, expected', [
+    ({1: MIDDLE}, (FILL, READ, READ, READ)),
+    ({1: MIDDLE, 3: DEEP}, (FILL, READ, FILL, READ)),
+    ({1: DEEP, 3: HEAD_ALONE}, (FILL, READ, FILL, READ)),
+    ({1: MIDDLE, 3: MIDDLE}, (FILL, READ, READ, READ)),
+    ({1: MIDDLE, 2: DEEP, 4: MIDDLE}, (FILL, FILL, READ, FILL))],
+    ids=['one', 'deeper', 'less deep', 'the same again', 'in mid-interval'])
+def test_a_cached_run_is_the_uncached_one_bit_for_bit(tmp_path, dataset, monkeypatch, place, masks,
+                                                     expected):
+    plain, _ = ran(tmp_path, dataset, masks)
+    if place == 'file':
+        in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    cached, result = ran(tmp_path, dataset, masks, cache)
+    assert cache.kinds == kinds(*expected)
+    assert cached == plain
+    hits = sum(kind == READ for kind in expected) * 7 * BATCH
+    assert result['cache_hits'] == hits and result['cache_misses'] == 4 * 7 * BATCH - hits
+    assert result['cache_bytes_read'] > 0 < result['cache_bytes_written']
+    assert {kind + '_step_ms' for kind in expected} <= set(result)
+    assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # nothing remains
+
+
+@pytest.mark.parametrize('place', ['memory', 'file'])
+def test_a_cached_run_of_a_saved_model_is_the_uncached_one(tmp_path, dataset, monkeypatch, place):
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    network().save(path)
+
+    def build():
+        return build_model(path, (SIZE, SIZE, 3), 10, bn_statistics='frozen')
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, model=build())
+    if place == 'file':
+        in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    cached, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, cache, model=build())
+    assert cached == plain and cache.kinds == kinds(FILL, FILL, READ, FILL)
+
+
+@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
+def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings, scheme):
+    """Masks that the solver chooses at the cached price; the head alone, which has no table."""
+    assert np.isfinite(timings.cut_bytes).all() and (np.diff(timings.t_prefix[::2]) >= 0).all()
+    settings = Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
+                              closed_loop=False)
+    cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
+
+    maker = train.step_maker(model, dataset, settings)
+    made = FixedScheme(scheme, maker) if scheme == 'traditional_tl_training' else (
+        train.ElasticScheme(maker, dataset.probe, timings, settings, cache))
+    session = Session(Recorder(str(tmp_path / 'r')))
+    train.train(watched(made, chosen), dataset, settings, session, cache)
+    plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
+    assert bits(model) == plain[4:]
+    assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
+    left = 4 * 0.6
+    for epoch, choice in chosen.items():
+        if choice.timings is None:
+            assert cache.kinds == kinds(FILL, READ, READ, READ)
+            continue
+        table = choice.timings
+        rho = max(left / (5 - epoch), smallest_rho(table))
+        assert table.step_time(choice.mask) <= rho * table.t_step * (1 + 1e-9)
+        share = table.fill_share(choice.mask)
+        assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # to the end of the run
+        cached = table.is_cached(choice.mask)  # where steps were slow, it may not pay
+        converted = cached and table.cache.converted
+        assert converted in (0, 1) and (epoch > 1 or not converted)
+        of_cache = [READ if share == 0 else CONVERT if converted else FILL, READ]
+        expected = of_cache if cached else [PLAIN, PLAIN]
+        assert cache.kinds[epoch - 1:epoch + 1] == kinds(*expected)
+        left -= sum(choice.predicted_of(kind)[0] for kind in expected) / table.t_step
+
+
+def test_steps_that_drift_in_mid_interval_are_chosen_for_anew_and_the_cache_goes_on(tmp_path,
+                                                                                  dataset):
+    """The table says that to read back saves a third of what it does: steps that read drift, in
+    epochs of so many steps that to choose again is worth its time.
+    """
+    table = profile_model(frozen_body(), (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+    table = table._replace(t_prefix=table.t_prefix / 3)
+    settings = Settings(num_epochs=4, interval=4, rho=0.9, learning_rate=0.01)
+    cache, model, chosen = Watched(dataset, str(tmp_path)), frozen_body(), {}
+    scheme = train.ElasticScheme(train.step_maker(model, dataset, settings), dataset.probe, table,
+                                 settings, cache)
+    session = Session(Recorder(str(tmp_path / 'r')))
+    result, model = train.train(watched(scheme, chosen, 10000), dataset, settings, session, cache)
+    assert {1, 3} <= set(chosen) and chosen[1].trials
+    for epoch in set(chosen) - {1}:  # by the importance that was there
+        assert not chosen[epoch].trials
+        np.testing.assert_array_equal(chosen[epoch].importance, chosen[1].importance)
+        assert chosen[epoch].timings.is_cached(chosen[epoch].mask)
+    with open(str(tmp_path / 'r' / 'selections.csv'), newline='') as rows:
+        assert {int(row['epoch']) for row in csv.DictReader(rows)} == set(chosen)
+    assert cache.kinds[0] == [FILL] * 7 and PLAIN not in sum(cache.kinds, [])
+    assert READ in sum(cache.kinds[2:], [])  # behind the choice in mid-interval
+    assert result['cache_hits'] == BATCH * sum(cache.kinds, []).count(READ)
+    plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()},
+                   model=frozen_body(), learning_rate=0.01)
+    assert bits(model) == plain[4:]
+    assert all(np.isfinite(keras_stack.raw(variable).numpy()).all() for variable in model.variables)
+
+
+def test_two_uncached_runs_are_the_same_bits(tmp_path, dataset):
+    """Without that the tests above would compare nothing."""
+    assert ran(tmp_path, dataset, {1: DEEP})[0] == ran(tmp_path, dataset, {1: DEEP})[0]
+
+
+# ---------------------------------------------------------------- which images are there
+
+def test_images_that_the_last_incomplete_batch_left_over_are_read_in_later_epochs(
+        tmp_path, dataset):
+    orders = [dataset.order(epoch) for epoch in (1, 2)]
+    assert set(orders[1].ravel()) - set(orders[0].ravel())  # some are new to the second
+    cache = Watched(dataset, str(tmp_path))
+    result = ran(tmp_path, dataset, {1: MIDDLE}, cache, num_epochs=2)[1]
+    assert cache.kinds == kinds(FILL, READ) and result['cache_hits'] == 56
+    row = result['cache_bytes'] / IMAGES
+    assert row == int(row) and result['cache_bytes_written'] <= result['cache_bytes']
+
+
+def test_left_over_are_those_of_a_whole_epoch_alone():
+    stored = np.arange(10) < 8
+    assert left_over(stored, 5, 2).tolist() == []  # two are a batch
+    assert left_over(stored, 3, 3).tolist() == [8, 9]
+    assert left_over(stored, 2, 3).tolist() == []  # not all of the epoch's batches were there
+    assert left_over(np.ones(10, bool), 3, 3).tolist() == []
+
+
+@pytest.mark.parametrize('steps', [None, 3, 5])
+@pytest.mark.parametrize('epochs', [1, 2, 5])
+def test_the_share_of_filling_steps_is_counted_ahead(tmp_path, steps, epochs):
+    data = digits(steps_per_epoch=steps)
+    cache = Watched(data, str(tmp_path))
+    ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=epochs)
+    found = [kind for epoch in cache.kinds for kind in epoch]
+    assert set(found) <= {FILL, READ} and len(found) == epochs * (steps or 7)
+    assert fill_share(data, 1, epochs + 1) == pytest.approx(found.count(FILL) / len(found))
+    if steps == 5 and epochs == 5:
+        assert any(len(set(epoch)) == 2 for epoch in cache.kinds)  # both kinds in one epoch
+
+
+def test_steps_on_other_images_in_each_epoch_are_the_uncached_ones(tmp_path):
+    data = digits(steps_per_epoch=5)
+    plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
+    cache = Watched(data, str(tmp_path))
+    assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+    assert any(set(epoch) == {FILL, READ} for epoch in cache.kinds)
+
+
+def test_a_new_view_is_stored_anew(tmp_path):
+    data = digits(views='held', interval=2, augmentation='flip+rotate')
+    assert [data.view(epoch) for epoch in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    plain, _ = ran(tmp_path, data, {1: MIDDLE})
+    cache = Watched(data, str(tmp_path))
+    assert ran(tmp_path, data, {1: MIDDLE}, cache)[0] == plain
+    assert cache.kinds == kinds(FILL, READ, FILL, READ)
+    assert fill_share(data, 1, 5) == 0.5 and fill_share(data, 2, 4) == 1
+
+
+# ---------------------------------------------------------------- disks that fail
+
+def lost_once(printed):
+    lines = [line for line in printed.splitlines() if 'without the prefix cache' in line]
+    assert len(lines) == 1 and 'until the next selection: the prefix cache in' in lines[0]
+    return lines[0]
+
+
+def test_a_disk_that_fills_up_in_mid_epoch_costs_the_cache_and_nothing_else(
+        tmp_path, dataset, monkeypatch, capsys):
+    masks = {1: MIDDLE, 3: HEAD_ALONE}
+    plain, _ = ran(tmp_path, dataset, masks)
+    in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path))
+    with files_of_at_most(30_000):  # more than the second selection's rows take
+        cached, result = ran(tmp_path, dataset, masks, cache)
+    assert cached == plain
+    assert 'cannot be written' in lost_once(capsys.readouterr().out)
+    first = cache.kinds[0]
+    assert first == sorted(first) and 0 < first.count(FILL) < 7
+    assert cache.kinds[1:] == kinds(PLAIN, FILL, READ)
+    assert result['cache_misses'] == (first.count(FILL) + 7) * BATCH
+
+
+@pytest.mark.parametrize('failure', ['cut short', 'closed'])
+def test_a_read_that_fails_costs_the_cache_and_nothing_else(tmp_path, dataset, monkeypatch, capsys,
+                                                            failure):
+    def fail(cache):
+        file = cache.store._held
+        if failure == 'closed':
+            os.close(file.fileno())
+        else:
+            os.ftruncate(file.fileno(), 0)
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
+    in_a_file(monkeypatch)
+    cache = Watched(dataset, str(tmp_path), at={(2, 3): fail})
+    cached, _ = ran(tmp_path, dataset, {1: MIDDLE}, cache)
+    assert cached == plain and 'cannot be read' in lost_once(capsys.readouterr().out)
+    assert cache.kinds[::2] == kinds(FILL, PLAIN) and cache.kinds[3] == [PLAIN] * 7
+    assert cache.kinds[1][:4] == [READ] * 4 and cache.kinds[1][-1] == PLAIN
+
+
+def test_a_write_that_fails_between_steps_that_read_ahead_loses_the_cache_once(
+        tmp_path, monkeypatch, capsys):
+    data = digits(steps_per_epoch=5)
+    plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
+    in_a_file(monkeypatch)
+    with contextlib.ExitStack() as limits:
+        def limit(cache):
+            size = os.fstat(cache.store._held.fileno()).st_size
+            limits.enter_context(files_of_at_most(size))
+        probe = Watched(data, str(tmp_path))
+        ran(tmp_path, data, {1: MIDDLE}, probe, num_epochs=5)
+        mixed = next(i for i, epoch in enumerate(probe.kinds)
+                     if FILL in epoch and READ in epoch[epoch.index(FILL):])
+        capsys.readouterr()
+        cache = Watched(data, str(tmp_path),
+                        at={(mixed + 1, probe.kinds[mixed].index(FILL)): limit})
+        assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+    lost_once(capsys.readouterr().out)
+    assert cache.kinds[:mixed] == probe.kinds[:mixed] and cache.kinds[mixed][-1] == PLAIN
+
+
+def test_no_room_for_a_cache_is_said_and_trains_on(tmp_path, dataset, monkeypatch, capsys):
+    plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
+    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 4))
+    cache = Watched(dataset, str(tmp_path))
+    assert ran(tmp_path, dataset, {1: MIDDLE}, cache)[0] == plain
+    assert 'of disk are allowed' in capsys.readouterr().out
+    assert cache.kinds == kinds(PLAIN, PLAIN, PLAIN, PLAIN)
+
+
+def test_a_disk_that_cannot_even_be_tried_is_priced_as_none(tmp_path, dataset, monkeypatch, capsys,
+                                                            timings):
+    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (10 ** 5, 10 ** 9))
+    with files_of_at_most(10 ** 5):
+        price = PrefixCache(dataset, str(tmp_path)).priced(timings, 1, 3).cache
+    in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
+    assert in_memory.any() and not in_memory.all()
+    assert (np.isfinite(price.read_ms) == in_memory).all()
+    out = capsys.readouterr().out
+    assert out.startswith('the prefix cache stays in memory: ') and out.count('\n') == 1
+
+
+# ---------------------------------------------------------------- what becomes of it
+
+def test_what_would_be_stored_is_priced_by_where_it_fits(tmp_path, dataset, timings,
+                                                             monkeypatch):
+    cache = PrefixCache(dataset, str(tmp_path))
+    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 5))
+    price = cache.priced(timings, 1, 3).cache
+    there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
+    assert there.any() and not there.all()
+    assert (np.isfinite(price.read_ms) == there).all()
+    assert (np.isfinite(price.write_ms) == there).all()
+
+
+def test_the_store_is_freed_at_the_end_and_at_a_selection_that_needs_another(tmp_path, dataset):
+    stores = []
+
+    def keep(cache):
+        stores.append(cache.store)
+    cache = Watched(dataset, str(tmp_path), at={(2, 0): keep, (4, 0): keep})
+    ran(tmp_path, dataset, {1: MIDDLE, 3: DEEP}, cache)
+    assert stores[0] is not stores[1] and not any(map(len, stores))
+    assert cache.cut is None
+
+
+@pytest.mark.parametrize('exact, layer, said', [
+    (True, NearlyAlone, 1), (False, NearlyAlone, 0), (True, keras.layers.ReLU, 0)])
+def test_where_bits_are_asked_for_and_rows_differ_by_rounding_it_is_said_once(
+        tmp_path, dataset, capsys, exact, layer, said):
+    cache = Watched(dataset, str(tmp_path), exact=exact)
+    ran(tmp_path, dataset, {1: HEAD_ALONE, 3: mask_from(HEAD + 1)}, cache, model=behind(layer()))
+    assert cache.kinds == kinds(FILL, READ, FILL, READ)
+    lines = [line for line in capsys.readouterr().out.splitlines() if 'to rounding only' in line]
+    assert len(lines) == said
+    for line in lines:
+        apart = float(line.split('differs by up to ')[1].split()[0])
+        assert 1e-8 < apart < 1e-5
+
+
+def test_rows_that_depend_on_their_neighbours_are_not_cached_for_a_fixed_scheme_either(
+        tmp_path, dataset, capsys):
+    cache = Watched(dataset, str(tmp_path))
+    ran(tmp_path, dataset, {1: HEAD_ALONE}, cache, 2, behind(Centred()))
+    assert cache.kinds == kinds(PLAIN, PLAIN)
+    assert capsys.readouterr().out.count('depends on others of its batch') == 1

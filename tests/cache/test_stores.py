@@ -1,0 +1,342 @@
+"""The store of the prefix cache: rows bit for bit, limits, and disks that fill up or fail."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastic.cache import stores
+from elastic.cache.stores import CacheLost, FileStore, MemoryStore, Row
+from elastic.command_line import UserError
+from elastic.device import host
+from small_stores import BATCH, IMAGES, ROWS, bits, both_kinds, filled, opened, values
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.uint8, np.bool_)
+
+
+def run_python(code, *arguments, **kwargs):
+    return subprocess.run([sys.executable, '-c', code] + [str(each) for each in arguments],
+                          cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True, **kwargs)
+
+
+@both_kinds
+@pytest.mark.parametrize('dtype', DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_rows_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
+    rows = [Row((3, 5), dtype), Row((), np.int32), Row((1,), dtype)]  # record: no whole words
+    store, tensors = filled(kind, tmp_path, rows)
+    with store:
+        for seed in range(3):
+            numbers = np.random.RandomState(seed).permutation(IMAGES)[:BATCH]
+            assert bits(store.get(numbers)) == bits([tensor[numbers] for tensor in tensors])
+
+
+@both_kinds
+def test_tensors_of_tensorflow_go_in_and_out(kind, tmp_path):
+    rows = [Row((2, 3), tf.bfloat16.as_numpy_dtype), Row((), np.int32)]
+    tensors = [tf.cast(tf.random.normal((2, 2, 3)), tf.bfloat16), tf.constant([5, 6])]
+    with opened(kind, tmp_path, rows) as store:
+        store.put(tf.constant([9, 2], tf.int64), tensors)
+        returned = store.get(tf.constant([2, 9], tf.int64))
+        for before, after in zip(tensors, returned):
+            after = tf.convert_to_tensor(after)
+            assert after.dtype == before.dtype
+            assert bits([after.numpy()]) == bits([before.numpy()[::-1]])
+
+
+@both_kinds
+def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
+    with opened(kind, tmp_path, ROWS) as store:
+        numbers = np.array([[3, 0, 22, 7], [1, 2, 4, 5]])
+        assert not store.has(numbers[0]) and not store.has(numbers).any()
+        store.put(numbers[0], [values(row, BATCH) for row in ROWS])
+        assert store.has(numbers[0]) and store.has(numbers).tolist() == [True, False]
+        assert store.has([[3, 7], [7, 6]]).tolist() == [True, False]
+        assert len(store) == BATCH
+        with pytest.raises(KeyError, match='not all stored'):
+            store.get([3, 1])
+        assert store.has(numbers[0])  # a wrong question loses nothing
+
+
+@both_kinds
+def test_what_is_stored_is_not_written_again(kind, tmp_path):
+    store, tensors = filled(kind, tmp_path, ROWS)
+    with store:
+        written = store.bytes_written
+        store.put(np.arange(6), [values(row, 6, seed=99) for row in ROWS])
+        assert store.bytes_written == written and len(store) == IMAGES
+        assert bits(store.get(np.arange(6))) == bits([tensor[:6] for tensor in tensors])
+
+
+@both_kinds
+def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
+    first, second = [[values(row, BATCH, seed) for row in ROWS] for seed in (1, 2)]
+    with opened(kind, tmp_path, ROWS) as store:
+        store.put([0, 1, 2, 3], first)
+        store.put([2, 9, 3, 8], second)
+        assert bits(store.get([2, 3])) == bits([tensor[2:] for tensor in first])
+        assert bits(store.get([9, 8])) == bits([tensor[1::2] for tensor in second])
+
+
+@both_kinds
+def test_counters_tell_bytes_and_seconds(kind, tmp_path):
+    store, _ = filled(kind, tmp_path, ROWS)
+    with store:
+        row = 4 * 30 + 2 * 7 + 4
+        assert 0 <= store.bytes_written - IMAGES * row < IMAGES * 8
+        assert store.nbytes == IMAGES * stores.row_bytes(ROWS)
+        assert store.bytes_read == 0 and store.seconds_reading == 0 < store.seconds_writing
+        store.get([1, 2, 3])
+        assert store.bytes_read == 3 * row and store.seconds_reading > 0
+
+
+@both_kinds
+def test_a_wrong_shape_or_dtype_is_refused_and_never_cast(kind, tmp_path):
+    with opened(kind, tmp_path, [Row((2,), np.float32)]) as store:
+        for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2), np.int32),
+                      np.zeros((3, 2, 1), np.float32), np.zeros((2, 2), np.float32)):
+            with pytest.raises(AssertionError):
+                store.put([0, 1, 2], [wrong])
+        assert len(store) == 0
+
+
+@both_kinds
+def test_a_closed_store_has_nothing_and_says_so(kind, tmp_path):
+    store, tensors = filled(kind, tmp_path, ROWS)
+    descriptors = len(os.listdir('/proc/self/fd'))
+    written = store.bytes_written
+    store.close()
+    store.close()
+    assert len(os.listdir('/proc/self/fd')) == descriptors - (kind == 'file')
+    assert not store.has([0, 1]) and len(store) == store.nbytes == 0
+    assert store.bytes_written == written
+    with pytest.raises(CacheLost, match='closed'):
+        store.get([0, 1])
+    with pytest.raises(CacheLost, match='closed'):
+        store.put([0, 1], [tensor[:2] for tensor in tensors])
+    assert not store.has([0, 1])
+
+
+def test_a_file_is_not_seen_in_its_folder(tmp_path):
+    store, _ = filled('file', tmp_path, ROWS)
+    with store:
+        assert os.listdir(str(tmp_path)) == []
+
+
+def test_kill_9_leaves_nothing_behind(tmp_path):
+    code = ('import os, signal, sys, numpy as np; from elastic.cache import stores as p\n'
+            'store = p.FileStore([p.Row((1000,), np.float32)], 100, sys.argv[1])\n'
+            'store.put(np.arange(50), [np.ones((50, 1000), np.float32)])\n'
+            'assert store.bytes_written == 200000\n'
+            'os.kill(os.getpid(), signal.SIGKILL)')
+    done = run_python(code, tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert os.listdir(str(tmp_path)) == []
+
+
+FILL = '''
+import resource, signal, sys, numpy as np
+from elastic.cache.stores import CacheLost, FileStore, Row
+folder, limit = sys.argv[1], int(sys.argv[2])
+if limit:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+store = FileStore([Row((1000,), np.float32)], 1000, folder)
+try:
+    for number in range(1000):
+        store.put([number], [np.full((1, 1000), number, np.float32)])
+        assert store.get([number])[0][0, 0] == number
+except CacheLost as error:
+    print(error)
+assert not store.has([0]) and len(store) == 0 and 0 < store.bytes_written < 1000 * 4000
+'''
+
+
+def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
+    done = run_python(FILL, tmp_path, 99999)  # no whole number of rows
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == 'the prefix cache in {} cannot be written: File too large\n'.format(
+        tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of its own of 1 MB."""
+    folder = str(tmp_path / 'disk')
+    os.mkdir(folder)
+    if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', folder],
+                       stderr=subprocess.DEVNULL):
+        pytest.skip('may not mount a file system here')
+    yield folder
+    subprocess.check_call(['umount', folder])
+
+
+def test_a_full_disk_ends_the_cache_with_one_line_and_is_freed(small_disk):
+    done = run_python(FILL, small_disk, 0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ('the prefix cache in {} cannot be written: No space left on device\n'
+                           .format(small_disk))
+    row = [Row((1000,), np.float32)]
+    store = FileStore(row, 1000, small_disk)
+    with pytest.raises(CacheLost, match='No space left'):
+        store.put(np.arange(1000), [np.zeros((1000, 1000), np.float32)])
+    usage = os.statvfs(small_disk)
+    assert usage.f_bfree == usage.f_blocks and os.listdir(small_disk) == []
+
+
+def test_the_disk_of_the_folder_bounds_what_a_file_may_take(small_disk):
+    rows = [Row((1000,), np.float32)]
+    for gigabytes, images in ((None, 131), (1, 235), (0.0005, 125)):
+        store, place = stores.open_store(rows, images, small_disk, gigabytes, memory_bytes=0)
+        with store:
+            assert isinstance(store, FileStore) and place == 'in ' + small_disk
+        store, why = stores.open_store(rows, images + 1, small_disk, gigabytes, 0)
+        assert store is None and 'of disk are allowed' in why
+
+
+def test_a_file_that_was_cut_short_is_lost(tmp_path):
+    store, _ = filled('file', tmp_path, ROWS)
+    os.truncate(store._held.fileno(), store.nbytes - 10)
+    with pytest.raises(CacheLost, match='in {} cannot be read: .* cut short'.format(tmp_path)):
+        store.get(np.arange(IMAGES))
+    assert not store.has([0])
+
+
+def test_a_row_that_the_disk_lost_or_changed_is_noticed(tmp_path):
+    for damage in (b'\0' * 64, b'x'):
+        store, tensors = filled('file', tmp_path, ROWS)
+        first = int(np.random.RandomState(0).permutation(IMAGES)[0])
+        os.pwrite(store._held.fileno(), damage, 0)
+        others = [number for number in range(IMAGES) if number != first]
+        assert bits(store.get(others)) == bits([tensor[others] for tensor in tensors])
+        with pytest.raises(CacheLost, match='image {} is not as it was'.format(first)):
+            store.get([first])
+
+
+def test_memory_is_taken_where_it_suffices_else_disk_else_nothing(tmp_path):
+    rows, folder = [Row((1000,), np.float32)], str(tmp_path)
+    store, place = stores.open_store(rows, 1000, folder)
+    assert isinstance(store, MemoryStore) and place == 'in memory'
+    assert isinstance(stores.open_store(rows, 10, folder, 1, 40000)[0], MemoryStore)
+    with stores.open_store(rows, 10, folder, 1, 39999)[0] as store:
+        assert isinstance(store, FileStore)
+    store, why = stores.open_store(rows, 3075000, folder, 2.1, 4 * 10 ** 9)
+    assert store is None
+    assert why == ('the prefix cache would take 12.3 GB; 4 GB of memory and 2.1 GB of disk are '
+                   'allowed')
+
+
+def test_a_folder_that_takes_no_file_gives_the_reason(tmp_path):
+    store, why = stores.open_store(ROWS, 10, str(tmp_path / 'none'), None, 0)
+    assert store is None and 'No such file or directory' in why and '\n' not in why
+    with pytest.raises(CacheLost, match='cannot be opened: No such file or directory'):
+        FileStore(ROWS, 10, '/proc/self')
+
+
+def test_a_limit_on_the_process_sends_the_cache_to_the_disk(tmp_path):
+    code = ('import resource, sys, numpy as np; from elastic.cache import stores as p\n'
+            'resource.setrlimit(resource.RLIMIT_AS, (3 * 10 ** 9,) * 2)\n'
+            'if resource.getrlimit(resource.RLIMIT_AS)[0] != 3 * 10 ** 9: sys.exit("no limits")\n'
+            'rows = [p.Row((1000, 1000), np.float32)]\n'
+            'print(type(p.open_store(rows, 1000, sys.argv[1], 10 ** 6, 10 ** 13)[0]).__name__)')
+    done = run_python(code, tmp_path)
+    if done.stderr == 'no limits\n':
+        pytest.skip('an emulator of processors takes no limit on memory')
+    free = stores.room(str(tmp_path), 10 ** 6)[1]
+    assert done.stdout == ('FileStore\n' if free >= 4 * 10 ** 9 else 'NoneType\n'), done.stderr
+
+
+def test_room_is_what_the_flag_and_the_machine_allow(tmp_path):
+    memory, half = stores.room(str(tmp_path))
+    assert 0 < memory < host.available_bytes() and half > 0
+    assert stores.room(str(tmp_path), 0.001)[1] == min(10 ** 6, stores.room(
+        str(tmp_path), 10 ** 9)[1])
+    assert half < stores.room(str(tmp_path), 10 ** 9)[1]  # never all of the disk
+
+
+@pytest.mark.parametrize('cache_gb', [0, -1.0, float('nan'), float('inf')])
+def test_a_cache_of_no_size_is_refused(cache_gb):
+    with pytest.raises(UserError, match='--cache_gb .* is not a number above 0'):
+        stores.check_cache_flags(None, cache_gb)
+
+
+def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
+    file = tmp_path / 'file'
+    file.write_text('')
+    stores.check_cache_flags(str(tmp_path), 0.5)
+    stores.check_cache_flags()
+    assert os.listdir(str(tmp_path)) == ['file']
+    for wrong in (str(file), str(tmp_path / 'none')):
+        with pytest.raises(UserError, match="--cache_dir '{}' is no folder".format(wrong)):
+            stores.check_cache_flags(wrong)
+    with pytest.raises(UserError, match="--cache_dir '/proc/self' cannot be written: [^\n]+$"):
+        stores.check_cache_flags('/proc/self')  # not by root either
+
+
+@both_kinds
+def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
+    rows, count, failed = [Row((5000,), np.float32)], 400, []
+    tensor = values(rows[0], count)
+    other = tmp_path / 'other'
+    for _ in range(5):
+        store = opened(kind, tmp_path, rows, count)
+        store.put(np.arange(200), [tensor[:200]])
+
+        def read(store=store):
+            try:
+                while True:
+                    assert bits(store.get(np.arange(200))) == bits([tensor[:200]])
+            except CacheLost:
+                pass
+            except BaseException as error:
+                failed.append(error)
+
+        def write(store=store):
+            try:
+                for start in range(200, count, 2):
+                    store.put(np.arange(start, start + 2), [tensor[start:start + 2]])
+            except CacheLost:
+                pass
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=target) for target in (read, write)]
+        for thread in threads:
+            thread.start()
+        store.get([1, 2, 3])
+        store.close()
+        with open(str(other), 'wb+') as file:  # likely to be given the number of the file closed
+            for thread in threads:
+                thread.join()
+            assert file.read() == b'' and failed == []
+        assert len(store) == 0
+
+
+@pytest.mark.parametrize('from_disk', [False, True])
+def test_rates_are_positive_and_leave_nothing(from_disk, tmp_path):
+    for size, batch_size in ((7000, 32), (10 ** 6, 4)):
+        rates = stores.measured_rates(size, batch_size, str(tmp_path), from_disk)
+        assert len(rates) == 2 and all(0 < rate < float('inf') for rate in rates)
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.timing
+def test_rates_grow_with_the_row():
+    small, large = [stores.measured_rates(size, 8)[0] for size in (7000, 10 ** 6)]
+    assert large > 5 * small
+
+
+def test_rates_of_a_folder_that_takes_no_file():
+    with pytest.raises(CacheLost):
+        stores.measured_rates(1000, 4, '/proc/self')
+
+
+def test_the_store_imports_no_tensorflow():
+    code = "import sys, elastic.cache.stores; sys.exit('tensorflow' in sys.modules)"
+    assert run_python(code).returncode == 0

@@ -1,0 +1,140 @@
+"""What is read from others: models with code in them, links that leave, images that explode."""
+
+import json
+import os
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+import datasets
+import main
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.data.image_folder import MOST_PIXELS
+from elastic.networks.backbone import from_saved_model
+from elastic.runs.folder import read_run
+from elastic.runs.recorder import Recorder
+from image_folders import arrays, encoded, load_photos, write, write_photos
+
+SHAPE = (16, 16, 3)
+
+
+def saved_with_lambda(folder, suffix):
+    inputs = keras.Input(SHAPE)
+    x = keras.layers.Lambda(lambda images: images / 255, output_shape=SHAPE)(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    path = str(folder / ('model' + suffix))
+    keras.Model(inputs, keras.layers.Dense(3)(x)).save(path)
+    return path
+
+
+@pytest.mark.parametrize('suffix', ['.keras', '.h5'] if keras_stack.KERAS_3 else ['.h5', ''])
+def test_a_model_with_code_in_it_is_refused_unless_it_is_trusted(tmp_path, suffix):
+    path = saved_with_lambda(tmp_path, suffix)
+    with pytest.raises(UserError, match='Lambda layer, .*--trust_model'):
+        from_saved_model(path, SHAPE, 3, 'frozen')
+    assert from_saved_model(path, SHAPE, 3, 'frozen', trust=True).output_shape == (None, 3)
+
+
+def test_a_model_without_code_needs_no_trust(tmp_path):
+    inputs = keras.Input(SHAPE)
+    x = keras.layers.GlobalAveragePooling2D(name='Lambda')(inputs)
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    keras.Model(inputs, keras.layers.Dense(3)(x)).save(path)
+    assert from_saved_model(path, SHAPE, 3, 'frozen').output_shape == (None, 3)
+
+
+@pytest.mark.parametrize('content', [b'', b'PK\x03\x04', b'\x89HDF\r\n\x1a\n' + bytes(100)])
+def test_what_is_no_model_is_told_so(tmp_path, content):
+    path = tmp_path / keras_stack.MODEL_FILE
+    path.write_bytes(content)
+    with pytest.raises(UserError, match='is not a saved Keras model'):
+        from_saved_model(str(path), SHAPE, 3, 'frozen')
+
+
+def test_code_is_found_in_a_zip_whatever_its_spacing(tmp_path):
+    path = str(tmp_path / 'model.keras')
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('config.json', json.dumps({'class_name': 'Lambda'}))
+    assert keras_stack.holds_code(path)
+
+
+# ---------------------------------------------------------------- folders of images
+
+def test_links_within_a_folder_are_followed_and_links_out_of_it_are_not(tmp_path):
+    photos = tmp_path / 'photos'
+    write_photos(photos)
+    os.symlink('0.JPG', str(photos / 'cat' / '99.jpg'))
+    assert sum(len(labels) for _, labels in arrays(load_photos(photos).train)) == 32
+    write(tmp_path / 'private' / 'secret.jpg', encoded(1, 'jpg'))
+    for name, target in (('cat/98.jpg', 'private/secret.jpg'), ('other', 'private')):
+        link = photos / name
+        os.symlink(str(tmp_path / target), str(link))
+        with pytest.raises(UserError, match="'{}' is a link to .*, outside of".format(link)):
+            load_photos(photos)
+        link.unlink()
+
+
+def bomb(width, height):
+    """A PNG of a few bytes whose header promises so many pixels."""
+    def chunk(kind, content):
+        return (struct.pack('>I', len(content)) + kind + content
+                + struct.pack('>I', zlib.crc32(kind + content)))
+    return (b'\x89PNG\r\n\x1a\n'
+            + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0))
+            + chunk(b'IDAT', zlib.compress(bytes(1000))) + chunk(b'IEND', b''))
+
+
+@pytest.mark.parametrize('width, height', [(50000, 50000), (MOST_PIXELS + 1, 1)])
+def test_an_image_that_would_fill_the_memory_is_refused_by_its_header(tmp_path, width, height):
+    write_photos(tmp_path)
+    write(tmp_path / 'cat' / 'bomb.png', bomb(width, height))
+    with pytest.raises(UserError, match='bomb.png.*pixels'):
+        load_photos(tmp_path)
+
+
+# ---------------------------------------------------------------- images that cannot be read
+
+def test_bad_images_are_left_out_where_that_is_asked_for(tmp_path):
+    write_photos(tmp_path)
+    whole = load_photos(tmp_path)  # in batches of four
+    bad = [tmp_path / 'cat' / 'bomb.png', tmp_path / 'dog' / 'torn.jpg']
+    write(bad[0], bomb(50000, 50000))
+    write(bad[1], encoded(1, 'jpg')[:40])
+    with pytest.raises(UserError, match='--skip_bad_images'):
+        load_photos(tmp_path)
+    data = load_photos(tmp_path, skip_bad_images=True)
+    assert sorted(data.left_out) == sorted(map(str, bad))
+    assert data.train_size + data.test_size == whole.train_size + whole.test_size + 2
+    assert all(np.isfinite(images).all() for images, _ in arrays(data.train))
+
+
+def test_an_image_that_goes_bad_in_a_run_ends_it_and_is_left_out_when_it_resumes(
+        tmp_path, monkeypatch, capsys):
+    write_photos(tmp_path / 'photos')
+    inputs = keras.Input(SHAPE)
+    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
+    keras.Model(inputs, outputs).save(str(tmp_path / keras_stack.MODEL_FILE))
+    arguments = ['--model_name', str(tmp_path / keras_stack.MODEL_FILE), '--dataset_name',
+                 'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
+                 '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '3',
+                 '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
+    victim, record = tmp_path / 'photos' / 'cat' / '3.png', Recorder.epoch
+
+    def spoil(recorder, *row):
+        victim.write_bytes(b'nothing')
+        record(recorder, *row)
+    monkeypatch.setattr(datasets, 'MEMORY_SHARE', 0)  # images are decoded in each epoch
+    monkeypatch.setattr(Recorder, 'epoch', spoil)
+    with pytest.raises(UserError, match='{}.*--skip_bad_images'.format(victim)) as error:
+        main.main(arguments)
+    assert '\n' not in str(error.value)
+    assert main.main(arguments + ['--skip_bad_images']) == 0
+    run = read_run(str(tmp_path / 'run'))
+    assert list(run.epochs['epoch']) == [1, 2, 3] and run.summary['images_left_out'] == 1
+    assert '1 images could not be read and were left out: {}'.format(victim) in (
+        capsys.readouterr().out)

@@ -1,0 +1,340 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import datasets
+import tfds_archives
+from elastic.command_line import UserError
+from elastic.data import digits
+from elastic.data.images import check_dataset_name
+from elastic.data.split import Split
+from image_folders import arrays, bitmap, encoded, load_photos, same, write, write_photos
+
+ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
+PHOTO_SETS = {  # classes, training images, test images of the tiny archives
+    'caltech_birds2011': (200, 8, 4), 'oxford_iiit_pet': (37, 14, 6),
+    'stanford_dogs': (120, 120, 5)}
+
+
+@pytest.fixture(scope='module')
+def tfds_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp('tfds')
+    for name in PHOTO_SETS:
+        tfds_archives.prepare(name, path)
+    return str(path)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A machine whose way to the network, a proxy, does not answer."""
+    for scheme in ('http', 'https'):
+        monkeypatch.setenv(scheme + '_proxy', 'http://127.0.0.1:9')
+        monkeypatch.delenv(scheme.upper() + '_PROXY', raising=False)
+    for variable in ('no_proxy', 'NO_PROXY'):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    write_photos(tmp_path)
+    return tmp_path
+
+
+# --- names
+
+def test_names_are_checked_without_loading_tensorflow():
+    code = ('import sys, datasets; from elastic.data import images\n'
+            'for name in images.LOADERS: images.check_dataset_name(name)\n'
+            'assert images.augmentation_of("digits") == "none"\n'
+            'assert images.augmentation_of("stanford_dogs") == "flip+rotate"\n'
+            'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'
+            'assert not heavy, heavy')
+    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize('name, hint', [('stanford_dog', 'stanford_dogs'),
+                                        ('oxford_pets', 'oxford_iiit_pet'),
+                                        ('digit', 'digits'), ('xyz', 'folder:PATH')])
+def test_unknown_name_is_refused_with_what_is_allowed(name, hint):
+    with pytest.raises(UserError, match=hint):
+        datasets.load_dataset(name, 32, 4)
+
+
+def test_folder_must_exist_and_hold_sub_folders(tmp_path):
+    (tmp_path / 'flowers').mkdir()
+    with pytest.raises(UserError, match="did you mean 'flowers'"):
+        check_dataset_name('folder:{}'.format(tmp_path / 'flower'))
+    with pytest.raises(UserError, match='no sub-folders'):
+        check_dataset_name('folder:{}'.format(tmp_path / 'flowers'))
+    with pytest.raises(UserError, match='folder:PATH'):
+        check_dataset_name('folder:')
+
+
+# --- the three photo sets
+
+@pytest.mark.parametrize('name', sorted(PHOTO_SETS))
+def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
+    classes, train_size, test_size = PHOTO_SETS[name]
+    data = datasets.load_dataset(name, 32, 4, data_dir=tfds_dir)
+    assert data.augmentation == 'flip+rotate'
+    assert (data.num_classes, len(data.class_names)) == (classes, classes)
+    assert (data.train_size, data.test_size) == (train_size, test_size)
+    train, test = arrays(data.train), arrays(data.test)
+    assert len(train) == train_size // 4 == data.train.cardinality().numpy()
+    batch = 16
+    assert [len(labels) for _, labels in test] == [batch] * (test_size // batch) + (
+        [test_size % batch] if test_size % batch else [])
+    for images, labels in train + test:
+        assert images.shape == labels.shape + (32, 32, 3)
+        assert images.dtype == np.float32 and labels.dtype == np.int32
+        assert images.min() >= 0 and 100 < images.max() <= 255
+        assert labels.min() >= 0 and labels.max() < classes
+    assert train[0][0].shape[0] == 4
+
+
+@pytest.mark.parametrize('batch_size, tested', [(1, 4), (16, 64), (32, 64), (50, 64), (100, 100)])
+def test_more_is_tested_at_once_than_trained_up_to_64_images(batch_size, tested):
+    data = datasets.load_dataset('digits', 24, batch_size)
+    assert next(iter(data.test))[0].shape[0] == tested
+
+
+def test_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
+    """Of the tiny archive's seven classes, with two images each."""
+    def load(count):
+        return datasets.load_dataset('oxford_iiit_pet', 32, 1, data_dir=tfds_dir,
+                                     train_images=count)
+    for count in (7, 9, 14):
+        counts = np.bincount(np.concatenate([labels for _, labels in arrays(load(count).train)]))
+        assert sorted(counts[counts > 0]) == [1] * (14 - count) + [2] * (count - 7)
+    with pytest.raises(UserError, match='allowed: 7 .*to 14'):
+        load(6)
+
+
+def test_photo_set_is_what_the_builder_reads(tfds_dir):
+    """Reading by record number finds each image and label that the builder's reader does."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+    data = datasets.load_dataset('stanford_dogs', 32, 4, data_dir=tfds_dir, cache='none')
+    builder = tfds.builder('stanford_dogs', data_dir=tfds_dir)
+
+    def resized(image):
+        return np.round(tf.image.resize(image, (32, 32)).numpy())
+
+    theirs = sorted((int(e['label']), resized(e['image']).tobytes())
+                    for e in builder.as_dataset(split='test'))
+    ours = sorted((int(label), image.tobytes()) for images, labels in arrays(data.test)
+                  for image, label in zip(images, labels))
+    assert ours == theirs
+
+
+def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
+    for name in ('folder:{}'.format(photos), 'caltech_birds2011'):
+        kept, decoded = [datasets.load_dataset(name, 24, 4, data_dir=tfds_dir, cache=cache)
+                         for cache in ('memory', 'none')]
+        assert same(arrays(kept.train), arrays(decoded.train))
+        assert same(arrays(kept.test), arrays(decoded.test))
+        assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
+
+
+def test_of_digits_what_is_not_tested_is_not_drawn_and_of_a_folder_all_is_read(photos, monkeypatch):
+    def loaded(name, **more):
+        read.clear()
+        return datasets.load_dataset(name, 8, 4, **more)
+    read, decoded = {}, Split.decoded
+    monkeypatch.setattr(Split, 'decoded', lambda part, keep, title: (
+        read.update({title: part.size}) or decoded(part, keep, title)))
+    every = loaded('digits', train_images=40)
+    assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
+    some = loaded('digits', train_images=40, validation_steps=2)
+    assert read == {'train': 40, 'test': 8} and some.test_size == 8
+    assert some.fingerprint == every.fingerprint  # the images are the same, as a checkpoint asks
+    folder = 'folder:{}'.format(photos)
+    number = loaded(folder).test_size
+    assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
+
+
+def test_a_batch_at_hand_is_what_the_probe_begins_with(photos, tfds_dir):
+    datasets.load_dataset('caltech_birds2011', 24, 4, data_dir=tfds_dir)  # prepared, if it was not
+    for name, classes in (('digits', 10), ('caltech_birds2011', 200),
+                          ('folder:{}'.format(photos), 2)):
+        found, reason = datasets.batch_at_hand(name, 24, 4, classes, tfds_dir)
+        probe = datasets.load_dataset(name, 24, 4, data_dir=tfds_dir).probe
+        assert reason is None and same(arrays([found]), arrays(probe.take(1)))
+
+
+def test_what_is_not_at_hand_is_neither_prepared_nor_asked_for(tmp_path, offline):
+    tfds_archives.prepare('oxford_iiit_pet', tmp_path)
+    for _ in range(2):
+        assert datasets.batch_at_hand('oxford_iiit_pet', 24, 4, 37, str(tmp_path)) == (
+            None, 'oxford_iiit_pet is not prepared in {}'.format(tmp_path))
+        # Nor where an older version is there, or what a broken preparation left behind.
+        (tmp_path / 'oxford_iiit_pet' / '0.0.1').mkdir(parents=True, exist_ok=True)
+    assert os.listdir(str(tmp_path / 'oxford_iiit_pet')) == ['0.0.1']
+
+
+def test_no_batch_of_other_classes_or_too_few_or_unreadable_images(photos):
+    name = 'folder:{}'.format(photos)
+    assert datasets.batch_at_hand(name, 24, 4, 3) == (None, name + ' has 2 classes, not 3')
+    assert 'a batch of 400 does not fit' in datasets.batch_at_hand(name, 24, 400, 2)[1]
+    for image in photos.glob('*/*[0-9].*'):
+        image.write_bytes(b'not an image')
+    batch, reason = datasets.batch_at_hand(name, 24, 4, 2)
+    assert batch is None and reason and '\n' not in reason
+
+
+def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, offline):
+    # tfds_dir's archives are not asked for: this data folder is empty.
+    with pytest.raises(UserError) as error:
+        datasets.load_dataset('oxford_iiit_pet', 32, 4, data_dir=str(tmp_path))
+    message = str(error.value)
+    assert 'oxford_iiit_pet cannot be prepared: no connection to ' in message.splitlines()[0]
+    assert os.path.join(str(tmp_path), 'downloads', 'manual') in message
+    assert 'images.tar.gz' in message and 'annotations.tar.gz' in message
+    assert 'digits, digits_shifted, digits_inverted, folder:PATH' in message
+
+
+def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
+    tfds_archives.prepare('oxford_iiit_pet', tmp_path)
+    write(tmp_path / 'downloads' / 'manual' / 'annotations.tar.gz', b'half a download')
+    with pytest.raises(UserError, match='cannot be prepared: [A-Z][A-Za-z]+: .*\n.*archives'):
+        datasets.load_dataset('oxford_iiit_pet', 32, 4, data_dir=str(tmp_path))
+
+
+# --- digits
+
+@pytest.mark.parametrize('name', digits.DIGIT_NAMES)
+def test_digits_need_nothing_but_scikit_learn(name):
+    data = datasets.load_dataset(name, 24, 32)
+    assert (data.num_classes, data.class_names) == (10, tuple('0123456789'))
+    assert data.train_size > 5000 and data.test_size >= 2000
+    assert data.augmentation == 'none'
+    images, labels = arrays(data.test.take(1))[0]
+    assert images.shape == (64, 24, 24, 3)
+    assert images.dtype == np.float32
+    assert images.min() >= 0 and images.max() <= 255
+    counts = np.bincount(np.concatenate([labels for _, labels in arrays(data.test)]))
+    assert counts.min() > 0.9 * data.test_size / 10  # stratified
+
+
+def test_no_original_is_behind_training_and_test_images():
+    train, test = digits.digit_originals('train'), digits.digit_originals('test')
+    assert not set(train) & set(test) and len(train) + len(test) == 1797
+    assert len(train) == len(set(train)) and 430 < len(test) < 460
+
+
+def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles():
+    from sklearn.datasets import load_digits
+    originals = load_digits().images[digits.digit_originals('test')[:64]] / 16
+    small = {name: arrays(datasets.load_dataset(name, 8, 64).test.take(1))[0][0].mean(axis=3)
+             for name in digits.DIGIT_NAMES}
+
+    def alike(images, shapes):
+        return np.mean([np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(images, shapes)])
+
+    turned = np.rot90(originals, axes=(1, 2))
+    assert alike(small['digits'], originals) > 0.5
+    assert alike(small['digits_shifted'], turned) > 0.5
+    assert alike(small['digits_shifted'], originals) < 0.3
+    assert small['digits'].mean() + 10 < small['digits_shifted'].mean()  # the background
+
+
+# --- a user's folder
+
+def test_folder_of_classes_is_split_once_and_for_all(photos):
+    data = load_photos(photos)
+    assert data.class_names == ('cat', 'dog') and data.augmentation == 'flip+rotate'
+    assert (data.train_size, data.test_size) == (32, 8)
+    assert same(arrays(data.test), arrays(load_photos(photos, seed=9).test))
+    for images, _ in arrays(data.train) + arrays(data.test):
+        assert images.shape[1:] == (24, 24, 3) and images.min() >= 0 and images.max() <= 255
+
+
+@pytest.mark.parametrize('test_folder', ['test', 'val', 'validation'])
+def test_folder_with_splits_of_its_own(tmp_path, test_folder):
+    for split, count in (('train', 3), (test_folder, 2)):
+        for name in ('b', 'a', 'c'):
+            for i in range(count if (split, name) != (test_folder, 'c') else 1):
+                write(tmp_path / split / name / '{}.png'.format(i), encoded(i, 'png'))
+    data = load_photos(tmp_path)
+    assert data.class_names == ('a', 'b', 'c')
+    assert (data.train_size, data.test_size) == (9, 5)
+    assert np.concatenate([labels for _, labels in arrays(data.test)]).tolist() == [0, 0, 1, 1, 2]
+
+
+def test_pixels_survive_every_kind_of_file(tmp_path):
+    """Grey, transparent and 32-bit files become RGB, not something merely of the right shape."""
+    import tensorflow as tf
+    grey = tf.fill((8, 8, 1), tf.constant(90, tf.uint8))
+    rgb, half = tf.tile(grey, [1, 1, 3]), tf.fill((8, 8, 1), tf.constant(128, tf.uint8))
+    files = {'a.png': tf.io.encode_png(grey), 'b.png': tf.io.encode_png(tf.concat([rgb, half], 2)),
+             'c.jpg': tf.io.encode_jpeg(grey), 'd.jpg': tf.io.encode_jpeg(rgb),
+             'e.png': tf.io.encode_png(tf.concat([grey, half], 2)), 'g.png': tf.io.encode_png(rgb)}
+    files = {name: content.numpy() for name, content in files.items()}
+    files.update({'h.bmp': bitmap(bytes([90]) * 256), 'i.bmp': bitmap(bytes([90]) * 192, bits=24),
+                  'j.gif': GIF})
+    for split in ('train', 'test'):
+        for name, content in files.items():
+            write(tmp_path / split / 'one' / name, content)
+            write(tmp_path / split / 'two' / name, content)
+    data = datasets.load_dataset('folder:{}'.format(tmp_path), 16, 4)
+    for images, _ in arrays(data.test):
+        assert images.shape[1:] == (16, 16, 3)
+        assert np.abs(images - 90).max() <= 1
+
+
+# One pixel, two frames: of grey level 90, which counts, and of 255.
+GIF = (b'GIF89a\x01\0\x01\0\x80\0\0' + bytes([90] * 3 + [255] * 3)
+       + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0'
+       + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x4c\x01\0' + b'\x3b')
+
+
+@pytest.mark.parametrize('cache', ['memory', 'none'])
+@pytest.mark.parametrize('content', [b'', b'<html>not found</html>', 'truncated'])
+def test_unreadable_image_is_named(photos, content, cache):
+    if content == 'truncated':
+        content = encoded(0, 'jpg')[:300]
+    write(photos / 'dog' / '11.jpeg', content)
+    with pytest.raises(UserError, match=r'dog.11\.jpeg'):
+        load_photos(photos, cache=cache)
+
+
+def test_class_folder_without_images_is_named(photos):
+    write(photos / 'fish' / 'readme.txt', b'to do')
+    with pytest.raises(UserError, match="'fish'"):
+        load_photos(photos)
+
+
+def test_test_class_without_training_images_is_named(tmp_path):
+    for folder in ('train/a', 'train/b', 'test/a', 'test/zebra'):
+        write(tmp_path / folder / '0.png', encoded(0, 'png'))
+    with pytest.raises(UserError, match="'zebra'"):
+        load_photos(tmp_path)
+
+
+def test_folder_too_small_to_train_and_test_on(tmp_path):
+    write(tmp_path / 'a' / '0.png', encoded(0, 'png'))
+    write(tmp_path / 'a' / '1.png', encoded(1, 'png'))
+    with pytest.raises(UserError, match='1 class'):
+        load_photos(tmp_path)
+    write(tmp_path / 'b' / '0.png', encoded(0, 'png'))
+    os.remove(str(tmp_path / 'a' / '1.png'))
+    with pytest.raises(UserError, match='0 test image'):
+        load_photos(tmp_path)
+
+
+def test_batch_larger_than_the_data_set(photos):
+    with pytest.raises(UserError, match='33.*32 training images'):
+        datasets.load_dataset('folder:{}'.format(photos), 24, 33)
+
+
+def test_progress_is_shown_for_a_larger_folder_only(photos, monkeypatch, capsys):
+    monkeypatch.setattr('elastic.data.split.PROGRESS_FROM', 10)
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
+    load_photos(photos)
+    assert '/32' in capsys.readouterr().err
+    monkeypatch.undo()
+    load_photos(photos)
+    assert '/32' not in capsys.readouterr().err

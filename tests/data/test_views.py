@@ -1,0 +1,387 @@
+"""Order, views and subsets of training images, and the flags that decide them."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import datasets
+import main
+from elastic.command_line import UserError
+from elastic.data.augmentation import augment, augmentation_draws
+from image_folders import arrays, encoded, load_photos, same, write, write_photos
+
+ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    write_photos(tmp_path)
+    return tmp_path
+
+
+# --- order
+
+def test_same_seed_same_batches_another_seed_another_order(photos):
+    one, two, other = [load_photos(photos, seed=seed) for seed in (1, 1, 2)]
+    for _ in range(2):
+        epoch = arrays(one.train)
+        assert same(epoch, arrays(two.train))
+        assert not same(epoch, arrays(other.train))
+
+
+def test_another_process_draws_bit_identical_batches_whatever_else_it_draws(photos):
+    code = ('import hashlib, sys, datasets, tensorflow as tf\n'
+            'tf.random.set_seed(99); tf.random.uniform(())\n'
+            'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5)\n'
+            'for images, labels in data.train.concatenate(data.probe.take(2)):\n'
+            '    print(hashlib.md5(images.numpy().tobytes() + labels.numpy().tobytes())'
+            '.hexdigest())')
+    theirs = subprocess.run([sys.executable, '-c', code, str(photos)], cwd=ROOT, check=True,
+                            stdout=subprocess.PIPE).stdout.decode().split()
+    data = load_photos(photos, seed=5)
+    assert theirs == [hashlib.md5(images.tobytes() + labels.tobytes()).hexdigest()
+                      for images, labels in arrays(data.train) + arrays(data.probe.take(2))]
+
+
+def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
+    data = load_photos(photos)
+    first, second = arrays(data.train), arrays(data.train)
+    assert [len(labels) for _, labels in first] == [4] * (data.train_size // 4)
+    labels = [np.concatenate([labels for _, labels in epoch]) for epoch in (first, second)]
+    assert not np.array_equal(*labels)
+    assert np.array_equal(*[np.bincount(epoch) for epoch in labels])
+    seen = {image.tobytes() for images, _ in first for image in images}
+    again = {image.tobytes() for images, _ in second for image in images}
+    assert len(seen) == 32 and not seen & again
+
+
+def test_short_epochs_are_of_other_images_and_short_tests_evenly_spaced():
+    data = datasets.load_dataset('digits', 8, 64, steps_per_epoch=3, validation_steps=5)
+    whole = datasets.load_dataset('digits', 8, 64)
+    assert (data.train_size, data.test_size) == (192, 320)
+    first, second = [[image.tobytes() for images, _ in arrays(data.train) for image in images]
+                     for _ in range(2)]
+    assert len(set(first)) == 192 and len(set(first) & set(second)) < 20
+    everything = np.concatenate([images for images, _ in arrays(whole.test)])
+    spaced = everything[np.linspace(0, len(everything) - 1, 320).round().astype(int)]
+    assert np.array_equal(np.concatenate([images for images, _ in arrays(data.test)]), spaced)
+    generous = datasets.load_dataset('digits', 8, 64, steps_per_epoch=10 ** 6,
+                                     validation_steps=10 ** 6)
+    assert same(arrays(generous.train), arrays(whole.train))
+    assert same(arrays(generous.test), arrays(whole.test))
+
+
+def test_draws_go_on_over_epochs(tmp_path):
+    """Ten copies of one image: whatever differs between batches, the augmentation made it."""
+    for name in 'ab':
+        for i in range(5):
+            write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
+    data = load_photos(tmp_path)
+    images = [image.tobytes() for _ in range(3) for batch, _ in arrays(data.train)
+              for image in batch]
+    assert len(images) == len(set(images)) == 24
+
+
+def test_unaugmented_epoch_shows_every_image_once():
+    data = datasets.load_dataset('digits', 8, 12)  # 12 divides 10,776
+    images = {image.tobytes() for batch, _ in arrays(data.train) for image in batch}
+    assert len(images) == data.train_size
+
+
+def test_run_resumes_at_any_step(photos):
+    whole = load_photos(photos)
+    epochs, other = [arrays(whole.train) for _ in range(3)], load_photos(photos)
+    assert same(arrays(other.batches(other.order(3)[5:], other.view(3))), epochs[2][5:])
+
+
+def test_probe_never_disturbs_training_and_never_ends(photos):
+    alone, probed = load_photos(photos), load_photos(photos)
+    for _ in range(2):
+        expected, got = arrays(alone.train), []
+        for batch in probed.train:
+            arrays(probed.probe.take(3))
+            got += arrays([batch])
+        assert same(expected, got)
+    batches = arrays(probed.probe.take(20))  # more than two epochs
+    assert [len(labels) for _, labels in batches] == [4] * 20
+
+
+def test_probe_has_an_order_and_draws_of_its_own(photos):
+    data = load_photos(photos)
+    epoch, probes = arrays(data.train), arrays(data.probe.take(8))
+    assert not same(epoch, probes)
+    assert not {image.tobytes() for images, _ in epoch for image in images} & {
+        image.tobytes() for images, _ in probes for image in images}
+
+
+def test_probe_repeats_with_the_seed_and_draws_new_batches_each_time(photos):
+    one, two = load_photos(photos), load_photos(photos)
+    first, second = arrays(one.probe.take(2)), arrays(one.probe.take(2))
+    assert not same(first, second)
+    assert same(first, arrays(two.probe.take(2))) and same(second, arrays(two.probe.take(2)))
+
+
+def test_test_images_are_neither_shuffled_nor_augmented(photos):
+    one, two = load_photos(photos, seed=1), load_photos(photos, seed=2)
+    first = arrays(one.test)
+    assert same(first, arrays(one.test)) and same(first, arrays(two.test))
+    labels = np.concatenate([labels for _, labels in first])
+    assert np.array_equal(labels, np.sort(labels)) and np.bincount(labels).tolist() == [4, 4]
+
+
+def test_order_is_what_train_goes_through(photos):
+    for options in ({}, {'steps_per_epoch': 3}, {'views': 'held'}):
+        data = load_photos(photos, **options)
+        for epoch in range(1, 4):
+            numbers = data.order(epoch)
+            assert numbers.dtype == np.int64 and numbers.shape == (data.train_size // 4, 4)
+            assert np.array_equal(numbers, data.order(epoch))
+            assert same(arrays(data.train), arrays(data.batches(numbers, data.view(epoch))))
+
+
+def test_order_is_the_one_that_all_runs_so_far_went_through(photos):
+    for seed, epoch in ((0, 1), (7, 4)):
+        first = np.random.RandomState([seed, 0, epoch - 1]).permutation(32)
+        assert np.array_equal(load_photos(photos, seed=seed).order(epoch), first.reshape(8, 4))
+
+
+# --- views
+
+def by_number(data, epoch):
+    """{number: bytes} of the images of an epoch, as `train` shows them."""
+    images = np.concatenate([images for images, _ in arrays(data.train)])
+    return {number: image.tobytes() for number, image in zip(data.order(epoch).ravel(), images)}
+
+
+def test_view_of_each_epoch(photos):
+    for views, interval, kind, expected in (
+            ('fresh', 2, None, [0, 1, 2, 3, 4]), ('held', 2, None, [0, 0, 1, 1, 2]),
+            ('held', 1, None, [0, 1, 2, 3, 4]), ('held', 0, None, [0] * 5),
+            ('fresh', 2, 'none', [0] * 5), ('held', 2, 'none', [0] * 5)):
+        data = load_photos(photos, views=views, interval=interval, augmentation=kind)
+        assert [data.view(epoch) for epoch in range(1, 6)] == expected
+        assert data.augmentation == (kind or 'flip+rotate')
+
+
+def test_held_views_come_back_for_an_interval_and_then_no_more(photos):
+    data = load_photos(photos, views='held', interval=2)
+    first, second, third, fourth = [by_number(data, epoch) for epoch in range(1, 5)]
+    assert len(first) == 32 and first == second and third == fourth
+    assert not set(first.values()) & set(third.values())
+    other = load_photos(photos, views='held', interval=2)
+    again = arrays(other.batches(other.order(4), other.view(4)))
+    assert {number: image.tobytes() for number, image in zip(
+        other.order(4).ravel(), np.concatenate([images for images, _ in again]))} == third
+
+
+def test_fresh_views_never_come_back(photos):
+    data = load_photos(photos)
+    epochs = [by_number(data, epoch) for epoch in range(1, 4)]
+    assert all(len({epoch[number] for epoch in epochs}) == 3 for number in range(32))
+
+
+def test_unaugmented_images_come_back_in_every_epoch(photos):
+    data = load_photos(photos, augmentation='none')
+    plain = by_number(data, 1)
+    assert plain == by_number(data, 2) == by_number(load_photos(photos, augmentation='none'), 1)
+    assert not set(plain.values()) & set(by_number(load_photos(photos), 1).values())
+
+
+def test_probe_is_seen_anew_while_the_views_of_training_are_held(photos):
+    data = load_photos(photos, views='held', interval=0)
+    images = [image.tobytes() for images, _ in arrays(data.probe.take(24)) for image in images]
+    assert len(set(images)) == 3 * 32
+    assert not set(images) & set(by_number(data, 1).values())
+
+
+def test_an_image_depends_on_no_other_of_its_batch_nor_on_its_place():
+    """In batches of 37: TensorFlow's own cosine would differ between places."""
+    data = datasets.load_dataset('digits', 8, 37, augmentation='flip+rotate')
+    numbers, rng = data.order(1)[:6], np.random.RandomState(0)
+    shuffled = rng.permutation(numbers.ravel())
+    expected, got = [
+        {number: (image.tobytes(), label) for row, (images, labels) in zip(rows, arrays(
+            data.batches(rows, 5))) for number, image, label in zip(row, images, labels)}
+        for rows in (numbers, shuffled.reshape(6, 37))]
+    assert len(expected) == 6 * 37 and expected == got
+
+
+# --- batches of any numbers
+
+def test_some_rows_of_an_epoch_are_as_in_the_whole(photos):
+    data = load_photos(photos)
+    numbers = data.order(3)
+    whole = arrays(data.batches(numbers, 2))
+    for rows in ([1, 4, 6], [5], []):
+        some = data.batches(numbers[rows], 2)
+        assert some.cardinality().numpy() == len(rows)
+        assert same(arrays(some), [whole[row] for row in rows])
+        assert same(arrays(some), [whole[row] for row in rows])  # once more
+
+
+@pytest.mark.parametrize('cache', ['memory', 'none'])
+def test_passes_alive_at_once_go_through_their_own_numbers(photos, cache):
+    data = load_photos(photos, cache=cache)
+    numbers = data.order(1)
+    plans = [(numbers[::2], 0), (numbers[1::2], 7), (numbers[::-2], 0)]
+    expected = [arrays(data.batches(*plan)) for plan in plans]
+    alive = [iter(data.batches(*plan)) for plan in plans]
+    alive.append(iter(data.train))
+    expected.append(arrays(load_photos(photos).train))
+    for step in range(4):
+        for batches, alone in zip(alive, expected):
+            assert same(arrays([next(batches)]), [alone[step]])
+
+
+def test_a_pass_traces_no_new_graph(photos):
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    def functions():
+        return set(context.context().list_function_names())
+    data = load_photos(photos)
+    arrays(data.train), arrays(data.probe.take(1))
+    before, kept = functions(), []
+    for epoch in range(1, 4):
+        kept += [data.batches(data.order(epoch)[epoch:], data.view(epoch)), iter(data.train)]
+        arrays(kept[-2]), arrays(kept[-1]), arrays(data.probe.take(2))
+    assert not functions() - before  # fewer where those of earlier tests have gone meanwhile
+    kept.append(tf.data.Dataset.range(3).map(lambda number: number + 1))
+    assert functions() - before  # what a pipeline of its own would have done
+
+
+# --- draws
+
+def test_angles_and_flips_are_those_of_the_paper():
+    flips, turns = [np.concatenate(parts) for parts in zip(*[
+        augmentation_draws(7, 0, view, 50) for view in range(40)])]
+    angles, limit = np.arctan2(turns[:, 1], turns[:, 0]), 0.2 * 2 * np.pi
+    assert flips.dtype == bool and turns.dtype == np.float32
+    assert np.abs(angles).max() <= limit * 1.0001
+    assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
+    assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
+    assert len(set(angles)) > 1900  # every view and image its own
+
+
+def test_draws_differ_by_seed_stream_and_view_alone():
+    draws = [augmentation_draws(*key, count=20)[1].tobytes()
+             for key in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    assert draws[0] == draws[1] and len(set(draws)) == 4
+
+
+def test_augmentation_agrees_with_the_keras_layers():
+    """Keras draws its own angles, so ours is searched among many; only interpolation may differ."""
+    import tensorflow as tf
+    coarse = np.random.RandomState(0).uniform(0, 255, (1, 4, 4, 3)).astype('float32')
+    image = tf.image.resize(coarse, (32, 32))
+    theirs = tf.keras.layers.RandomRotation(0.2, fill_mode='reflect', seed=3)(
+        image, training=True).numpy()
+    ours = augment(tf.tile(image, [1000, 1, 1, 1]), *augmentation_draws(1, 0, 0, 1000)).numpy()
+    error = np.abs(ours - theirs).mean(axis=(1, 2, 3))
+    assert error.min() < 1 and np.median(error) > 10
+
+
+# --- a subset
+
+def test_subset_has_equally_many_images_of_each_class_whatever_the_seed():
+    data = datasets.load_dataset('digits', 8, 8, train_images=1003)
+    other = datasets.load_dataset('digits', 8, 8, train_images=1003, seed=3)
+    rows = np.arange(1000).reshape(125, 8)
+    assert data.num_images == data.train_size == 1003
+    assert data.order(1).size == 1000 and data.order(1).max() > 990
+    assert same(arrays(data.batches(rows, 0)), arrays(other.batches(rows, 0)))
+    labels = np.concatenate([labels for _, labels in arrays(data.batches(rows, 0))])
+    assert np.bincount(labels).min() >= 98 and np.bincount(labels).max() <= 101
+    assert data.test_size == datasets.load_dataset('digits', 8, 8).test_size
+
+
+def all_images(data):
+    """The training images by number, as bytes, and their labels; unaugmented, batches of one."""
+    batches = arrays(data.batches(np.arange(data.num_images)[:, None], 0))
+    return [images.tobytes() for images, _ in batches], [labels[0] for _, labels in batches]
+
+
+def test_small_classes_give_what_they_have_and_larger_subsets_add_to_smaller_ones(tmp_path):
+    for name, count in (('a', 16), ('b', 2), ('c', 5)):
+        for i in range(count):
+            write(tmp_path / 'train' / name / '{}.png'.format(i), encoded(100 * count + i, 'png'))
+        write(tmp_path / 'test' / name / '0.png', encoded(0, 'png'))
+    smaller = set()
+    for total, counts in ((3, [1, 1, 1]), (6, [2, 2, 2]), (12, [5, 2, 5]), (15, [8, 2, 5]),
+                          (23, [16, 2, 5])):
+        images, labels = all_images(datasets.load_dataset(
+            'folder:{}'.format(tmp_path), 24, 1, augmentation='none', train_images=total))
+        assert np.bincount(labels).tolist() == counts and labels == sorted(labels)
+        assert len(set(images)) == total and smaller < set(images)
+        smaller = set(images)
+
+
+@pytest.mark.parametrize('cache', ['memory', 'none'])
+def test_only_the_subset_is_decoded(tmp_path, cache):
+    def load(**options):
+        return datasets.load_dataset('folder:{}'.format(tmp_path), 24, 1, augmentation='none',
+                                     cache=cache, **options)
+    write_photos(tmp_path / 'train')
+    write_photos(tmp_path / 'test')
+    files = [str(tmp_path / 'train' / name / file) for name in ('cat', 'dog')
+             for file in sorted(os.listdir(str(tmp_path / 'train' / name)))
+             if file != 'notes.txt' and not file.startswith('.')]
+    subset, (everything, _) = all_images(load(train_images=6)), all_images(load())
+    assert len(files) == len(everything) == 40
+    for file, image in zip(files, everything):
+        if image not in subset[0]:
+            with open(file, 'wb'):
+                pass
+    assert all_images(load(train_images=6)) == subset
+    with pytest.raises(UserError, match='cannot read image'):
+        load()
+
+
+@pytest.mark.parametrize('count, words', [
+    (9, 'digits.*allowed: 10 .*to 10776'), (10777, 'digits.*allowed: 10 .*to 10776'),
+    (11, 'a batch of 12 does not fit into the 11 training images')])
+def test_subset_that_cannot_be(count, words):
+    with pytest.raises(UserError, match=words) as error:
+        datasets.load_dataset('digits', 8, 12, train_images=count)
+    assert '\n' not in str(error.value)
+
+
+# --- flags
+
+SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--weights',
+         'none', '--batch_size', '8']
+
+
+def arguments(*flags):
+    return main.check_arguments(main.parse_arguments(SMALL + list(flags)))
+
+
+def test_flags_reach_the_data(photos):
+    data = main.load_data(arguments(
+        '--dataset_name', 'folder:{}'.format(photos), '--augmentation', 'none', '--train_images',
+        '12'))
+    assert (data.augmentation, data.num_images, data.train_size) == ('none', 12, 12)
+    data = main.load_data(arguments('--dataset_name', 'digits', '--views', 'held', '--interval',
+                                    '3', '--augmentation', 'flip+rotate'))
+    assert data.augmentation == 'flip+rotate'
+    assert [data.view(epoch) for epoch in (1, 3, 4)] == [0, 0, 1]
+    assert [main.load_data(arguments('--dataset_name', 'folder:{}'.format(photos))).view(epoch)
+            for epoch in (1, 3, 4)] == [0, 2, 3]
+
+
+def test_interval_counts_for_every_scheme_whose_views_are_held():
+    fixed = ['--train_type', 'full_training', '--interval', '3']
+    assert main.run_settings(arguments(*fixed))['interval'] is None
+    assert main.run_settings(arguments(*fixed, '--views', 'held'))['interval'] == 3
+
+
+def test_subset_out_of_reach_is_refused_before_anything_is_written(tmp_path):
+    for count in ('9', '20000'):
+        with pytest.raises(UserError, match='allowed: 10 .*to 10776'):
+            main.main(SMALL + ['--dataset_name', 'digits', '--train_images', count,
+                               '--logs_dir', str(tmp_path)])
+    assert os.listdir(str(tmp_path)) == []

@@ -1,0 +1,276 @@
+"""Energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
+
+import sys
+import time
+import types
+
+import pytest
+
+from elastic.device import energy
+from elastic.timing.stopwatch import Clock
+
+
+def tree(root, files):
+    """Writes a recorded sysfs tree: path -> content."""
+    for path, content in files.items():
+        path = root / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(content) + '\n')
+    return str(root)
+
+
+IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
+
+
+XAVIER_NX = {  # with two more channels of another INA3221, as on a TX2
+    IIO + 'rail_name_0': 'VDD_IN', IIO + 'in_power0_input': 4876,
+    IIO + 'rail_name_1': 'VDD_CPU_GPU_CV', IIO + 'in_power1_input': 691,
+    IIO + 'rail_name_2': 'VDD_SOC', IIO + 'in_power2_input': 1139}
+
+
+TX2 = {  # VDD_M2_IN is the supply of a card, not of the board
+    IIO + 'rail_name_0': 'VDD_SYS_GPU', IIO + 'in_power0_input': 152,
+    IIO + 'rail_name_1': 'VDD_SYS_SOC', IIO + 'in_power1_input': 458,
+    IIO.replace('40', '41') + 'rail_name_0': 'VDD_IN',
+    IIO.replace('40', '41') + 'in_power0_input': 2750,
+    IIO.replace('40', '42') + 'rail_name_2': 'VDD_M2_IN',
+    IIO.replace('40', '42') + 'in_power2_input': 5}
+
+
+AGX_XAVIER = {
+    IIO + 'rail_name_0': 'GPU', IIO + 'in_power0_input': 1500,
+    IIO + 'rail_name_1': 'CPU', IIO + 'in_power1_input': 2500,
+    IIO.replace('40', '41') + 'rail_name_0': 'CV', IIO.replace('40', '41') + 'in_power0_input': 0,
+    IIO.replace('40', '41') + 'rail_name_1': 'NC', IIO.replace('40', '41') + 'in_power1_input': 77}
+
+
+HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
+
+
+ORIN_NANO = {
+    HWMON + 'in1_label': 'VDD_IN', HWMON + 'in1_input': 5056, HWMON + 'curr1_input': 1000,
+    HWMON + 'in2_label': 'VDD_CPU_GPU_CV', HWMON + 'in2_input': 5048, HWMON + 'curr2_input': 120,
+    HWMON + 'in7_label': 'sum of shunt voltages', HWMON + 'in7_input': 12}
+
+
+RAPL = 'sys/class/powercap/'
+
+
+INTEL = {
+    RAPL + 'intel-rapl:0/name': 'package-0', RAPL + 'intel-rapl:0/energy_uj': 262143000000,
+    RAPL + 'intel-rapl:0/max_energy_range_uj': 262143328850,
+    RAPL + 'intel-rapl:0:0/name': 'core', RAPL + 'intel-rapl:0:0/energy_uj': 12,
+    RAPL + 'intel-rapl:0:0/max_energy_range_uj': 262143328850,
+    RAPL + 'intel-rapl:0:2/name': 'dram', RAPL + 'intel-rapl:0:2/energy_uj': 500000,
+    RAPL + 'intel-rapl:0:2/max_energy_range_uj': 65712999613,
+    RAPL + 'intel-rapl-mmio:0/name': 'package-0', RAPL + 'intel-rapl-mmio:0/energy_uj': 1,
+    RAPL + 'intel-rapl-mmio:0/max_energy_range_uj': 262143328850,
+    RAPL + 'intel-rapl/enabled': 1}
+
+
+@pytest.mark.parametrize('files, names, watts', [
+    (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the board, not its parts once more
+    (TX2, ['rail VDD_IN'], 2.75),
+    (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # no rail of the whole: their sum
+    (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
+def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
+    sensors, notes = energy.find_sensors(tree(tmp_path, files))
+    assert [sensor.name for sensor in sensors] == names and notes == []
+    assert sum(sensor.advance(10.0) for sensor in sensors) == 0
+    assert sum(sensor.advance(12.5) for sensor in sensors) == pytest.approx(2.5 * watts)
+
+
+def test_power_is_integrated_by_trapezoids(tmp_path):
+    root = tree(tmp_path, XAVIER_NX)
+    (rail,), _ = energy.find_sensors(root)
+    joules = []
+    for now, milliwatts in ((0.0, 2000), (1.0, 4000), (3.0, 1000)):
+        tree(tmp_path, {IIO + 'in_power0_input': milliwatts})
+        joules.append(rail.advance(now))
+    assert joules == pytest.approx([0, 3, 5])
+
+
+def test_rapl_counts_packages_and_memory_over_a_wrap(tmp_path):
+    sensors, notes = energy.find_sensors(tree(tmp_path, INTEL))
+    assert [sensor.name for sensor in sensors] == [
+        'RAPL package-0 of intel-rapl:0', 'RAPL dram of intel-rapl:0:2'] and notes == []
+    assert [sensor.advance(0.0) for sensor in sensors] == [0, 0]
+    tree(tmp_path, {RAPL + 'intel-rapl:0/energy_uj': 1671150,
+                    RAPL + 'intel-rapl:0:2/energy_uj': 750000})
+    assert [sensor.advance(1.0) for sensor in sensors] == pytest.approx([2.0, 0.25])
+
+
+def test_a_counter_that_goes_back_without_a_range_is_no_number():
+    readings = iter([5.0, 4.0])
+    counter = energy.Counter('GPU 0', lambda: next(readings))
+    counter.advance(0.0)
+    with pytest.raises(ValueError, match='went back'):
+        counter.advance(1.0)
+
+
+def test_counters_for_root_alone_are_named_and_the_rest_does_not_pass_for_all(tmp_path):
+    root = tree(tmp_path, INTEL)
+    (tmp_path / RAPL / 'intel-rapl:0/energy_uj').unlink()
+    (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # cannot be read, whoever runs the tests
+    sensors, notes = energy.find_sensors(root)
+    assert sensors == [] and len(notes) == 1 and 'energy_uj cannot be read' in notes[0]
+    result = energy.Meter(sensors, notes).result()
+    assert result['energy_joules'] is None and 'energy_uj cannot be read' in result['energy_note']
+
+
+@pytest.mark.timing
+def test_only_what_runs_is_measured_and_validation_is_left_out(tmp_path):
+    root = tree(tmp_path, XAVIER_NX)
+    meter = energy.Meter(*energy.find_sensors(root), period=0.02)
+    clock = Clock(meter)
+    for bucket, milliwatts in (('step', 3000), ('validation', 900000), ('selection', 3000)):
+        tree(tmp_path, {IIO + 'in_power0_input': milliwatts})
+        with clock(bucket):
+            time.sleep(0.1)
+    result = meter.result()
+    assert result['energy_joules'] == pytest.approx(3 * clock.train_seconds, rel=0.2)
+    assert result['energy_source'] == 'rail VDD_IN' and result['energy_note'] is None
+    (a, b), (c, d) = result['training_intervals']
+    assert a < b <= c - 0.09 and c < d
+
+
+@pytest.mark.timing
+def test_power_between_the_ends_is_sampled(tmp_path):
+    root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 0}))
+    meter = energy.Meter(*energy.find_sensors(root), period=0.01)
+
+    def set_milliwatts(value):  # never half written: the thread may be reading
+        tree(tmp_path, {'next': value})
+        (tmp_path / 'next').replace(tmp_path / IIO / 'in_power0_input')
+        time.sleep(0.1)
+    with meter.running():
+        set_milliwatts(10000)
+        set_milliwatts(0)
+    assert meter.result()['energy_joules'] > 0.5
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize('files', [AGX_XAVIER, INTEL], ids=['rails', 'counters'])
+def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
+    """Readings alone: how long a device's own bus takes for one is another matter."""
+    assert energy.PERIOD <= 1  # at least one reading a second
+    sensors, _ = energy.find_sensors(tree(tmp_path, files))
+    meter, count = energy.Meter(sensors), 50
+    with meter.running():
+        begin = time.perf_counter()
+        for _ in range(count):
+            meter._read()
+        spent = time.perf_counter() - begin
+    assert meter.result()['energy_joules'] is not None
+    assert spent < 0.01 * count * energy.PERIOD
+
+
+def test_a_sensor_that_disappears_leaves_no_number(tmp_path):
+    root = tree(tmp_path, AGX_XAVIER)
+    meter = energy.Meter(*energy.find_sensors(root), period=0.01)
+    with meter.running():
+        (tmp_path / IIO / 'in_power1_input').unlink()
+        time.sleep(0.05)
+    result = meter.result()
+    assert result['energy_joules'] is None
+    assert 'rail CPU stopped answering' in result['energy_note']
+
+
+@pytest.mark.parametrize('readings, joules', [
+    ([10.0, BlockingIOError(11, 'try again'), 15.0], 5), ([10.0, ValueError(''), 15.0], 5),
+    ([10.0, 3.0, 15.0], 5),  # one reading of a counter that makes no sense
+    ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], None),
+    ([10.0, 3.0, 3.0], None)], ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
+def test_a_reading_that_fails_once_is_taken_again(readings, joules):
+    rest = iter(readings)
+
+    def read():
+        value = next(rest)
+        if isinstance(value, Exception):
+            raise value
+        return value
+    meter = energy.Meter([energy.Counter('GPU 0', read)], period=60)
+    with meter.running():
+        pass
+    result = meter.result()
+    assert result['energy_joules'] == joules
+    assert (result['energy_note'] is None) == (joules is not None)
+
+
+class FakeNVML(types.ModuleType):
+    """The part of NVIDIA's pynvml that is used; GPUs are numbered by PCI bus."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, gpus, counts=True):
+        super().__init__('pynvml')
+        self.gpus, self.counts, self.reading, self.asked = gpus, counts, 1000, []
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self._found(index in range(len(self.gpus)) and self.gpus[index])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return self._found(uuid in self.gpus and uuid)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        self.asked.append(handle)
+        return self._found(self.counts and self.reading)  # mJ
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._found(self.reading)  # mW
+
+    def _found(self, value):
+        if not value:
+            raise self.NVMLError('Not Found')
+        return value
+
+
+@pytest.mark.parametrize('gpus, visible, order, chosen, says', [
+    (['a'], None, None, 'a', None), (['a'], '0', None, 'a', None), (['a'], '1', None, None, 'Not'),
+    (['a', 'b'], None, None, None, 'choose one'),
+    (['a', 'b'], '1', None, None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
+    (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
+    (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
+    (['a', 'b'], '', None, None, None)])
+def test_a_gpu_is_measured_only_where_it_is_the_one_that_trains(monkeypatch, gpus, visible, order,
+                                                                chosen, says):
+    nvml, notes = FakeNVML(gpus), []
+    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
+    for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    sensors = energy.nvidia_gpus(notes)
+    assert len(sensors) == (chosen is not None)
+    assert nvml.asked == ([chosen] if chosen else [])
+    assert len(notes) == (says is not None) and (says is None or says in notes[0])
+
+
+@pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # of 1 and 3 J, or W
+def test_a_gpu_counts_joules_or_tells_watts(monkeypatch, counts, joules):
+    nvml, notes = FakeNVML(['a'], counts), []
+    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    (gpu,) = energy.nvidia_gpus(notes)
+    assert gpu.advance(10.0) == 0 and notes == []
+    nvml.reading = 3000
+    assert gpu.advance(12.0) == pytest.approx(joules)
+    nvml.reading = 0  # the driver raises its own kind of error
+    with pytest.raises(RuntimeError, match='Not Found'):
+        gpu.advance(13.0)
+
+
+def test_a_device_without_a_sensor_says_so(tmp_path):
+    meter = energy.Meter(*energy.find_sensors(str(tmp_path)))
+    with meter.running():
+        pass
+    result = meter.result()
+    assert result['energy_joules'] is None and 'no power sensor found' in result['energy_note']
+    assert len(result['training_intervals']) == 1

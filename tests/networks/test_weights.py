@@ -1,0 +1,243 @@
+"""Portable weights: they come back exactly, or are refused and nothing is assigned.
+
+`python tests/networks/test_weights.py`, run on the paper's stack, writes the files in tests/support
+that today's stack is compared with.
+"""
+
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import models
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks import backbone
+from small_models import (
+    DATA,
+    MOBILENET_VARIABLES,
+    SMALL,
+    described,
+    photos,
+    set_to_distinct_values,
+    small_classifier,
+    train,
+    values,
+)
+
+PAPER_WEIGHTS = os.path.join(DATA, 'small_classifier_keras_2_7.npz')
+PAPER_OUTPUT = os.path.join(DATA, 'small_classifier_keras_2_7.json')
+
+
+@pytest.fixture
+def weights_file(tmp_path):
+    model = small_classifier()
+    set_to_distinct_values(model)
+    path = str(tmp_path / 'weights.npz')
+    models.save_weights(model, path)
+    return model, path
+
+
+def assert_untouched_by(model, path, match):
+    before = values(model.weights)
+    with pytest.raises(UserError, match=match) as error:
+        models.load_weights(model, path)
+    for mine, now in zip(before, values(model.weights)):
+        np.testing.assert_array_equal(mine, now)
+    return str(error.value)
+
+
+def test_weights_round_trip_exactly(weights_file):
+    model, path = weights_file
+    other = small_classifier()
+    models.load_weights(other, path)
+    assert len(values(model.weights)) == len(values(other.weights)) == 14
+    for mine, loaded in zip(values(model.weights), values(other.weights)):
+        np.testing.assert_array_equal(mine, loaded)
+    assert not os.path.exists(path + '.part')
+
+
+@pytest.mark.parametrize('name', ['weights.npz', keras_stack.MODEL_FILE, 'model.h5'])
+def test_what_normalization_was_set_to_survives_saving(name, tmp_path):
+    """Keras' layer of that name, in EfficientNet, reads its weights only when told to."""
+    def build(*weights):
+        return models.build_model('EfficientNetB0', (32, 32, 3), 3, *weights,
+                                  bn_statistics='frozen')
+    keras_stack.set_seed(0)
+    model, images = build('none'), photos(batch=16)
+    layer = next(layer for layer in keras_stack.flat_layers(model)
+                 if isinstance(layer, keras.layers.Normalization))
+    layer.set_weights([np.array([0.2, 0.5, 0.7]), np.array([0.1, 0.4, 0.9]), np.array(1)])
+    layer.finalize_state()
+    backbone.statistics_from_batch(model, images)  # else the image does not show in the output
+    path = str(tmp_path / name)
+    if name.endswith('.npz'):
+        models.save_weights(model, path)
+        again = build(path)
+    else:
+        model.save(path)
+        again = models.build_model(path, (32, 32, 3), 3)
+    expected = model(images, training=False).numpy()
+    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max()
+    np.testing.assert_allclose(again(images, training=False).numpy(), expected, rtol=0,
+                               atol=1e-5 * np.abs(expected).max())
+
+
+def test_weights_are_read_by_build_model(tmp_path):
+    path = str(tmp_path / 'weights.npz')
+    model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)
+    set_to_distinct_values(model)
+    models.save_weights(model, path)
+    again = models.build_model('mobilenetv2', (32, 32, 3), 3, path, alpha=0.35)
+    for mine, loaded in zip(values(model.weights), values(again.weights)):
+        np.testing.assert_array_equal(mine, loaded)
+
+
+def test_weights_are_read_without_pickle(weights_file, tmp_path):
+    model, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'executed'),)
+    key = next(iter(sorted(k for k in arrays if k.startswith('trainable/'))))
+    arrays[key] = np.array([Payload()], dtype=object)
+    np.savez(path, **arrays)
+    assert_untouched_by(model, path, 'cannot be read')
+    assert not (tmp_path / 'executed').exists()
+
+
+@pytest.mark.parametrize('share', [0.0, 0.001, 0.1, 0.5, 0.9, 0.99, 0.999])
+def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, share):
+    _, path = weights_file
+    with open(path, 'rb') as whole:
+        content = whole.read()
+    with open(path, 'wb') as cut:
+        cut.write(content[:int(share * len(content))])
+    assert_untouched_by(small_classifier(), path, 'cannot be read, it may be damaged or cut short')
+
+
+@pytest.mark.parametrize('content', [
+    b'PK\x03\x04 not a zip', b'not even close', b'\x89HDF\r\n\x1a\n'])
+def test_a_file_that_is_no_archive_is_refused(content, tmp_path):
+    path = str(tmp_path / 'weights.npz')
+    with open(path, 'wb') as out:
+        out.write(content)
+    assert_untouched_by(small_classifier(), path, 'cannot be read')
+
+
+def test_a_single_array_under_the_name_of_an_archive_is_refused(tmp_path):
+    path = str(tmp_path / 'weights.npz')
+    with open(path, 'wb') as out:
+        np.save(out, np.ones(3))
+    assert_untouched_by(small_classifier(), path, 'weights.npz')
+
+
+def test_any_damaged_byte_is_refused_or_harmless_but_never_crashes(weights_file):
+    model, path = weights_file
+    with open(path, 'rb') as whole:
+        content = whole.read()
+    expected = values(model.weights)
+    rng = np.random.RandomState(0)
+    refused = 0
+    for position in rng.randint(len(content), size=300):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << rng.randint(8)
+        with open(path, 'wb') as out:
+            out.write(damaged)
+        try:
+            models.load_weights(model, path)
+        except UserError:
+            refused += 1
+        for mine, now in zip(expected, values(model.weights)):
+            np.testing.assert_array_equal(mine, now)
+    assert refused > 150
+
+
+def test_another_program_s_npz_is_refused(tmp_path):
+    path = str(tmp_path / 'weights.npz')
+    np.savez(path, kernel=np.ones((3, 3)))
+    assert_untouched_by(small_classifier(), path, 'is not of this project.s format')
+
+
+def test_every_mismatch_of_another_architecture_is_named(weights_file):
+    message = assert_untouched_by(small_classifier(filters=7), weights_file[1],
+                                  'weights of another architecture')
+    for name, own in (('stem/kernel 3x3x3x6', 'stem/kernel 3x3x3x7'),
+                      ('stem_bn/gamma 6', 'stem_bn/gamma 7'), ('stem_bn/beta 6', 'stem_bn/beta 7'),
+                      ('depthwise/kernel 3x3x6x1', 'depthwise/kernel 3x3x7x1'),
+                      ('depthwise_bn/gamma 6', 'depthwise_bn/gamma 7'),
+                      ('depthwise_bn/beta 6', 'depthwise_bn/beta 7'),
+                      ('project/kernel 1x1x6x8', 'project/kernel 1x1x7x8'),
+                      ('stem_bn/moving_mean 6', 'stem_bn/moving_mean 7'),
+                      ('stem_bn/moving_variance 6', 'stem_bn/moving_variance 7'),
+                      ('depthwise_bn/moving_mean 6', 'depthwise_bn/moving_mean 7'),
+                      ('depthwise_bn/moving_variance 6', 'depthwise_bn/moving_variance 7')):
+        assert '{} in the file, {} in the model'.format(name, own) in message
+    assert '(11 mismatches)' in message.split('\n')[0]
+
+
+def test_a_file_with_fewer_arrays_says_how_many(weights_file):
+    model, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    del arrays[sorted(key for key in arrays if key.startswith('trainable/'))[-1]]
+    np.savez(path, **arrays)
+    assert_untouched_by(model, path, '9 trainable arrays in the file, 10 in the model')
+
+
+def test_another_number_of_classes_starts_the_head_anew_and_says_so(weights_file):
+    model, path = weights_file
+    other = small_classifier(num_classes=9)
+    head = values(other.trainable_weights[-2:])
+    with pytest.warns(UserWarning, match='the head starts anew .*head/kernel 8x3 in the file'):
+        models.load_weights(other, path)
+    for mine, now in zip(head, values(other.trainable_weights[-2:])):
+        np.testing.assert_array_equal(mine, now)
+    for kind in ('trainable_weights', 'non_trainable_weights'):
+        end = -2 if kind == 'trainable_weights' else None
+        for mine, loaded in zip(values(getattr(model, kind)[:end]),
+                                values(getattr(other, kind)[:end])):
+            np.testing.assert_array_equal(mine, loaded)
+
+
+def test_the_same_number_of_classes_loads_without_a_warning(weights_file):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        models.load_weights(small_classifier(), weights_file[1])
+
+
+def test_weights_written_on_the_paper_s_stack_give_the_stored_output():
+    with open(PAPER_OUTPUT) as stored:
+        expected = np.array(json.load(stored))
+    model = small_classifier(num_classes=5)
+    models.load_weights(model, PAPER_WEIGHTS)
+    assert np.ptp(expected, axis=0).min() > 0.01
+    np.testing.assert_allclose(model(stored_images(), training=False).numpy(), expected, atol=1e-5)
+
+
+def stored_images():
+    """(4, 16, 16, 3) float32, the same on every version of NumPy, each of another brightness."""
+    return photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
+
+
+def write_stored_files():
+    assert not keras_stack.KERAS_3, "run this on the paper's stack"
+    model = small_classifier(num_classes=5)
+    backbone.statistics_from_batch(model, tf.constant(stored_images()))
+    train(model, stored_images(), num_classes=5, rate=0.01, steps=10)
+    models.save_weights(model, PAPER_WEIGHTS)
+    with open(PAPER_OUTPUT, 'w') as out:
+        json.dump(model(stored_images(), training=False).numpy().tolist(), out)
+    mobilenet = models.build_model('mobilenetv2', (32, 32, 3), 5, 'none', alpha=0.35)
+    with open(MOBILENET_VARIABLES, 'w') as out:
+        json.dump(described(mobilenet), out, separators=(',', ':'))
+
+
+if __name__ == '__main__':
+    write_stored_files()

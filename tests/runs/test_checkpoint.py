@@ -1,0 +1,219 @@
+"""The checkpoint's file: what goes in comes out, and whatever is damaged is noticed."""
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from cached_runs import files_of_at_most
+from elastic.command_line import UserError
+from elastic.runs import checkpoint
+
+
+class Price(NamedTuple):
+    """As trees hold them."""
+    ms: Any
+    cut: Any = None
+
+
+TREE = dict(
+    epoch=3, rho=0.1 + 0.2, never=float('inf'), name='é', none=None, flag=True,
+    random=np.random.RandomState(3).get_state(), names=frozenset('abc'), shapes=[(3, 3), ()],
+    empty={}, price=Price(np.arange(6.0).reshape(2, 3), Price(1.5, ('x',))),
+    arrays=[np.float32([1.5]), np.zeros((0, 4), bool), np.array(7, np.int64)],
+    number=np.float32(0.5))
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for first, second in zip(one, other):
+            assert_same(first, second)
+    else:
+        assert one == other
+
+
+def written(folder, **more):
+    checkpoint.write(str(folder), dict(TREE, written=0.0, **more))
+    return folder / checkpoint.FOLDER
+
+
+def read(folder):
+    return checkpoint.read(str(folder), [Price])
+
+
+def test_what_goes_in_comes_out(tmp_path):
+    written(tmp_path)
+    found = read(tmp_path)
+    assert found['damaged'] is None
+    for key, value in TREE.items():
+        assert_same(found[key], 0.5 if key == 'number' else value)
+
+
+def test_a_run_without_a_checkpoint_has_none(tmp_path):
+    assert read(tmp_path) is None and checkpoint.stamps(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize('value', [object(), np.array([object()]), {'f': print}])
+def test_what_is_no_plain_value_is_refused_and_leaves_the_last_one(tmp_path, value):
+    written(tmp_path)
+    with pytest.raises((TypeError, ValueError)):
+        checkpoint.write(str(tmp_path), dict(value=value))
+    assert read(tmp_path)['epoch'] == 3
+
+
+def test_the_one_before_is_kept_and_taken_where_the_last_is_damaged(tmp_path):
+    place = written(tmp_path, number_of=1)
+    written(tmp_path, number_of=2)
+    assert sorted(os.listdir(str(place))) == ['before', 'last']
+    assert read(tmp_path)['number_of'] == 2
+    (place / 'last').write_bytes((place / 'last').read_bytes()[:-7])
+    found = read(tmp_path)
+    assert found['number_of'] == 1 and "last' cannot be read" in found['damaged']
+
+
+def test_both_damaged_are_refused_and_nothing_is_deleted(tmp_path):
+    place = written(tmp_path)
+    written(tmp_path)
+    for name in ('last', 'before'):
+        (place / name).write_bytes(b'')
+    with pytest.raises(UserError, match='no checkpoint of .* can be used .*--restart'):
+        read(tmp_path)
+    assert sorted(os.listdir(str(place))) == ['before', 'last']
+
+
+def test_a_process_that_ends_between_the_two_renames_leaves_a_whole_one(tmp_path, monkeypatch):
+    place, rename = written(tmp_path, number_of=1), os.replace
+
+    def ends(source, target):
+        if target.endswith('last'):
+            raise KeyboardInterrupt
+        rename(source, target)
+    monkeypatch.setattr(os, 'replace', ends)
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path, number_of=2)
+    assert not (place / 'last').exists() and read(tmp_path)['number_of'] == 1
+    monkeypatch.undo()
+    written(tmp_path, number_of=3)
+    assert read(tmp_path)['number_of'] == 3
+
+
+def two_written(folder):
+    """Returns the path of the newer of two checkpoints, and what it holds."""
+    written(folder, number_of=1)
+    path = written(folder, number_of=2) / 'last'
+    return path, path.read_bytes()
+
+
+def flipped(content, at, bit):
+    damaged = bytearray(content)
+    damaged[at] ^= 1 << bit
+    return bytes(damaged)
+
+
+def test_a_flipped_bit_leads_to_the_checkpoint_before_unless_nothing_depends_on_it(tmp_path):
+    """A zip also holds dates and the like, which nobody reads."""
+    path, content = two_written(tmp_path)
+    rng, directory = np.random.RandomState(0), content.index(b'PK\1\2')
+    for at in list(range(directory, len(content))) + rng.randint(0, directory, 300).tolist():
+        path.write_bytes(flipped(content, at, rng.randint(8)))
+        found = read(tmp_path)
+        assert found['number_of'] == (2 if found['damaged'] is None else 1)
+        for key, value in TREE.items():
+            assert_same(found[key], 0.5 if key == 'number' else value)
+
+
+def test_a_flipped_bit_of_an_array_or_of_the_tree_is_noticed(tmp_path):
+    path, content = two_written(tmp_path)
+    for held in (np.arange(6.0).tobytes(), b'"number_of": 2', b"'descr': '<f8'"):
+        for at in range(content.index(held), content.index(held) + len(held)):
+            path.write_bytes(flipped(content, at, at % 8))
+            assert "last' cannot be read" in read(tmp_path)['damaged']
+
+
+def test_a_file_cut_anywhere_leads_to_the_checkpoint_before(tmp_path):
+    path, content = two_written(tmp_path)
+    for length in [0, 5, 100, len(content) // 2, len(content) - 1]:
+        path.write_bytes(content[:length])
+        assert read(tmp_path)['number_of'] == 1
+
+
+def test_nothing_that_is_read_runs_code(tmp_path):
+    """A file that is whole, and whose array is a pickle."""
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'evil'),)
+    place = written(tmp_path)
+    with open(str(place / 'last'), 'wb') as file:
+        np.savez(file, format=np.array(checkpoint.FORMAT),
+                 tree=np.frombuffer(b'{"array": "x"}', np.uint8),
+                 x=np.array([Evil()], dtype=object))
+    with pytest.raises(UserError, match='cannot be read.*allow_pickle'):
+        read(tmp_path)
+    assert not (tmp_path / 'evil').exists()
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path):
+    with open(str(written(tmp_path) / 'last'), 'wb') as file:
+        file.write(b'ElasticTrainer checkpoint 1 ' + b'0' * 64 + b'\n')
+        np.savez(file, tree=np.frombuffer(b'{"dict": {}}', np.uint8))
+    with pytest.raises(UserError, match='format elastic-checkpoint-2.*--restart') as error:
+        read(tmp_path)
+    assert '\n' not in str(error.value)
+
+
+def test_an_unknown_record_is_refused(tmp_path):
+    written(tmp_path)
+    with pytest.raises(UserError, match='of another version'):
+        checkpoint.read(str(tmp_path), [])
+
+
+def test_a_disk_that_fills_up_leaves_the_last_one_and_is_said_once(tmp_path, capsys):
+    place = written(tmp_path)
+    keeper = checkpoint.Keeper(str(tmp_path))
+    with files_of_at_most(2000):
+        for _ in range(2):
+            assert not keeper.keep(lambda: dict(TREE, large=np.zeros(10 ** 5)))
+    assert read(tmp_path)['epoch'] == 3 and os.listdir(str(place)) == ['last']
+    assert capsys.readouterr().out.count('no checkpoint could be written') == 1
+    assert keeper.keep(lambda: dict(TREE, epoch=4))
+    assert read(tmp_path)['epoch'] == 4
+
+
+def test_a_checkpoint_is_due_after_so_many_minutes_and_where_the_run_shall_stop(tmp_path):
+    stopping = []
+    keeper = checkpoint.Keeper(str(tmp_path), minutes=1e9, stop=lambda: bool(stopping))
+    assert not keeper.due()
+    stopping.append(True)
+    assert keeper.due()
+    assert checkpoint.Keeper(str(tmp_path), minutes=0.0).due()
+
+
+def test_short_epochs_do_not_each_have_a_checkpoint(tmp_path):
+    keeper, kept, begin = checkpoint.Keeper(str(tmp_path)), [], time.perf_counter()
+    assert keeper.pays() and not checkpoint.Keeper().pays()
+    while time.perf_counter() - begin < 1.0:  # epochs of 1 ms
+        if keeper.pays():
+            kept.append(time.perf_counter())
+            keeper.keep(lambda: TREE)
+            took = time.perf_counter() - kept[-1]
+            assert not keeper.pays()
+        time.sleep(0.001)
+    assert 1 <= len(kept) < 1.0 / took / 10
+
+
+def test_what_was_trained_behind_a_checkpoint_is_told(tmp_path):
+    place = written(tmp_path)
+    os.utime(str(place / 'last'), (0, 50.0))
+    assert read(tmp_path)['lost_seconds'] == 50.0
+    os.utime(str(place / 'last'), (0, -50.0))  # the clock was set back
+    assert read(tmp_path)['lost_seconds'] == 0.0

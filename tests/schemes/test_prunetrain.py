@@ -1,0 +1,342 @@
+"""PruneTrain: which channels belong together, removing those that vanished, and what is kept."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from datasets import load_dataset
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks.backbone import classifier, statistics_from_batch
+from elastic.schemes.channels import structure
+from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
+from elastic.settings import Settings
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import LossScale, make_optimizer
+from models import build_model
+from small_models import SMALL as SAVED_SHAPE
+from small_models import saved, sequential, user_classifier
+
+SIZE, BATCH, CLASSES = 32, 4, 5
+SMALL = 1e-5
+
+
+def residual_network():
+    """conv a -> (conv b, BN) + a -> depthwise -> conv c, and a head on it."""
+    inputs = keras.Input((SIZE, SIZE, 3))
+    a = keras.layers.Conv2D(8, 3, name='a')(keras.layers.ZeroPadding2D()(inputs))
+    b = keras.layers.Conv2D(6, 1, use_bias=False, name='inner')(keras.layers.ReLU()(a))
+    b = keras.layers.ReLU()(keras.layers.BatchNormalization(name='norm')(b))
+    b = keras.layers.Conv2D(8, 3, padding='same', name='b')(b)
+    x = keras.layers.DepthwiseConv2D(3, name='depthwise')(keras.layers.Add()([a, b]))
+    x = keras.layers.Conv2D(7, 1, name='c')(keras.layers.ReLU()(x))
+    return classifier(keras.Model(inputs, x), None, (SIZE, SIZE, 3), CLASSES, 'frozen')
+
+
+def flat_sequential():
+    return keras.Sequential([
+        keras.Input(SAVED_SHAPE), keras.layers.Conv2D(8, 3, name='a'), keras.layers.ReLU(),
+        keras.layers.Conv2D(6, 3, name='b'), keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(4, name='hidden'), keras.layers.Dense(CLASSES)])
+
+
+def batch(seed=0, size=SIZE, count=BATCH):
+    rng = np.random.RandomState(seed)
+    brightest = rng.uniform(0, 255, (count, 1, 1, 1))
+    return (tf.constant(rng.uniform(0, brightest, (count, size, size, 3)), tf.float32),
+            tf.constant(rng.randint(0, CLASSES, count), tf.int32))
+
+
+def optimizer_for(variables, kind='sgd'):
+    return make_optimizer(kind, 1e-3, 100, variables)
+
+
+def randomised(model, seed=0):
+    """Every bias and BN array random, as in a trained network: a removed channel would show."""
+    rng = np.random.RandomState(seed)
+    for variable in model.weights:
+        if len(variable.shape) == 1:
+            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    keras_stack.weights_were_set(model)
+    return model
+
+
+def vanish(model, share, seed=0):
+    """Sets a random share of every free set of channels to zero; returns how many channels."""
+    rng, count = np.random.RandomState(seed), 0
+    for channels in structure(model).channels:
+        gone = rng.permutation(channels.size)[:int(share * channels.size)]
+        count += len(gone)
+        for variable, axis in channels.judged:
+            array = np.moveaxis(keras_stack.raw(variable).numpy(), axis, 0)
+            array[gone] = rng.uniform(-0.5, 0.5, array[gone].shape) * 1e-9
+            variable.assign(np.moveaxis(array, 0, axis))
+    return count
+
+
+def names(channels):
+    return sorted((keras_stack.variable_name(variable), axis)
+                  for variable, axis in channels.judged)
+
+
+def of_names(model):
+    """Names of the judged kernels with their axes -> Channels, for all channels that may go."""
+    return {tuple(names(channels)): channels for channels in structure(model).channels}
+
+
+def test_channels_that_are_added_or_pass_through_a_layer_belong_together():
+    free = of_names(residual_network())
+    assert {key: channels.size for key, channels in free.items()} == {
+        (('a/kernel', 3), ('b/kernel', 3), ('c/kernel', 2), ('inner/kernel', 2)): 8,
+        (('b/kernel', 2), ('inner/kernel', 3)): 6,
+        (('c/kernel', 3), ('head/kernel', 0)): 7}  # and none for the image's own channels
+    carried = {channels.size: sorted({(keras_stack.variable_name(variable), axis)
+                                      for variable, axis in channels.carried})
+               for channels in free.values()}
+    assert carried[6] == [('norm/' + name, 0) for name in (
+        'beta', 'gamma', 'moving_mean', 'moving_variance')]
+    assert carried[7] == [('c/bias', 0)]
+    assert carried[8] == [('a/bias', 0), ('b/bias', 0), ('depthwise/bias', 0),
+                          ('depthwise/kernel', 2)]
+
+
+@pytest.mark.parametrize('name, alpha, size, writers, readers', [
+    ('resnet50', 1.0, 2048,
+     ['conv5_block1_0_conv', 'conv5_block1_3_conv', 'conv5_block2_3_conv', 'conv5_block3_3_conv'],
+     ['conv5_block2_1_conv', 'conv5_block3_1_conv']),
+    ('mobilenetv2', 0.35, 1280, ['Conv_1'], []),
+    ('vgg16', 1.0, 512, ['block5_conv3'], []),
+    ('EfficientNetB0', 1.0, 1280, ['top_conv'], [])])
+def test_the_last_convolution_s_channels_may_go_with_rows_of_the_head(name, alpha, size, writers,
+                                                                      readers):
+    model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', alpha=alpha)
+    last = next(channels for key, channels in of_names(model).items() if ('head/kernel', 0) in key)
+    assert names(last) == sorted([(layer + '/kernel', 3) for layer in writers]
+                                 + [(layer + '/kernel', 2) for layer in readers]
+                                 + [('head/kernel', 0)])
+    assert last.size == size
+
+
+def test_how_many_channels_of_mobilenetv2_may_go():
+    """By hand: stem 16; block outputs, added ones counted once; expansions, 6 times their input."""
+    outputs = 8 + 8 + 16 + 24 + 32 + 56 + 112
+    expansions = 6 * (8 + 8 + 8 + 16 + 16 + 16 + 24 * 4 + 32 * 3 + 56 * 3)
+    assert 16 + outputs + expansions == 2864
+    model = build_model('mobilenetv2', (SIZE, SIZE, 3), CLASSES, 'none', alpha=0.35)
+    assert structure(model).size == 2864 + 1280
+
+
+def test_squeeze_and_excitation_passes_expansion_channels_on():
+    found = of_names(build_model('EfficientNetB0', (SIZE, SIZE, 3), CLASSES, 'none'))
+    expansions = [key[0][0].split('expand_conv')[0] for key in found
+                  if any('expand_conv/kernel' in name and axis == 3 for name, axis in key)]
+    assert len(expansions) == 15  # of 16 blocks: the first expands nothing
+    for block in expansions:
+        assert tuple((block + name + '/kernel', axis) for name, axis in (
+            ('expand_conv', 3), ('project_conv', 2), ('se_expand', 3), ('se_reduce', 2))) in found
+    assert not any(('stem_conv/kernel', 2) in key for key in found)  # the image, normalised
+
+
+@pytest.mark.parametrize('name, size', [
+    ('residual', SIZE), ('resnet50', 32), ('vgg16', 32), ('mobilenetv2', 32), ('vit', 32),
+    ('EfficientNetB0', 32), ('DenseNet121', 32)])
+def test_removing_vanished_channels_leaves_the_output_unchanged(name, size):
+    if name == 'vit':
+        pytest.importorskip('vit_keras')
+    keras_stack.set_seed(0)
+    model = randomised(residual_network() if name == 'residual' else build_model(
+        name, (size, size, 3), CLASSES, 'none', bn_statistics='frozen'))
+    gone = vanish(model, 0.5)
+    images, _ = batch(size=size, count=32)
+    statistics_from_batch(model, images)  # else the signal dies, and anything leaves it unchanged
+    assert_prune_keeps_output(model, images, gone)
+
+
+def assert_prune_keeps_output(model, images, gone):
+    before = model(images, training=False).numpy()
+    pruned = prune(model, optimizer_for(model.trainable_variables), SMALL, optimizer_for)
+    after = pruned.model(images, training=False).numpy()
+    assert pruned.removed == gone > 0
+    assert pruned.model.count_params() < model.count_params()
+    largest = np.abs(before).max()
+    assert np.ptp(before, axis=0).max() > 1e-3 * largest  # the image shows in it
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize('build, channels', [
+    (flat_sequential, 8 + 6 + 4), (lambda: user_classifier(CLASSES), 6 + 8)])
+def test_a_saved_sequential_model_is_pruned_too(build, channels, tmp_path):
+    keras_stack.set_seed(0)
+    path = saved(randomised(build()), tmp_path)
+    model = build_model(path, SAVED_SHAPE, CLASSES)
+    assert structure(model).size == channels
+    gone = vanish(model, 0.5)
+    assert gone == channels // 2
+    images, _ = batch(size=SAVED_SHAPE[0])
+    statistics_from_batch(model, images)
+    assert_prune_keeps_output(model, images, gone)
+
+
+def test_a_model_without_channels_to_remove_is_refused(tmp_path):
+    path = saved(sequential(keras.layers.Dense(CLASSES)), tmp_path)
+    with pytest.raises(UserError, match='no channels to remove'):
+        GroupLasso(build_model(path, SAVED_SHAPE, CLASSES), [], 0.2)
+
+
+def test_nothing_vanished_changes_nothing_and_a_last_channel_stays():
+    model = residual_network()
+    optimizer = optimizer_for(model.trainable_variables)
+    pruned = prune(model, optimizer, SMALL, optimizer_for)
+    assert pruned.model is model and pruned.optimizer is optimizer
+    assert (pruned.removed, pruned.channels) == (0, 21)
+    vanish(model, 1.0)
+    assert prune(model, optimizer, SMALL, optimizer_for).removed == 18
+
+
+@pytest.mark.parametrize('kind', ['sgd', 'adam'])
+def test_weights_slots_statistics_and_iterations_are_carried_over(kind):
+    model = randomised(residual_network())
+    optimizer = optimizer_for(model.trainable_variables, kind)
+    everything = np.ones(len(model.trainable_variables), dtype=bool)
+    images, labels = batch()
+    step = StepMaker(model, optimizer, 5e-4, images, labels).step(everything)
+    for _ in range(3):
+        step(images, labels)
+    vanish(model, 0.5)
+    pruned = prune(model, optimizer, SMALL, lambda variables: optimizer_for(variables, kind))
+    assert int(pruned.optimizer.iterations) == 3
+    kept = {c.size: c.kept(SMALL) for c in structure(model).channels}
+    added, inner, last = kept[8], kept[6], kept[7]
+    stay = {'a/kernel': {3: added}, 'a/bias': {0: added},
+            'inner/kernel': {2: added, 3: inner}, 'norm/gamma': {0: inner},
+            'norm/beta': {0: inner}, 'b/kernel': {2: inner, 3: added}, 'b/bias': {0: added},
+            'depthwise/kernel': {2: added}, 'depthwise/bias': {0: added},
+            'c/kernel': {2: added, 3: last}, 'c/bias': {0: last},
+            'head/kernel': {0: last}, 'head/bias': {}}
+    variables = model.trainable_variables
+    assert {keras_stack.variable_name(v) for v in variables} == set(stay)
+    for old, new, old_slots, new_slots in zip(
+            variables, pruned.model.trainable_variables, keras_stack.slots(optimizer, variables),
+            keras_stack.slots(pruned.optimizer, pruned.model.trainable_variables)):
+        assert len(old_slots) == len(new_slots) == (1 if kind == 'sgd' else 3)
+        for before, after in zip([old] + old_slots, [new] + new_slots):
+            expected = keras_stack.raw(before).numpy()
+            for axis, indices in stay[keras_stack.variable_name(old)].items():
+                expected = expected.take(indices, axis) if expected.ndim else expected
+            np.testing.assert_array_equal(keras_stack.raw(after).numpy(), expected)
+            assert np.abs(expected).max() > 0
+    statistics = model.non_trainable_weights
+    assert len(statistics) == 2
+    for old, new in zip(statistics, pruned.model.non_trainable_weights):
+        np.testing.assert_array_equal(keras_stack.raw(new).numpy(),
+                                      keras_stack.raw(old).numpy()[inner])
+    smaller = StepMaker(pruned.model, pruned.optimizer, 5e-4, images, labels).step(everything)
+    assert np.isfinite(float(smaller(images, labels)[0]))
+
+
+def multiply_adds(model):
+    """Of the convolutions, for one image."""
+    return sum(int(np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:3]))
+               for layer in keras_stack.flat_layers(model)
+               if isinstance(layer, keras.layers.Conv2D))
+
+
+@pytest.mark.timing
+def test_a_pruned_network_takes_less_time():
+    size = 64
+    images, labels = batch(size=size)
+    models = [build_model('vgg16', (size, size, 3), CLASSES, 'none', bn_statistics='frozen')]
+    for _ in range(2):  # half of the channels each time
+        vanish(models[-1], 0.5)
+        models.append(prune(models[-1], optimizer_for(models[-1].trainable_variables), SMALL,
+                            optimizer_for).model)
+    operations = np.array([multiply_adds(model) for model in models])
+    np.testing.assert_allclose(operations[1:] / operations[:-1], 1 / 4, rtol=0.05)
+    steps = [StepMaker(each, None, 0.0, images, labels).step(
+        np.ones(len(each.trainable_variables), dtype=bool), update=False) for each in models]
+    for step in steps:
+        step.milliseconds(images, labels)
+    ms = np.median([[step.milliseconds(images, labels) for step in steps] for _ in range(7)],
+                   axis=0)
+    assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # of the operations, 1 in 4 is left
+
+
+def test_the_penalty_counts_the_groups_that_can_go_and_no_others():
+    """Neither the image's channels, be they scaled before, nor those that are concatenated."""
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.Normalization()(keras.layers.Rescaling(1 / 255.0)(inputs))
+    stem = keras.layers.Conv2D(4, 3, name='stem')(x)
+    inner = keras.layers.Conv2D(5, 1, name='inner')(stem)
+    x = keras.layers.Concatenate()([stem, keras.layers.Conv2D(6, 1, name='outer')(inner)])
+    model = classifier(keras.Model(inputs, x), None, (SIZE, SIZE, 3), CLASSES, 'frozen')
+    kernels = {keras_stack.variable_name(v): v.numpy() for v in model.trainable_variables}
+    expected = (np.sqrt((kernels['inner/kernel'] ** 2).sum((0, 1, 2))).sum()
+                + np.sqrt((kernels['outer/kernel'] ** 2).sum((0, 1, 3))).sum())
+    assert float(GroupLasso.norms(model)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize('interval, epochs, said', [(5, 5, True), (4, 5, False), (0, 5, False)])
+def test_a_run_too_short_to_prune_says_so(interval, epochs, said, capsys):
+    images, labels = batch()
+    maker = StepMaker(residual_network(), None, 0.0, images, labels)
+    scheme = PruneTrainScheme(maker, None, Settings(num_epochs=epochs, prune_interval=interval))
+    assert scheme.select(1, None).mask.all()
+    assert ('No channels will be removed' in capsys.readouterr().out) == said
+    assert scheme.summary == dict(channels=21, channels_removed=0)
+
+
+def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
+    images, labels = batch()
+    ends = []
+    for ratio in (0.01, 0.9):
+        keras_stack.set_seed(0)
+        model = residual_network()
+        model.get_layer('dropout').rate = 0.0
+        lasso = GroupLasso(model, [(images, labels)], ratio)
+        maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0, images, labels,
+                          penalty=lasso)
+        step = maker.step(np.ones(len(model.trainable_variables), dtype=bool))
+        begin, loss = float(lasso.norms(model)), float(step(images, labels)[0])
+        penalty = lasso.coefficient * begin
+        # Returned is the loss alone; in a frozen network without dropout it is that of inference.
+        assert penalty / (loss + penalty) == pytest.approx(ratio, rel=1e-3)
+        for _ in range(10):
+            step(images, labels)
+        ends.append(float(lasso.norms(model)) / begin)
+    assert ends[1] < ends[0] and ends[1] < 1
+
+
+def test_a_pruned_network_in_float16_goes_on_with_its_loss_scale():
+    data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
+    inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')
+    x = keras.layers.Rescaling(1 / 255.0)(inputs)
+    for width in (8, 6):
+        x = keras.layers.Conv2D(width, 3, strides=2, **half)(x)
+    x = keras.layers.GlobalAveragePooling2D(dtype='float32')(x)
+    model = keras.Model(inputs, keras.layers.Dense(10)(x))
+    maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0,
+                      *data.train.element_spec, penalty=GroupLasso(model, data.probe, 0.2))
+    scheme = PruneTrainScheme(maker, data, Settings(num_epochs=3, prune_interval=1,
+                                                    prune_threshold=SMALL))
+    assert scheme.select(1, None).mask.all()
+    vanish(model, 0.5)
+    maker.loss_scale.scale.assign(2.0 ** 9)
+    maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
+    assert scheme.select(2, None).mask.all()
+    maker = scheme.maker
+    gc.collect()  # the first steps are gone, and what they captured lives on
+    assert maker.model is not model and maker.model.count_params() < model.count_params()
+    step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))
+    losses = [float(step(images, labels).loss)]
+    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # after that many steps without an overflow
+    losses += [float(step(images, labels).loss) for _ in range(10)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    before = [variable.numpy() for variable in maker.variables]
+    maker.loss_scale.scale.assign(3e38)
+    step(images, labels)
+    assert maker.loss_scale.scale.numpy() == np.float32(1.5e38)
+    for variable, value in zip(maker.variables, before):
+        np.testing.assert_array_equal(variable.numpy(), value)

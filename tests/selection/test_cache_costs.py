@@ -1,0 +1,393 @@
+"""What a prefix cache is priced at: rows that are there already, and the very cut of a mask.
+
+On networks a thousand times as slow as they are, by their tables: copying rows then costs next to
+nothing, and what is chosen does not hang on how fast it happened to be.
+"""
+
+import numpy as np
+import pytest
+from tensorflow import keras
+from test_cached_selection import random_masks
+
+import train
+from cached_runs import (
+    BATCH,
+    DEEP,
+    HEAD,
+    HEAD_ALONE,
+    IMAGES,
+    MIDDLE,
+    SIZE,
+    Watched,
+    digits,
+    in_a_file,
+    kinds,
+    mask_from,
+    network,
+    ran,
+    watched,
+)
+from elastic.cache import stores
+from elastic.compat import keras_stack
+from elastic.runs.recorder import Recorder
+from elastic.runs.session import Session
+from elastic.schemes.scheme import Choice
+from elastic.selection.cache_costs import Budget, CachePrices, fill_share
+from elastic.settings import Settings
+from elastic.steps.epoch import CONVERT, FILL, PLAIN, READ, EpochResult
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.training_step import make_optimizer
+from profiler import profile_model
+
+LATE = mask_from(6)  # the last convolution and the head
+
+
+def branches():
+    """A stem, three branches of two convolutions each, and the head: a mask that trains one branch
+    has a prefix which the chain does not know.
+    """
+    keras_stack.set_seed(0)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    stem, ends = keras.layers.Conv2D(8, 3, 2, 'same', activation='relu', name='stem')(inputs), []
+    for name, filters in (('a', 8), ('b', 24), ('c', 16)):
+        x = keras.layers.Conv2D(filters, 3, 1, 'same', activation='relu', name=name + '1')(stem)
+        ends.append(keras.layers.Conv2D(4, 3, 2, 'same', activation='relu', name=name + '2')(x))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Concatenate()(ends))
+    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+def maker_of(model):
+    return StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
+                     np.zeros(BATCH, np.int32))
+
+
+def table_of(model):
+    """Its forward ops take what they are estimated to take."""
+    table = profile_model(model, (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
+    table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
+        op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
+    prefixes = PrefixSteps(maker_of(model))
+    skipped, cut_bytes = np.zeros(len(table.names)), np.zeros(len(table.names))
+    for k, depth in enumerate(table.depth):
+        # Not always the cut of the rates before.
+        cut = prefixes.cut_off(table.depth <= depth, table.op_rates)
+        skipped[k], cut_bytes[k] = cut.skipped_ms, cut.nbytes
+    return table._replace(t_prefix=0.9 * table.t_fp / skipped.max() * skipped, cut_bytes=cut_bytes)
+
+
+@pytest.fixture(scope='module')
+def table():
+    return table_of(network())
+
+
+@pytest.fixture(scope='module')
+def branching():
+    return table_of(branches())
+
+
+@pytest.fixture(scope='module')
+def dataset():
+    return digits()
+
+
+def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None, at=None,
+             make_cache=Watched):
+    """(Watched, epoch -> Choice) of a run whose masks are priced at their own cuts, with the same
+    bits as without a cache. before: (epoch, cache) -> None, before it is priced. at: see Watched.
+    """
+    cache, choices, dates = make_cache(dataset, str(folder), at), {}, sorted(masks)
+
+    def choice_of(epoch):
+        if before is not None:
+            before(epoch, cache)
+        until = train.until(dates, epoch, num_epochs)
+        prices = CachePrices(cache, table, epoch, until)
+        choices[epoch] = Choice(masks[epoch], timings=prices.at_own_cut(masks[epoch]))
+        return choices[epoch]
+    with_cache, _ = ran(folder, dataset, {epoch: epoch for epoch in masks}, cache, num_epochs,
+                        make(), choice_of)
+    plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
+    assert with_cache == plain
+    if make_cache is not Watched or at:  # which does something after it was priced
+        return cache, choices
+    for epoch, choice in choices.items():
+        taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
+        assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
+        if PLAIN not in taken:
+            converted = taken.count(CONVERT)
+            fill = taken.count(FILL) + converted
+            assert choice.timings.fill_share(choice.mask) == pytest.approx(fill / len(taken))
+            assert choice.timings.cache.converted == pytest.approx(converted / max(1, fill))
+    return cache, choices
+
+
+# ---------------------------------------------------------------- what the run can pay
+
+def prices_of(cache, table, epoch, until):
+    cache.attach(maker_of(network()))
+    return CachePrices(cache, table, epoch, until)
+
+
+def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, dataset, table):
+    rho, num_epochs = 0.6, 8
+    prices = prices_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
+    mask, _, priced = prices.chosen(np.ones(HEAD + 2), rho)
+    choice, budget = Choice(mask, timings=priced), Budget(Settings(num_epochs, rho=rho))
+    assert budget.rho(1) == rho and priced.is_cached(mask)
+    filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
+    assert filling + (num_epochs - 1) * reading <= num_epochs * rho
+    for epoch in range(1, num_epochs):
+        taken = {FILL: [9.0], READ: [1.0, 1.0, 1.0]} if epoch == 1 else {READ: [1.0] * 4}
+        budget.spend(choice, EpochResult(0.0, 0.0, 0.0, taken, {}, 0.0))
+        assert budget.rho(epoch + 1) >= reading
+    spent = (filling + 3 * reading) / 4 + (num_epochs - 2) * reading
+    assert budget.rho(num_epochs) == pytest.approx(num_epochs * rho - spent)
+
+
+def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
+    """At a rho that two epochs of one selection could not pay, with a selection every two."""
+    least = [prices_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
+             for until in (3, 9)]
+    assert least[1] < 0.9 * least[0]
+    settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
+                              learning_rate=0.01, closed_loop=False)
+    cache, chosen = Watched(dataset, str(tmp_path)), {}
+    scheme = train.ElasticScheme(train.step_maker(network(), dataset, settings), dataset.probe,
+                                 table, settings, cache)
+    session = Session(Recorder(str(tmp_path / 'r')))
+    train.train(watched(scheme, chosen), dataset, settings, session, cache)
+    assert 'out of reach' not in capsys.readouterr().out
+    assert list(chosen) == [1, 3, 5, 7] and cache.kinds[0] == [FILL] * 7
+    spent = [chosen[max(e for e in chosen if e <= epoch)].predicted_of(kind)[0]
+             for epoch, of in enumerate(cache.kinds, 1) for kind in of]
+    assert max(spent) > settings.rho * table.t_step
+    assert np.mean(spent) <= settings.rho * table.t_step * (1 + 1e-9)
+
+
+# ---------------------------------------------------------------- rows that are there
+
+SUBSET = LATE & (np.arange(HEAD + 2) != 7)  # without a bias
+LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
+
+
+@pytest.mark.parametrize('place', ['memory', 'file'])
+@pytest.mark.parametrize('masks, expected', [
+    ({1: LATE, 3: LATE}, (FILL, READ, READ, READ)),
+    ({1: LATE, 3: SUBSET}, (FILL, READ, READ, READ)),
+    ({1: LARGER, 3: MIDDLE}, (FILL, READ, READ, READ)),
+    ({1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
+    ({1: MIDDLE, 4: HEAD_ALONE}, (FILL, READ, READ, READ)),
+    ({1: LATE, 3: DEEP}, (FILL, READ, FILL, READ)),
+    ({1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
+    ids=['the same', 'fewer', 'more', 'and back', 'in mid-interval', 'below the cut',
+         'above and at the cut'])
+def test_rows_are_kept_as_long_as_nothing_below_their_cut_is_trained(
+        tmp_path, dataset, table, monkeypatch, place, masks, expected):
+    if place == 'file':
+        in_a_file(monkeypatch)
+    cache, choices = compared(tmp_path, dataset, table, masks)
+    assert cache.kinds == kinds(*expected)
+    assert cache.totals['cache_hits'] == 56 * expected.count(READ)
+
+
+def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, dataset, table):
+    """Behind a run that trained from the third convolution on."""
+    seen = {}
+
+    def look(epoch, cache):
+        if epoch < 3:
+            return
+        for until in (4, 9):
+            seen[until] = CachePrices(cache, table, 3, until).table
+            assert cache.stored.all() and cache.skipped > 0
+        cache.view, view = 7, cache.view
+        seen['view'] = CachePrices(cache, table, 3, 9).table  # of images that changed
+        cache.view = view
+    compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
+    new = Watched(dataset, str(tmp_path))
+    for until in (4, 9):
+        anew, priced = new.priced(table, 3, until), seen[until]
+        assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
+        share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
+        converted = priced.cache.converted > 0
+        kept = (priced.cache.fill_share == 0) & priced.cache.serves
+        # At once all are better off with the old rows as they are; in the long run as a beginning.
+        assert kept.tolist() == (MIDDLE if until == 4 else np.arange(HEAD + 2) == 4).tolist()
+        assert converted.tolist() == (MIDDLE & ~kept).tolist()
+        assert (priced.at_deepest[MIDDLE] < anew.at_deepest[MIDDLE]).all()
+        np.testing.assert_allclose(priced.at_deepest[~MIDDLE], anew.at_deepest[~MIDDLE], rtol=0.05)
+        np.testing.assert_allclose(priced.cache.skipped[kept], old)
+        np.testing.assert_allclose(
+            priced.at_deepest[converted],
+            -(share * old * table.t_fp + (1 - share) * table.t_prefix[converted]), rtol=0.01)
+    np.testing.assert_allclose(seen['view'].at_deepest, new.priced(table, 3, 9).at_deepest,
+                               rtol=0.05)
+
+
+def test_views_that_are_held_keep_rows_within_an_interval_alone(tmp_path, table):
+    data = digits(views='held', interval=3, augmentation='flip+rotate')
+    cache, _ = compared(tmp_path, data, table, {1: LATE, 3: SUBSET, 4: LATE, 6: HEAD_ALONE}, 6)
+    assert cache.kinds == kinds(FILL, READ, READ, FILL, READ, READ)
+
+
+def test_images_that_are_not_stored_yet_are_counted(tmp_path, table):
+    data = digits(steps_per_epoch=5)
+    cache, choices = compared(tmp_path, data, table, {1: LATE, 7: SUBSET}, num_epochs=10)
+    assert 0 < choices[7].timings.fill_share(SUBSET) < fill_share(data, 7, 11)
+    assert choices[1].timings.cache.cut == choices[7].timings.cache.cut
+
+
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_room_for_a_new_cache_counts_what_the_old_one_gives_back(tmp_path, on_disk):
+    rows, count = [stores.Row((2500,), np.float32)], 1000
+    store = stores.FileStore(rows, count, str(tmp_path)) if on_disk else (
+        stores.MemoryStore(rows, count))
+    with store:
+        store.put(np.arange(count), [np.ones((count, 2500), np.float32)])
+        for cache_gb in (None, 1e-4, 1e9):
+            limit = 1e-4 * stores.GB if cache_gb == 1e-4 else np.inf
+            now = stores.room(str(tmp_path), cache_gb)
+            then = stores.room_without(store, str(tmp_path), cache_gb)
+            more = [b - a for a, b in zip(now, then)]
+            if on_disk:
+                assert then[1] <= limit and (more[1] > 3e6) == (cache_gb != 1e-4)
+            else:
+                assert more[0] > 3e6  # of 1e7, and other programs take and give memory, too
+    assert stores.room_without(None, str(tmp_path))[1] > 0
+
+
+# ---------------------------------------------------------------- a mask's own cut
+
+def attached(folder, dataset, model):
+    cache = Watched(dataset, str(folder))
+    optimizer = make_optimizer('sgd', 0.05, 100, model.trainable_variables)
+    cache.attach(StepMaker(model, optimizer, 0.0, *dataset.train.element_spec))
+    return cache
+
+
+def mask_of(model, *layers):
+    paths = [keras_stack.layer_path(v).split('/')[-1] for v in model.trainable_variables]
+    assert set(layers) <= set(paths)
+    return np.isin(paths, layers)
+
+
+def test_a_mask_is_priced_at_a_cut_that_skips_what_its_chain_does_not(tmp_path, dataset, branching):
+    model = branches()
+    cache, better = attached(tmp_path, dataset, model), 0
+    prices = CachePrices(cache, branching, 1, 5)
+    for mask in list(random_masks(np.random.RandomState(0), len(branching.names))) + [
+            mask_of(model, name, 'head') for name in ('a1', 'b1', 'c1', 'a2')]:
+        priced, chain = prices.at_own_cut(mask), prices.table
+        cut, k = priced.cache.cut, priced.deepest(mask)
+        assert priced.step_time(mask) <= chain.step_time(mask) + 1e-9
+        better += priced.step_time(mask) < chain.step_time(mask) - 1e-6
+        if cut is None:
+            assert not priced.is_cached(mask)
+            continue
+        assert priced.cache.serves[mask].all()
+        # What is priced is what will be copied.
+        assert priced.cache.read_ms[k] == cache.copying(np.array([float(cut.nbytes)]))[0]
+        assert chain.cache.skipped[k] - 1e-9 <= priced.cache.skipped[k] <= 1
+    assert better >= 4
+
+
+def test_every_mask_within_what_a_cut_serves_runs_with_it(tmp_path, dataset, branching):
+    """Bit for bit, whatever is deepest; of the cut of one mask, with rows that others left."""
+    model = branches()
+    one = mask_of(model, 'a1', 'head')
+    masks = {1: one, 3: mask_of(model, 'a1', 'a2', 'head'), 4: mask_of(model, 'a2'), 5: one}
+    cache, choices = compared(tmp_path, dataset, branching, masks, 5, branches)
+    assert cache.kinds == kinds(FILL, READ, READ, READ, READ)
+    cut = choices[1].timings.cache.cut
+    assert all(choice.timings.cache.cut == cut for choice in choices.values())
+    assert choices[1].timings.cache.serves.tolist() == mask_of(
+        model, 'a1', 'a2', 'head').tolist()  # not the branches that are skipped
+
+
+def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, dataset, branching,
+                                                               monkeypatch):
+    model = branches()
+    cache = attached(tmp_path, dataset, model)
+    first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
+    # The chain of the deepest branch stores the stem's output; this, those of other branches, too.
+    mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
+    prices = CachePrices(cache, branching, 1, 5)
+    own, chain = prices.at_own_cut(mask).cache.cut, prices.table
+    k = chain.deepest(mask)
+    assert own.nbytes > branching.cut_bytes[k] > 0
+    between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
+    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (between, between))
+    priced = CachePrices(cache, branching, 1, 5).at_own_cut(mask)
+    assert priced.cache.cut.nbytes == branching.cut_bytes[k]
+    assert priced.step_time(mask) == pytest.approx(chain.step_time(mask))
+    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10))
+    priced = CachePrices(cache, branching, 1, 5).at_own_cut(mask)
+    assert priced.cache.cut is None and not priced.is_cached(mask)
+
+
+def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset, branching,
+                                                              monkeypatch, capsys):
+    from elastic.runs.progress import announce
+    cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
+    least = int((branching.cut_bytes.min() + 4) * IMAGES)
+    for disk, said in ((least - 1, 1), (least, 0)):
+        monkeypatch.setattr(stores, 'room', lambda folder, cache_gb, disk=disk: (0, disk))
+        choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
+        announce(choice, Settings(rho=0.5), 1.0, cache)
+        assert capsys.readouterr().out.count('of disk are allowed') == said
+
+
+@pytest.mark.parametrize('layers', [None, 'layer'])
+def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, dataset, branching,
+                                                                      layers):
+    from selection_solver_DP import choose_tensors, layers_of
+    model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)
+    cache, of = attached(tmp_path, dataset, model), layers_of(model)
+    group, given = (of, of) if layers else (np.arange(n), None)
+    prices = CachePrices(cache, branching, 1, 5)
+    for _ in range(240):  # of some traces' tables few leave anything
+        importance = rng.randn(n)
+        rho = rng.uniform(prices.smallest_rho(given), 0.8)
+        limit = rho * branching.t_step
+        mask, fallback, priced = prices.chosen(importance, rho, given)
+        assert priced.step_time(mask) <= limit
+        if fallback:
+            continue
+        first, _ = choose_tensors(prices.table, importance, rho, given)
+        assert importance[mask].sum() >= importance[first].sum()
+        more += importance[mask].sum() > importance[first].sum()
+        for item in np.unique(group):
+            if importance[group == item].sum() > 0 and not mask[group == item].all():
+                wider = mask | (group == item)
+                assert prices.at_own_cut(wider).step_time(wider) > limit
+    assert more > 2
+
+
+def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, dataset, branching):
+    """The own cut of one branch leaves out the others; the chain would have to fill a new one."""
+    model = branches()
+    mask, found = mask_of(model, 'a1', 'head'), []
+
+    def look(epoch, cache):
+        if epoch == 4:
+            prices = CachePrices(cache, branching, 4, 5)
+            least = prices.smallest_rho()
+            rho = prices.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
+            found.append((prices.table.step_time(mask) / branching.t_step, rho, least,
+                          prices.chosen(mask.astype(float), rho)))
+    compared(tmp_path, dataset, branching, {1: mask, 4: mask}, make=branches, before=look)
+    (of_chain, rho, least, (chosen, fallback, priced)), = found
+    assert least <= rho < of_chain and not fallback
+    assert chosen.tolist() == mask.tolist() and priced.fill_share(mask) == 0
+    assert priced.step_time(mask) <= rho * priced.t_step
+
+
+def test_a_cut_is_placed_by_what_copying_was_measured_to_take(tmp_path, dataset, branching):
+    model = branches()
+    cache, mask = attached(tmp_path, dataset, model), mask_of(model, 'a1', 'head')
+    read_ms = cache.read_ms_of_row(1e3)
+    expected = float(cache.copying(np.array([5e4]))[0][0])
+    assert float(read_ms(5e4 + 4)) == pytest.approx(expected) and expected > 0
+    own = CachePrices(cache, branching, 1, 5).at_own_cut(mask).cache.cut
+    assert own == cache.prefixes.cut_off(mask, branching.op_rates, read_ms)

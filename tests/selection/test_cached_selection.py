@@ -1,0 +1,275 @@
+"""Tensors chosen at the price of a prefix cache: exact on the chain, within rho on the graph."""
+
+import numpy as np
+import pytest
+from test_selection_solver_DP import (
+    all_masks,
+    branching_table,
+    chain_table,
+    chain_time,
+    random_rho,
+    tangled_table,
+    within,
+)
+
+from elastic.timing.table import CachePrice
+from selection_solver_DP import (
+    InfeasibleBudget,
+    choose_tensors,
+    out_of_reach,
+    select_tensors,
+    smallest_rho,
+)
+
+pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
+TABLES = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])
+
+
+# ---------------------------------------------------------------- the exact solver
+
+def instance(rng, whole_numbers):
+    """(t_dw, t_dy, importance, at_deepest, budget): costs of any sign at the deepest tensor."""
+    n = rng.randint(1, 10)
+    draw = (lambda: rng.randint(0, 6, n).astype(float)) if whole_numbers else (
+        lambda: 5 * rng.rand(n))
+    t_dw, t_dy, at_deepest = draw(), draw(), draw() * rng.choice([-4, -1, 0, 1], n)
+    alone = np.cumsum(t_dy[::-1])[::-1] + t_dw + at_deepest
+    budget = rng.uniform(alone.min(), max(alone.max(), t_dw.sum() + t_dy.sum()) + 1)
+    return t_dw, t_dy, rng.randn(n), at_deepest, np.floor(budget) if whole_numbers else budget
+
+
+def times_of(masks, t_dw, t_dy, at_deepest):
+    return chain_time(masks, t_dw, t_dy) + at_deepest[masks.argmax(axis=1)]
+
+
+def test_with_costs_at_the_deepest_tensor_the_value_is_that_of_brute_force():
+    """Whole numbers and a bin for each, so that rounding plays no part."""
+    rng, negative, deeper = np.random.RandomState(0), 0, 0
+    for _ in range(800):
+        t_dw, t_dy, importance, at_deepest, budget = instance(rng, True)
+        masks = all_masks(len(t_dw))
+        times = times_of(masks, t_dw, t_dy, at_deepest)
+        single = masks.sum(axis=1) == 1
+        feasible = masks[single & (times <= budget)].any(axis=0)
+        whole = budget - at_deepest[feasible].min() if feasible.any() else 1
+        try:
+            chosen = select_tensors(t_dw, t_dy, importance, budget, max(1, int(whole)), at_deepest)
+        except InfeasibleBudget as error:
+            assert not feasible.any() and error.smallest_budget == times[single].min()
+            continue
+        assert chosen.mask.any() and chosen.time <= budget
+        assert chosen.time == times_of(chosen.mask[None], t_dw, t_dy, at_deepest)[0]
+        if chosen.fallback:
+            assert not (importance[feasible] > 0).any()
+            continue
+        # None of importance <= 0 is ever selected, though as the deepest one it might pay.
+        fit = (times <= budget) & (masks @ (importance <= 0) == 0)
+        assert chosen.importance == pytest.approx((masks @ importance)[fit].max())
+        negative += budget < 0
+        deeper += bool((chosen.mask & ~feasible).any())
+    assert negative > 20 and deeper > 5  # the latter fit only beside a deeper one
+
+
+def test_rounding_never_exceeds_the_budget_and_costs_little():
+    rng = np.random.RandomState(1)
+    for _ in range(400):
+        t_dw, t_dy, importance, at_deepest, budget = instance(rng, False)
+        masks = all_masks(len(t_dw))
+        times = times_of(masks, t_dw, t_dy, at_deepest)
+        try:
+            chosen = select_tensors(t_dw, t_dy, importance, budget, 1000, at_deepest)
+        except InfeasibleBudget:
+            continue
+        assert chosen.mask.any() and chosen.time <= budget
+        if not chosen.fallback:
+            slack = (len(t_dw) + 1) / 1000 * (budget - at_deepest.min())
+            fit = (times <= budget - slack) & (masks @ (importance <= 0) == 0)
+            assert chosen.importance >= max((masks @ importance)[fit], default=0) - 1e-9
+
+
+def test_the_smallest_budget_is_enough_and_less_is_not():
+    rng = np.random.RandomState(2)
+    for _ in range(500):
+        t_dw, t_dy, importance, at_deepest, _ = instance(rng, False)
+        with pytest.raises(InfeasibleBudget) as caught:
+            select_tensors(t_dw, t_dy, importance, -1e3, at_deepest=at_deepest - 1e-9)
+        least = caught.value.smallest_budget
+        chosen = select_tensors(t_dw, t_dy, importance, least, at_deepest=at_deepest - 1e-9)
+        assert chosen.mask.any() and chosen.time <= least
+        with pytest.raises(InfeasibleBudget):
+            select_tensors(t_dw, t_dy, importance, np.nextafter(least, -np.inf),
+                           at_deepest=at_deepest - 1e-9)
+
+
+def test_no_costs_at_the_deepest_tensor_change_nothing():
+    rng = np.random.RandomState(3)
+    for _ in range(50):
+        t_dw, t_dy, importance, _, _ = instance(rng, False)
+        budget = t_dw.sum() + t_dy.sum() + 0.1
+        plain = select_tensors(t_dw, t_dy, importance, budget)
+        nothing = select_tensors(t_dw, t_dy, importance, budget, at_deepest=np.zeros(len(t_dw)))
+        assert plain.mask.tolist() == nothing.mask.tolist() and plain.time == nothing.time
+
+
+@pytest.mark.parametrize('at_deepest', [[np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0]])
+def test_a_cost_that_is_not_finite_is_refused(at_deepest):
+    with pytest.raises(ValueError, match='at_deepest.*not finite'):
+        select_tensors([1.0, 1.0], [1.0, 1.0], [1.0, 1.0], 3.0, at_deepest=at_deepest)
+
+
+# ---------------------------------------------------------------- the price of a cache
+
+def cached(rng, table, fill_share=None, uneven=True):
+    """The table with a CachePrice: more of the forward pass saved the nearer the output; a cut here
+    and there is impossible or, where `uneven`, dear.
+    """
+    n = len(table.names)
+    t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
+    read = rng.uniform(0, (0.7 if uneven else 0.05) * table.t_fp, n)
+    write = rng.uniform(0, 0.5 * table.t_fp, n)
+    read[rng.rand(n) < 0.3] = np.inf
+    write[np.isinf(read)] = np.inf
+    share = rng.choice([0.0, 0.25, 0.5, 1.0]) if fill_share is None else fill_share
+    return table._replace(t_prefix=t_prefix, cut_bytes=np.where(np.isinf(read), np.inf, 100.0),
+                          t_loop=rng.rand(), cache=CachePrice(
+                              np.full(n, share), t_prefix / table.t_fp, read, write))
+
+
+def random_masks(rng, n, count=20):
+    for _ in range(count):
+        mask = rng.rand(n) < 0.4
+        mask[rng.randint(n)] = True
+        yield mask
+
+
+@TABLES
+def test_a_step_takes_the_mean_of_filling_and_reading_ones(draw):
+    rng, seen = np.random.RandomState(0), 0
+    for _ in range(20):
+        table = cached(rng, draw(rng))
+        from_old = rng.choice([0.0, 0.4, 1.0])
+        table = table._replace(cache=table.cache._replace(
+            converted=from_old, old_skipped=rng.rand(), old_read_ms=0.1 * rng.rand() * table.t_fp))
+        for mask in random_masks(rng, len(table.names)):
+            plain = table._replace(cache=None).step_time(mask)
+            if table.is_cached(mask):
+                share = table.fill_share(mask)
+                assert table.step_time(mask) == pytest.approx(
+                    share * (1 - from_old) * table.filling_time(mask)
+                    + share * from_old * table.converting_time(mask)
+                    + (1 - share) * table.reading_time(mask))
+                assert table.step_time(mask) < plain < table.filling_time(mask)
+                assert table.reading_time(mask) < plain or from_old
+                seen += 1
+            elif not from_old:
+                assert table.step_time(mask) == table.filling_time(mask) == pytest.approx(plain)
+    assert seen > 30
+
+
+def test_the_cache_counts_nothing_where_it_does_not_pay_or_cannot_be():
+    rng = np.random.RandomState(1)
+    table = cached(rng, chain_table(rng))
+    there = np.isfinite(table.cache.read_ms)
+    gain = np.where(there, table.t_prefix + table.t_loop - table.cache.read_ms, -np.inf)
+    for share in (0.0, 0.3, 0.9):
+        priced = table._replace(cache=table.cache._replace(
+            fill_share=np.full(len(gain), share))).at_deepest
+        whole = share * table.cache.write_ms[there] - (1 - share) * gain[there]
+        np.testing.assert_allclose(priced[there], np.minimum(whole, 0))
+        assert (priced[~there] == 0).all() and (share or (priced < 0).any())
+    all_fill = table.cache._replace(fill_share=np.ones(len(gain)))
+    for cache in (None, all_fill):
+        assert (table._replace(cache=cache).at_deepest == 0).all()
+
+
+@TABLES
+def test_a_table_rescaled_scales_the_prefix_with_the_forward_pass(draw):
+    rng = np.random.RandomState(2)
+    table = cached(rng, draw(rng))
+    slower = table.rescaled(3 * table.t_fp, 2 * table.t_bp)
+    np.testing.assert_allclose(slower.t_prefix, 3 * table.t_prefix)
+    np.testing.assert_array_equal(slower.cut_bytes, table.cut_bytes)
+    assert slower.cache is table.cache
+    assert (slower.at_deepest <= table.at_deepest).all()
+
+
+@TABLES
+def test_a_choice_never_exceeds_rho_and_leaves_nothing_that_fits(draw):
+    rng, cached_ones, below = np.random.RandomState(3), 0, 0
+    for i in range(60):
+        table = cached(rng, draw(rng))
+        importance, rho = rng.randn(len(table.names)), random_rho(rng, table)
+        rho = (smallest_rho(table) + rho) / 2 if i % 2 else rho
+        mask, fallback = choose_tensors(table, importance, rho)
+        assert within(table, mask, rho) and (fallback or (importance[mask] > 0).all())
+        cached_ones += table.is_cached(mask)
+        below += rho * table.t_step < table.fixed
+        for k in np.flatnonzero(~mask & (importance > 0)):
+            with_k = mask | (np.arange(len(mask)) == k)
+            assert table.step_time(with_k) > rho * table.t_step - 1e-9
+    assert cached_ones > 10 and (below or draw is tangled_table)  # whose tensors need much
+
+
+@TABLES
+@pytest.mark.parametrize('in_layers', [False, True])
+def test_the_smallest_rho_is_attainable_and_below_the_one_without_a_cache(draw, in_layers):
+    rng = np.random.RandomState(4)
+    for _ in range(50):
+        table = cached(rng, draw(rng), rng.choice([0.25, 0.5]), uneven=False)
+        layers = rng.randint(0, 5, len(table.names)) if in_layers else None
+        least = smallest_rho(table, layers)
+        assert least <= smallest_rho(table._replace(cache=None), layers)
+        mask, _ = choose_tensors(table, rng.rand(len(table.names)), least, layers)
+        assert within(table, mask, least) and out_of_reach(table, least, layers) is None
+        if not in_layers:
+            times = [table.step_time(other) for other in np.eye(len(table.names), dtype=bool)]
+            assert least * table.t_step == pytest.approx(min(times))
+        below = np.nextafter(least, 0) * (1 - 1e-15)
+        with pytest.raises(InfeasibleBudget):
+            choose_tensors(table, rng.rand(len(table.names)), below, layers)
+        assert 'prefix cache' in out_of_reach(table, below, layers)
+
+
+@TABLES
+def test_the_best_that_a_cache_could_be_is_no_dearer_than_any(draw):
+    rng = np.random.RandomState(7)
+    for _ in range(30):
+        table, epochs = cached(rng, draw(rng)), rng.randint(1, 9)
+        table = table._replace(cache=table.cache._replace(
+            fill_share=np.full(len(table.names), 1 / epochs)))
+        best = table.cached_at_best(epochs)
+        assert (best.at_deepest <= table.at_deepest).all()
+        assert smallest_rho(best) <= smallest_rho(table)
+        assert (best.at_deepest[np.isinf(table.cut_bytes)] == 0).all()
+
+
+@pytest.mark.parametrize('draw, mean, worst', [
+    (chain_table, 0.001, 0.02), (branching_table, 0.005, 0.1), (tangled_table, 0.01, 0.15)])
+def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
+    rng, gaps = np.random.RandomState(5), []
+    for _ in range(60):
+        table, importance = cached(rng, draw(rng, 9)), rng.randn(9)
+        rho = random_rho(rng, table)
+        mask, fallback = choose_tensors(table, importance, rho)
+        if not fallback:
+            best = max(importance[other].sum() for other in all_masks(9)
+                       if table.step_time(other) <= rho * table.t_step
+                       and (importance[other] > 0).all())
+            gaps.append(1 - importance[mask].sum() / best)
+    assert len(gaps) > 40 and min(gaps) > -1e-9
+    assert np.mean(gaps) < mean and max(gaps) < worst
+
+
+def test_a_tensor_that_fits_only_beside_a_deeper_one_is_chosen_with_it():
+    """Where the network is too wide to be cut near the output, a deeper cut pays for both."""
+    table = chain_table(np.random.RandomState(6))
+    n, first = len(table.names), int(np.argmax(table.depth))
+    read, write = np.full(n, np.inf), np.full(n, np.inf)
+    read[first] = write[first] = 0.0
+    table = table._replace(t_fp=100.0, t_prefix=np.full(n, 90.0), cut_bytes=read,
+                           cache=CachePrice(
+                               np.full(n, 0.25), np.full(n, 0.9), read, write))
+    rho = 0.6
+    assert rho * table.t_step < table.fixed
+    mask, fallback = choose_tensors(table, np.ones(n), rho)
+    assert mask.all() and not fallback and within(table, mask, rho)

@@ -1,0 +1,275 @@
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.compat import keras_stack
+from elastic.networks import backbone
+from elastic.selection.importance import Evaluator, Trial, evaluate_importance
+from elastic.selection.metrics import METRICS
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
+
+
+def small_model(bn_statistics='train', bias=True):
+    """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is.
+
+    bias: of the convolution in front of BN.
+    """
+    keras_stack.set_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, use_bias=bias)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    base = keras.Model(inputs, keras.layers.DepthwiseConv2D(3)(x))
+    return backbone.classifier(base, None, (8, 8, 3), 3, bn_statistics)
+
+
+def batches(count, seed=0):
+    rng = np.random.RandomState(seed)
+    return [(tf.constant(rng.rand(4, 8, 8, 3), tf.float32), tf.constant([0, 1, 2, 0]))
+            for _ in range(count)]
+
+
+def trained(model, steps=3, optimizer='sgd'):
+    """The optimizer after some real steps, so that slots and iteration count are not zero."""
+    optimizer = make_optimizer(optimizer, 0.05, 100, model.trainable_variables)
+    step = TrainingStep(model, optimizer, np.ones(len(model.trainable_variables)), 5e-4)
+    for images, labels in batches(steps, seed=1):
+        step(images, labels)
+    return optimizer, step
+
+
+def state(model, optimizer):
+    return [keras_stack.raw(v).numpy() for v in
+            list(model.variables) + keras_stack.optimizer_variables(optimizer)]
+
+
+@pytest.mark.parametrize('metric', METRICS)
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_evaluation_leaves_no_trace(metric, name):
+    model = small_model()
+    optimizer, _ = trained(model, optimizer=name)
+    before = state(model, optimizer)
+    importance = evaluate_importance(model, optimizer, batches(2), metric)
+    assert importance.shape == (len(model.trainable_variables),) and np.abs(importance).sum() > 0
+    for old, new in zip(before, state(model, optimizer)):
+        assert old.dtype == new.dtype and old.tobytes() == new.tobytes()
+
+
+def test_a_metric_may_ask_for_gradients_as_often_as_it_likes(monkeypatch):
+    model = small_model()
+    optimizer, _ = trained(model)
+
+    def twice(probe):
+        return sum(METRICS['grad_magnitude'](probe) for _ in range(2))
+    monkeypatch.setitem(METRICS, 'twice', twice)
+    once, both = [evaluate_importance(model, optimizer, iter(batches(2)), metric)
+                  for metric in ('grad_magnitude', 'twice')]
+    np.testing.assert_allclose(both, 2 * once, rtol=1e-5)
+
+
+def test_a_metric_of_weights_alone_draws_no_batch():
+    model, drawn = small_model(), iter(batches(1))
+    evaluate_importance(model, trained(model)[0], drawn, 'weight_magnitude')
+    assert len(list(drawn)) == 1
+
+
+def test_evaluation_restores_even_after_a_failure():
+    model = small_model()
+    optimizer, _ = trained(model)
+    before = state(model, optimizer)
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        evaluate_importance(model, optimizer, batches(1) + [(tf.zeros((4, 8, 8, 3)), None)])
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+
+
+def test_gradient_update_is_the_first_order_drop_of_the_trial():
+    """By hand, without the evaluator: one tape at w, plain SGD, one tape at w + dw."""
+    model = small_model('frozen')
+    variables = model.trainable_variables
+    optimizer = make_optimizer('sgd', 0.05, 100, variables)
+    images, labels = batches(1)[0]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=False))
+        return [g.numpy() for g in tape.gradient(value, [keras_stack.raw(v) for v in variables])]
+
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, images, labels))  # decay stays out
+    importance = evaluate_importance(model, optimizer, [(images, labels)], evaluator=evaluator)
+    first = gradients()
+    start = [keras_stack.raw(v).numpy() for v in variables]
+    for variable, value, gradient in zip(variables, start, first):
+        variable.assign(value - 0.05 * gradient)  # first step: momentum is empty
+    expected = [0.05 * (g1 * g2).sum() for g1, g2 in zip(first, gradients())]
+    np.testing.assert_allclose(importance, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
+    """Also where the step it is cut from decays: what the optimizer itself does, and no more."""
+    model = small_model('frozen')
+    optimizer, _ = trained(model, optimizer=name)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
+    before = state(model, optimizer)
+    _, gradients = evaluator.gradients(*batches(1)[0])
+    with evaluator.updated(list(gradients)) as old:
+        updates = list(evaluator.changes(old))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+    weights = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
+    for momentum in keras_stack.momenta(optimizer, model.trainable_variables):
+        momentum.assign(tf.zeros_like(momentum))
+    keras_stack.apply_gradients(optimizer, gradients, model.trainable_variables)
+    for old, variable, update in zip(weights, model.trainable_variables, updates):
+        np.testing.assert_allclose(update.numpy(), keras_stack.raw(variable).numpy() - old,
+                                   rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
+    """Decay, slots and iteration count included: it is timed in place of the step's."""
+    ends = []
+    for alone in (False, True):
+        model = small_model(bn_statistics)
+        optimizer, _ = trained(model, optimizer=name)
+        model.get_layer('dropout').rate = 0.0  # gradients() leaves it out
+        images, labels = batches(1)[0]
+        maker = StepMaker(model, optimizer, 0.5, images, labels)
+        written = maker.variables + keras_stack.optimizer_variables(optimizer)
+        before = [keras_stack.raw(v).numpy() for v in written]
+        statistics = [keras_stack.raw(v).numpy() for v in model.non_trainable_variables]
+        if alone:
+            maker.update_alone()(*maker.gradients()(images, labels)[NUM_RESULTS:])
+            for old, v in zip(statistics, model.non_trainable_variables):
+                np.testing.assert_array_equal(keras_stack.raw(v).numpy(), old)
+        else:
+            maker.step(np.ones(len(maker.variables)))(images, labels)
+        ends.append([keras_stack.raw(v).numpy() for v in written])
+        assert sum((a != b).any() for a, b in zip(before, ends[-1])) > len(maker.variables)
+    for in_step, alone in zip(*ends):
+        np.testing.assert_allclose(alone, in_step, rtol=1e-5, atol=1e-7)
+
+
+def test_momentum_does_not_enter_the_trial():
+    """Else what was trained of late would be on another scale than what was left out."""
+    model = small_model('frozen')
+    optimizer, _ = trained(model)
+    importance = evaluate_importance(model, optimizer, batches(1))
+    for slot in keras_stack.momenta(optimizer, model.trainable_variables):
+        assert np.abs(slot.numpy()).sum() > 0
+        slot.assign(3 * slot)
+    np.testing.assert_array_equal(importance, evaluate_importance(model, optimizer, batches(1)))
+
+
+def test_a_trial_holds_one_copy_of_the_weights_alone():
+    """Beside them and the optimizer's own: on a small device a network has no room for more."""
+    model = small_model()
+    optimizer, _ = trained(model)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
+    slots = [slot.numpy() for slot in keras_stack.momenta(optimizer, model.trainable_variables)]
+    gradients = evaluator.gradients(*batches(1)[0])[1]
+    alive = [weakref.ref(gradient) for gradient in gradients]
+    with evaluator.updated(gradients):
+        assert not any(gradient() is not None for gradient in alive)
+        for slot, old in zip(keras_stack.momenta(optimizer, model.trainable_variables), slots):
+            np.testing.assert_array_equal(slot.numpy(), old)
+
+
+def test_dropout_is_off_in_both_passes():
+    model = small_model()
+    optimizer, _ = trained(model)
+    evaluator = Evaluator(StepMaker(model, optimizer, 5e-4, *batches(1)[0]))
+    values = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
+              for _ in range(3)]
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[0], values[2])
+    assert [layer.rate for layer in keras_stack.flat_layers(model)
+            if isinstance(layer, keras.layers.Dropout)] == [0.2]
+
+
+def test_importance_is_averaged_over_the_probe_batches_from_one_start():
+    model = small_model()
+    optimizer, _ = trained(model)
+    both = batches(2)
+    single = [evaluate_importance(model, optimizer, [batch]) for batch in both]
+    np.testing.assert_allclose(evaluate_importance(model, optimizer, both),
+                               np.mean(single, axis=0), rtol=1e-6)
+    assert not np.allclose(single[0], single[1])
+
+
+@pytest.mark.parametrize('predicted, real, holds', [
+    (0.10, 0.06, True), (0.10, 0.04, False), (0.10, -0.1, False), (-0.10, -0.1, False),
+    (-0.10, 0.10, False), (1e-8, -1e-8, True)])
+def test_a_trial_holds_where_the_loss_drops_as_predicted(predicted, real, holds):
+    """Where both go uphill they agree, and still the importances are of a step nobody wants."""
+    assert Trial(1.0, predicted, real).holds is holds
+
+
+def test_all_probe_batches_are_judged_at_the_scale_that_suits_the_last():
+    model = small_model('frozen')
+    optimizer = make_optimizer('sgd', 2.0, 100, model.trainable_variables)
+    (easy, labels), (hard, _) = batches(2)
+    probes, trials = [(0.01 * easy, labels), (30 * hard, labels)], []
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *probes[0]))
+    assert evaluator.trial(*probes[0])[1].scale > evaluator.trial(*probes[1])[1].scale
+    evaluator.scale = 1.0
+    importance = evaluate_importance(model, optimizer, probes, evaluator=evaluator, trials=trials)
+    scale, = {trial.scale for trial in trials}
+    np.testing.assert_allclose(importance, np.mean(
+        [evaluator.trial(*batch, scale)[0] for batch in probes], axis=0), rtol=1e-5)
+
+
+def test_magnitudes():
+    model = small_model()
+    optimizer, _ = trained(model)
+    weights = evaluate_importance(model, optimizer, [], 'weight_magnitude')
+    assert weights[0] == pytest.approx(
+        np.abs(keras_stack.raw(model.trainable_variables[0]).numpy()).sum(), rel=1e-5)
+    (images, labels), = batches(1)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
+    expected = [np.abs(g.numpy()).sum() for g in evaluator.gradients(images, labels)[1]]
+    np.testing.assert_allclose(evaluate_importance(
+        model, optimizer, [(images, labels)], 'grad_magnitude', evaluator), expected, rtol=1e-5)
+    assert min(expected) > 0
+
+
+def test_unknown_metric_and_no_batch_are_refused():
+    model = small_model()
+    optimizer, _ = trained(model)
+    with pytest.raises(ValueError, match='unknown importance'):
+        evaluate_importance(model, optimizer, batches(1), 'guess')
+    with pytest.raises(ValueError, match='at least one'):
+        evaluate_importance(model, optimizer, [])
+
+
+def test_fisher_is_the_squared_product_of_gradient_and_weight():
+    model = small_model()
+    optimizer, _ = trained(model)
+    (images, labels), = batches(1)
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
+    gradients = evaluator.gradients(images, labels)[1]
+    expected = [float((np.float64(g.numpy() * keras_stack.raw(v).numpy()) ** 2).sum())
+                for g, v in zip(gradients, model.trainable_variables)]
+    assert evaluate_importance(model, optimizer, [(images, labels)], 'fisher',
+                               evaluator) == pytest.approx(expected, rel=1e-4)
+
+
+def test_random_is_drawn_anew_and_repeats_with_the_seed():
+    model = small_model()
+    optimizer, _ = trained(model)
+    maker = StepMaker(model, optimizer, 0.0, *batches(1)[0])
+    drawn = [[evaluate_importance(model, optimizer, batches(1), 'random', evaluator)
+              for _ in range(2)] for evaluator in (Evaluator(maker, 1), Evaluator(maker, 1))]
+    assert (drawn[0][0] != drawn[0][1]).all()
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def test_depth_puts_the_output_before_everything_else():
+    model = small_model()
+    optimizer, _ = trained(model)
+    importance = evaluate_importance(model, optimizer, batches(1), 'depth')
+    assert all(importance[k] > importance[:k].sum() for k in range(len(importance)))

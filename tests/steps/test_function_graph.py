@@ -1,0 +1,211 @@
+"""Graphs as data: nested calls become plain nodes, order survives what is left out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.compat import keras_stack
+from elastic.selection.importance import Evaluator
+from elastic.steps.function_graph import CALLS
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import TrainingStep, make_optimizer
+
+
+@keras_stack.register
+class Nested(keras.layers.Layer):
+    """A Dense layer that computes in a function in a function, and counts its calls there."""
+
+    def __init__(self, units, jit_compile=None, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        options = {'jit_compile': True} if jit_compile else {}
+        self.scaled = tf.function(self._scaled, **options)
+        self.counted = tf.function(self._counted)
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(name='kernel', shape=(input_shape[-1], self.units),
+                                      initializer='glorot_uniform')
+        self.scale = self.add_weight(name='scale', shape=(self.units,), initializer='ones')
+        self.calls = self.add_weight(name='calls', shape=(), initializer='zeros', trainable=False)
+        super().build(input_shape)
+
+    def _scaled(self, x):
+        return tf.nn.tanh(tf.matmul(x, keras_stack.raw(self.kernel))) * keras_stack.raw(self.scale)
+
+    def _counted(self, x):
+        keras_stack.raw(self.calls).assign_add(1.0)
+        return self.scaled(x) / keras_stack.raw(self.calls)
+
+    def call(self, inputs):
+        return self.counted(inputs)
+
+
+def nested_model(**options):
+    keras_stack.set_seed(0)
+    inputs = keras.Input((4,))
+    x = Nested(5, name='first', **options)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(Nested(6, name='second')(x)))
+
+
+def batch():
+    rng = np.random.RandomState(0)
+    return tf.constant(rng.rand(4, 4), tf.float32), tf.constant([0, 1, 2, 0], tf.int32)
+
+
+def maker_of(model):
+    optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
+    return StepMaker(model, optimizer, 1e-2, *batch())
+
+
+def values(model):
+    return [keras_stack.raw(v).numpy() for v in model.variables]
+
+
+def test_nested_functions_become_plain_nodes_that_do_the_same():
+    ends = []
+    for cut in (False, True):
+        model = nested_model()
+        maker = maker_of(model)
+        everything = np.ones(len(maker.variables), dtype=bool)
+        step = maker.step(everything) if cut else TrainingStep(
+            model, maker.optimizer, everything, 1e-2)
+        losses = [float(step(*batch()).loss) for _ in range(3)]
+        ends.append((losses, values(model)))
+        if cut:
+            assert not set(step.nodes.values()) & set(CALLS)
+            assert model.get_layer('first').calls.numpy() == 3  # each effect once a step
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-6)
+    for plain, inlined in zip(ends[0][1], ends[1][1]):
+        np.testing.assert_allclose(inlined, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_a_weight_inside_a_nested_function_is_left_alone_where_it_is_not_selected():
+    model = nested_model()
+    maker = maker_of(model)
+    for k in range(len(maker.variables)):
+        before = [variable.numpy() for variable in maker.variables]
+        step = maker.step(np.arange(len(maker.variables)) == k)
+        step(*batch())
+        moved = [(v.numpy() != old).any() for v, old in zip(maker.variables, before)]
+        assert moved == [i == k for i in range(len(moved))]
+
+
+@pytest.mark.skipif(not keras_stack.KERAS_3,
+                    reason='TensorFlow 2.6 and 2.7 compile no gradients on a CPU')
+def test_what_xla_compiles_stays_one_node():
+    model = nested_model(jit_compile=True)
+    maker = maker_of(model)
+    plain = TrainingStep(model, None, np.ones(len(maker.variables)), update=False)
+    expected = float(plain(*batch()).loss)
+    model.get_layer('first').calls.assign(0)
+    model.get_layer('second').calls.assign(0)
+    step = maker.step(np.ones(len(maker.variables)))
+    assert set(step.nodes.values()) & set(CALLS)
+    assert float(step(*batch()).loss) == pytest.approx(expected, rel=1e-5)
+
+
+@keras_stack.register
+class Latest(keras.layers.Layer):
+    """Adds what it wrote last, three times over: right only if the writes keep their order."""
+
+    def build(self, input_shape):
+        self.memory = self.add_weight(name='memory', shape=(), initializer='zeros',
+                                      trainable=False)
+        super().build(input_shape)
+
+    def call(self, inputs):
+        memory = keras_stack.raw(self.memory)
+        for value in (1.0, 5.0, 2.0):
+            memory.assign(value)
+            inputs = inputs + memory.read_value()
+        return inputs
+
+
+def test_order_passes_on_through_nodes_that_are_not_kept():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Latest()(inputs)))
+    maker = maker_of(model)
+    plain = TrainingStep(model, None, [True, True], update=False)
+    for mask in ([True, False], [False, True], [True, True]):
+        expected = float(plain(*batch()).loss)
+        assert float(maker.step(mask)(*batch()).loss) == pytest.approx(expected, rel=1e-6)
+
+
+@keras_stack.register
+class Offsets(keras.layers.Layer):
+    """Adds two weights of one shape: their gradient is one and the same tensor."""
+
+    def build(self, input_shape):
+        self.offsets = [self.add_weight(name=name, shape=(4, 4), initializer='zeros')
+                        for name in ('a', 'b')]
+        super().build(input_shape)
+
+    def call(self, inputs):
+        first, second = map(keras_stack.raw, self.offsets)
+        return inputs + (tf.identity(first) + tf.identity(second))
+
+
+def test_weights_that_share_a_gradient_move_one_by_one():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
+    maker = maker_of(model)
+    for k in range(4):
+        before = [variable.numpy() for variable in maker.variables]
+        maker.step(np.arange(4) == k)(*batch())
+        moved = [(v.numpy() != old).any() for v, old in zip(maker.variables, before)]
+        assert moved == [i == k for i in range(4)]
+
+
+def test_weights_that_share_a_gradient_are_updated_and_judged_each():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
+    maker = maker_of(model)
+    evaluator = Evaluator(maker)
+    importance, _ = evaluator.trial(*batch())
+    assert importance[0] == pytest.approx(importance[1]) and importance[0] > 0
+    with evaluator.updated(evaluator.gradients(*batch())[1]) as before:
+        updates = [update.numpy() for update in evaluator.changes(before)]
+    assert len(updates) == 4 and updates[0].any()
+    np.testing.assert_array_equal(updates[0], updates[1])
+
+
+@keras_stack.register
+class Unused(keras.layers.Layer):
+    """Two weights of one shape that nothing depends on: their gradients are equal constants."""
+
+    def build(self, input_shape):
+        for name in ('a', 'b'):
+            setattr(self, name, self.add_weight(name=name, shape=(4, 4), initializer='ones'))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return tf.identity(inputs)
+
+
+def test_a_weight_that_nothing_depends_on_decays_where_it_is_selected_and_only_there():
+    inputs = keras.Input((4,))
+    maker = maker_of(keras.Model(inputs, keras.layers.Dense(3)(Unused()(inputs))))
+    maker.step([True, False, False, False])(*batch())
+    assert (maker.variables[0].numpy() < 1).all() and (maker.variables[1].numpy() == 1).all()
+
+
+@keras_stack.register
+class Noise(keras.layers.Layer):
+    """Adds what TensorFlow's random ops draw, each of which has a state of its own."""
+
+    def call(self, inputs):
+        shape = tf.shape(inputs)
+        whole = tf.random.uniform(shape, 0, 3, tf.int32)
+        return inputs + tf.random.uniform(shape) * tf.random.normal(shape) + (
+            tf.random.truncated_normal(shape) + tf.cast(whole, inputs.dtype))
+
+
+def test_noise_without_a_seed_is_the_same_for_both_passes_of_a_trial_and_new_in_each_step():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Noise()(inputs)))
+    maker = StepMaker(model, None, 0.0, tf.ones((6, 4)), tf.zeros(6, tf.int32))
+    batch, everything = (tf.ones((6, 4)), tf.zeros(6, tf.int32)), np.ones(2, dtype=bool)
+    quiet, step = maker.gradients(), maker.step(everything, update=False)
+    assert len({float(quiet(*batch)[0]) for _ in range(4)}) == 1
+    assert len({float(step(*batch)[0]) for _ in range(4)}) == 4

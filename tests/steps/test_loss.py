@@ -1,0 +1,219 @@
+"""What is trained: the loss of any classifier, penalties beside it, loss scaling; and what is not.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import LossScale, TrainingStep, evaluation_function, make_optimizer
+
+kinds = keras.layers
+
+
+def batch(size=6):
+    rng = np.random.RandomState(0)
+    return tf.constant(rng.rand(size, 4), tf.float32), tf.constant(np.arange(size) % 3, tf.int32)
+
+
+def classifier(*layers):
+    keras_stack.set_seed(0)
+    return keras.Sequential([keras.Input((4,))] + list(layers))
+
+
+def sgd(model, rate=0.1):
+    return make_optimizer('sgd', rate, 50, model.trainable_variables)
+
+
+class Subclassed(keras.Model):
+    """Its last attribute is not its last layer: only the graph tells how it ends."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.last = kinds.Dense(3, activation=activation)
+        self.first = kinds.Dense(5, activation='relu')
+
+    def call(self, inputs, training=None):
+        return self.last(self.first(inputs))
+
+
+def subclassed(activation):
+    keras_stack.set_seed(0)
+    model = Subclassed(activation)
+    model(batch()[0])
+    return model
+
+
+@pytest.mark.parametrize('build, probabilities', [
+    (lambda: subclassed('softmax'), True), (lambda: subclassed(None), False),
+    (lambda: classifier(kinds.Dense(3), kinds.Softmax(), kinds.Reshape((3,))), True),
+    (lambda: classifier(kinds.Dense(3, activation='softmax'), kinds.Dense(3)), False)],
+    ids=['subclassed softmax', 'subclassed logits', 'reshaped softmax', 'softmax inside'])
+def test_the_graph_tells_whether_a_model_ends_in_probabilities(build, probabilities):
+    model = build()
+    inputs, labels = batch()
+    outputs = model(inputs, training=False).numpy().astype(np.float64)
+    if not probabilities:
+        outputs = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    by_hand = -np.log(outputs[np.arange(6), labels.numpy()]).sum()
+    assert float(evaluation_function(model)(inputs, labels)[0]) == pytest.approx(by_hand, rel=1e-5)
+
+
+# ---------------------------------------------------------------- penalties
+
+def test_regularisers_and_added_losses_are_trained_and_told_apart():
+    strength = 0.1
+    model = classifier(
+        kinds.Dense(5, activation='relu', kernel_regularizer=keras.regularizers.l2(strength)),
+        kinds.ActivityRegularization(l2=0.3), kinds.Dense(3))
+    bare = classifier(kinds.Dense(5, activation='relu'), kinds.Dense(3))
+    for mine, theirs in zip(model.trainable_variables, bare.trainable_variables):
+        theirs.assign(keras_stack.raw(mine).numpy())
+    inputs, labels = batch()
+    kernel = keras_stack.raw(model.trainable_variables[0]).numpy()
+    hidden = np.maximum(inputs.numpy() @ kernel, 0)
+    of_activity = 0.3 * (hidden ** 2).sum() / len(hidden)  # Keras: per example
+    result = StepMaker(model, sgd(model), 0.0, inputs, labels).step([True, False, False, False])(
+        inputs, labels)
+    plain = StepMaker(bare, sgd(bare), 0.0, inputs, labels).forward()(inputs, labels)
+    assert float(result.loss) == pytest.approx(float(plain.loss), rel=1e-5)
+    assert float(plain.penalty) == 0
+    assert float(result.penalty) == pytest.approx(
+        strength * (kernel ** 2).sum() + of_activity, rel=1e-4)
+
+    with tf.GradientTape() as tape:
+        x = tf.nn.relu(inputs @ kernel_variable(kernel))
+        logits = x @ keras_stack.raw(model.trainable_variables[2])
+        objective = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        objective += strength * tf.reduce_sum(kernel_variable.made ** 2)
+        objective += 0.3 * tf.reduce_sum(x ** 2) / len(hidden)
+    expected = kernel - 0.1 * tape.gradient(objective, kernel_variable.made).numpy()
+    np.testing.assert_allclose(keras_stack.raw(model.trainable_variables[0]).numpy(), expected,
+                               rtol=1e-4, atol=1e-6)
+
+
+def kernel_variable(value):
+    kernel_variable.made = tf.Variable(value)
+    return kernel_variable.made
+
+
+# ---------------------------------------------------------------- loss scaling
+
+def in_float16():
+    return classifier(kinds.Dense(5, activation='relu', dtype='mixed_float16'),
+                      kinds.Dense(3, dtype='float32'))
+
+
+def everything(model):
+    return np.ones(len(model.trainable_variables), dtype=bool)
+
+
+def test_float16_is_trained_as_by_keras_own_loss_scaling():
+    ends = []
+    for ours in (True, False):
+        model = in_float16()
+        inputs, labels = batch()
+        if ours:
+            step = StepMaker(model, sgd(model), 0.0, inputs, labels).step(everything(model))
+            for _ in range(4):
+                step(inputs, labels)
+        else:
+            wrapper = getattr(keras.optimizers, 'LossScaleOptimizer', None) or (
+                keras.mixed_precision.LossScaleOptimizer)
+            optimizer = wrapper(sgd(model))
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            for _ in range(4):
+                model.train_on_batch(inputs, labels)
+        ends.append([keras_stack.raw(v).numpy() for v in model.trainable_variables])
+    for mine, theirs in zip(*ends):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-5)
+
+
+def test_without_loss_scaling_small_gradients_would_be_lost():
+    """A loss gradient below float16's smallest number: 6e-8."""
+    model = in_float16()
+    head = keras_stack.raw(model.trainable_variables[2])
+    head.assign(head * 1e-8)
+    inputs, labels = batch()
+    maker = StepMaker(model, sgd(model), 0.0, inputs, labels)
+    gradient = maker.gradients()(inputs, labels)[3].numpy()
+    assert np.abs(gradient).max() > 0
+    maker.loss_scale.scale.assign(1.0)
+    assert np.abs(maker.gradients()(inputs, labels)[3].numpy()).max() == 0
+
+
+@pytest.mark.parametrize('mask', [[1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 0]])
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+def test_a_step_whose_gradient_overflows_changes_the_scale_alone(mask, optimizer):
+    model = in_float16()
+    inputs, labels = batch()
+    trained_by = make_optimizer(optimizer, 0.1, 50, model.trainable_variables)
+    maker = StepMaker(model, trained_by, 0.1, inputs, labels)
+    step = maker.step(np.array(mask, dtype=bool))
+    step(inputs, labels)
+    scale = maker.loss_scale
+    state = [v for v in maker.state if all(v is not own for own in scale.variables)]
+    before = [v.numpy() for v in state]
+    scale.scale.assign(3e38)  # times a loss of about 1 and back through float16: infinite
+    step(inputs, labels)
+    assert all(v.numpy().tobytes() == old.tobytes() for v, old in zip(state, before))
+    assert scale.scale.numpy() == np.float32(1.5e38) and scale.good_steps.numpy() == 0
+    scale.scale.assign(2.0 ** 10)
+    scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
+    step(inputs, labels)
+    moved = [(v.numpy() != old).any() for v, old in zip(maker.variables, before)]
+    assert moved == [bool(chosen) for chosen in mask]
+    assert scale.scale.numpy() == 2.0 ** 11 and scale.good_steps.numpy() == 0
+
+
+# ---------------------------------------------------------------- what is refused
+
+class OwnStep(Subclassed):
+    def train_step(self, data):
+        return {}
+
+
+def two_outputs():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, [kinds.Dense(3, name='a')(inputs), kinds.Dense(2, name='b')(inputs)])
+
+
+def of_type(model_class):
+    model = model_class('softmax')
+    model(batch()[0])
+    return model
+
+
+def compiled(loss):
+    model = classifier(kinds.Dense(3))
+    model.compile('sgd', loss)
+    return model
+
+
+@pytest.mark.parametrize('build, labels, reason', [
+    (two_outputs, None, '2 outputs'),
+    (lambda: of_type(OwnStep), None, 'OwnStep has a train_step of its own'),
+    (lambda: compiled('mse'), None, "compiled with the loss '(mse|mean_squared_error)'"),
+    (lambda: compiled(keras.losses.CategoricalCrossentropy(label_smoothing=0.1)), None,
+     'smoothed labels'),
+    (lambda: classifier(kinds.Dense(1, activation='sigmoid')), None, r'shape \(6, 1\)'),
+    (lambda: classifier(kinds.Reshape((2, 2)), kinds.Dense(3)), None, r'shape \(6, 2, 3\)'),
+    (lambda: classifier(kinds.Dense(3)), tf.one_hot([0, 1, 2, 0, 1, 2], 3), 'argmax'),
+    (lambda: classifier(kinds.Dense(3)), tf.zeros(6), 'labels are float32')],
+    ids=['outputs', 'train_step', 'loss', 'smoothing', 'one unit', 'rank', 'one-hot', 'float'])
+def test_what_cannot_be_trained_is_refused_in_one_line_with_the_true_reason(build, labels, reason):
+    model = build()
+    inputs, integers = batch()
+    with pytest.raises(UserError, match=reason) as error:
+        StepMaker(model, None, 0.0, inputs, integers if labels is None else labels)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('loss', ['sparse_categorical_crossentropy', 'categorical_crossentropy',
+                                  None])
+def test_models_compiled_for_cross_entropy_are_taken(loss):
+    model = compiled(loss)
+    assert np.isfinite(float(TrainingStep(model, sgd(model), everything(model))(*batch()).loss))

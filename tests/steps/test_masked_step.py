@@ -1,0 +1,221 @@
+"""Steps cut out of one traced graph: the same as traced ones, and nothing else in them."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.python.eager import context
+from test_importance import batches, small_model
+from test_training_step import (
+    HEAD_BIAS,
+    HEAD_KERNEL,
+    KERNEL_2,
+    KERNEL_4,
+    N,
+    batch,
+    conv_stack,
+    layers_with_backprop,
+    loss_of,
+    mask_of,
+    values,
+)
+
+from elastic.compat import keras_stack
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
+
+
+@pytest.mark.parametrize('mask, expected', [
+    (mask_of(HEAD_BIAS), {'BiasAddGrad': ['head']}),
+    (mask_of(HEAD_KERNEL), {'MatMul': ['head']}),
+    (mask_of(KERNEL_4), {'MatMul': ['head'], 'ReluGrad': ['conv4'],
+                         'Conv2DBackpropFilter': ['conv4']}),
+    (mask_of(KERNEL_2, KERNEL_4, HEAD_KERNEL), {
+        'MatMul': ['head', 'head'], 'ReluGrad': ['conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropFilter': ['conv2', 'conv4'], 'Conv2DBackpropInput': ['conv3', 'conv4']}),
+    (mask_of(*range(N)), {
+        'MatMul': ['head', 'head'], 'BiasAddGrad': ['head'],
+        'ReluGrad': ['conv1', 'conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropFilter': ['conv1', 'conv2', 'conv3', 'conv4'],
+        'Conv2DBackpropInput': ['conv2', 'conv3', 'conv4']})],
+    ids=['head bias', 'head kernel', 'last convolution', 'three tensors', 'all'])
+def test_exactly_the_ops_that_the_selected_gradients_need_are_left(mask, expected):
+    model = conv_stack()
+    step = maker_of(model).step(mask)
+    assert layers_with_backprop(step.nodes.items()) == expected
+
+
+def maker_of(model, optimizer='sgd', rate=0.1, decay=1e-3):
+    return StepMaker(model, make_optimizer(optimizer, rate, 50, model.trainable_variables), decay,
+                     *batch())
+
+
+def state_of(model, optimizer):
+    return list(model.variables) + keras_stack.optimizer_variables(optimizer)
+
+
+@pytest.mark.parametrize('optimizer, clip_norm', [('sgd', None), ('adam', None), ('sgd', 0.05),
+                                                  ('adam', 0.05)])
+@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
+def test_a_cut_step_does_what_a_traced_one_does(optimizer, clip_norm, bn_statistics):
+    # In front of statistics of the batch a bias has a gradient of rounding errors alone, which Adam
+    # divides by themselves: where it goes is no step's own.
+    model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
+    for layer in keras_stack.flat_layers(model):
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0  # its random numbers differ from function to function
+    n = len(model.trainable_variables)
+    trained_by = make_optimizer(optimizer, 1e-2, 50, model.trainable_variables,
+                                clip_norm=clip_norm)
+    rng = np.random.RandomState(0)
+    images, labels = batches(1)[0]
+    maker = StepMaker(model, trained_by, 0.01, images, labels)
+    state = state_of(model, trained_by)
+    start = values(state)
+    for mask in (np.ones(n, bool), np.arange(n) == n - 1, np.arange(n) % 3 == 0, rng.rand(n) < 0.5):
+        outcomes = []
+        for step in (TrainingStep(model, trained_by, mask, 0.01), maker.step(mask)):
+            for variable, value in zip(state, start):
+                variable.assign(value)
+            results = [[float(result) for result in step(images, labels)] for _ in range(2)]
+            outcomes.append((results, values(state)))
+        (traced_results, traced), (cut_results, cut) = outcomes
+        np.testing.assert_allclose(cut_results, traced_results, rtol=1e-4)
+        for before, expected, found in zip(start, traced, cut):
+            moved = np.abs(expected.astype(float) - before).max()
+            assert np.abs(found.astype(float) - expected).max() <= 0.02 * moved + 1e-6
+
+
+def test_unselected_tensors_and_their_slots_stay_bit_identical():
+    model = conv_stack()
+    maker = maker_of(model, 'adam', 0.01)
+    maker.step(mask_of(*range(N)))(*batch())  # fills every slot
+    mask = mask_of(KERNEL_2, HEAD_BIAS)
+    state = state_of(model, maker.optimizer)
+    before = values(state)
+    maker.step(mask)(*batch())
+    shapes = {tuple(v.shape) for v, chosen in zip(model.trainable_variables, mask) if chosen}
+    for variable, old, new in zip(state, before, values(state)):
+        if tuple(variable.shape) not in shapes | {()}:
+            assert old.tobytes() == new.tobytes()
+        elif tuple(variable.shape) in shapes:  # the weight and both of its slots
+            assert not np.array_equal(old, new)
+
+
+@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
+def test_forward_pass_gradients_and_a_step_without_update_change_nothing(bn_statistics):
+    model = small_model(bn_statistics)
+    n = len(model.trainable_variables)
+    optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
+    images, labels = batches(1)[0]
+    maker = StepMaker(model, optimizer, 0.01, images, labels)
+    before = values(state_of(model, optimizer))
+    for function in (maker.forward(), maker.gradients(), maker.step(np.ones(n), update=False)):
+        assert np.isfinite(float(function(images, labels)[0]))
+        assert all(a.tobytes() == b.tobytes()
+                   for a, b in zip(before, values(state_of(model, optimizer))))
+
+
+def test_gradients_are_those_of_the_traced_step():
+    model = conv_stack()
+    maker = maker_of(model)
+    plain = TrainingStep(model, None, mask_of(*range(N)), update=False, outputs_gradients=True)
+    loss, correct, _, *gradients = plain(*batch())
+    found = maker.gradients()(*batch())
+    assert float(found[0]) == pytest.approx(float(loss), rel=1e-5) and int(found[1]) == int(correct)
+    for mine, theirs in zip(found[NUM_RESULTS:], gradients):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
+
+
+def test_a_step_without_update_still_computes_every_selected_gradient():
+    mask = mask_of(KERNEL_4, HEAD_KERNEL)
+    maker = maker_of(conv_stack())
+    found = layers_with_backprop(maker.step(mask, update=False).nodes.items())
+    assert found == layers_with_backprop(maker.step(mask).nodes.items())
+    assert not any('Assign' in op or 'Apply' in op
+                   for op in maker.step(mask, update=False).nodes.values())
+
+
+def test_the_forward_pass_holds_no_backward_op():
+    model = conv_stack()
+    maker = maker_of(model)
+    forward = maker.forward()
+    assert not any('Grad' in op or 'Backprop' in op for op in forward.nodes.values())
+    assert float(forward(*batch())[0]) == pytest.approx(loss_of(model, *batch()), rel=1e-5)
+
+
+def test_dropout_is_drawn_anew_at_every_call_and_can_be_left_out():
+    inputs = keras.Input((12, 12, 3))
+    x = keras.layers.Dropout(0.5)(keras.layers.Flatten()(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
+    with_dropout = StepMaker(model, optimizer, 0.0, *batch()).step([False, True], update=True)
+    start = values(model.trainable_variables)
+
+    def losses(function):
+        found = []
+        for _ in range(3):
+            for variable, value in zip(model.trainable_variables, start):
+                variable.assign(value)
+            found.append(float(function(*batch())[0]))
+        return found
+    assert len(set(losses(with_dropout))) == 3
+    without = StepMaker(model, None, 0.0, *batch()).gradients()
+    assert len(set(losses(without))) == 1
+    images, labels = batch()
+    usual = loss_of(model, images, labels, training=False)
+    assert losses(without)[0] == pytest.approx(float(usual), rel=1e-5)
+    assert not any('Random' in op for op in without.nodes.values())
+
+
+@pytest.mark.parametrize('noise_shape', [None, (None, 1)])
+def test_dropout_is_traced_as_the_layers_own(noise_shape):
+    layer = keras.layers.Dropout(0.25, noise_shape=noise_shape)
+    model = keras.Sequential([keras.Input((200,)), layer])
+    inputs = tf.random.stateless_uniform((50, 200), (0, 1), 0.5, 1.5)
+    with keras_stack.dropout_as_product(model) as products:
+        @tf.function
+        def dropped(inputs):
+            return model(inputs, training=True)
+        factor = (dropped(inputs) / inputs).numpy()
+    assert len(products) == 1 and 'call' not in vars(layer)
+    dropout = np.abs(factor) < 1e-6
+    np.testing.assert_allclose(factor[~dropout], 1 / 0.75, rtol=1e-5)
+    assert 0.1 < dropout.mean() < 0.4
+    if noise_shape:
+        assert (dropout == dropout[:, :1]).all()
+    np.testing.assert_array_equal(model(inputs, training=False), inputs)
+
+
+def test_a_dropout_layer_that_is_used_twice_is_traced_as_two():
+    layer = keras.layers.Dropout(0.25)
+    inside = keras.Sequential([keras.Input((200,)), layer])
+    inputs = keras.Input((200,))
+    model = keras.Model(inputs, inside(layer(inputs)))
+    with keras_stack.dropout_as_product(model) as products:
+        tf.function(lambda x: model(x, training=True))(tf.ones((2, 200)))
+    assert len(products) == 2 and 'call' not in vars(layer)
+
+
+def test_a_step_leaves_memory_with_its_object():
+    maker = maker_of(conv_stack())
+    step = maker.step(mask_of(HEAD_BIAS))
+    step(*batch())
+    name, gone = step._name, weakref.ref(step)
+    assert context.context().has_function(name)
+    del step
+    gc.collect()
+    assert gone() is None and not context.context().has_function(name)
+
+
+def test_wrong_masks_and_batches_are_refused():
+    maker = maker_of(conv_stack())
+    with pytest.raises(ValueError, match='at least one selected tensor'):
+        maker.step(mask_of())
+    with pytest.raises(ValueError, match='trainable tensors'):
+        maker.step([True] * (N + 1))
+    with pytest.raises(ValueError, match='of shapes .*4, 12, 12, 3.*not .*3, 12'):
+        maker.step(mask_of(HEAD_BIAS))(*batch(size=3))

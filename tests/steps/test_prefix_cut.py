@@ -1,0 +1,326 @@
+"""The frozen part of the forward pass: what belongs to it, and where cutting it off is cheapest."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+from test_training_step import batch, conv_stack
+
+from elastic.compat import keras_stack
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_cut import Cut, cheapest_cut, computable, read_outside, repeatable
+from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.step_graph import Node, StepGraph
+
+CHEAP, DEAR = 1e-9, 1.0  # ms of a byte or of an operation
+
+
+def graph_of(nodes, left_out=()):
+    """StepGraph of name -> (op, tensors that it reads); arguments are numbered as they come.
+
+    left_out: names that are not of the forward pass.
+    """
+    made, arguments = {}, itertools.count()
+    for name, (op, tensors) in nodes.items():
+        made[name] = Node(op, [tensor.split(':')[0] for tensor in tensors], list(tensors),
+                          next(arguments) if op == '_Arg' else None)
+    return StepGraph(made, frozenset(nodes).difference(left_out), {}, {}, {})
+
+
+def reading(*names):
+    return [name + ':0' for name in names]
+
+
+# ---------------------------------------------------------------- what may be stored
+
+ARGUMENTS = {name: ('_Arg', []) for name in ('images', 'labels', 'kernel', 'moving', 'constant')}
+
+
+def found_in(more, left_out=(), called=None):
+    """Repeatable of two convolutions, the second with the first of two trainable tensors, `kernel`,
+    and of `more`.
+    """
+    nodes = dict(ARGUMENTS, weight=('ReadVariableOp', reading('kernel')),
+                 first=('Conv2D', reading('images', 'constant')),
+                 second=('Conv2D', reading('first', 'weight')), **more)
+    return repeatable(graph_of(nodes, left_out), {2: 0}, 2, [0], [1], called or {})
+
+
+def test_each_op_depends_on_the_tensors_in_front_of_it():
+    found = found_in({'third': ('Relu', reading('second'))})
+    assert set(found.group_of) == {'images', 'first', 'second', 'third'}
+    assert found.prefix_of([True, False]) == {'images', 'first'}
+    assert found.prefix_of([False, True]) == set(found.group_of)
+    assert [found.tensors_of(names).tolist() for names in ([], ['first'], ['first', 'third'])] == [
+        [False, False], [False, False], [True, False]]
+
+
+def test_weights_and_constants_are_no_images_own():
+    found = found_in({'cast': ('Cast', reading('weight')), 'number': ('Const', [])})
+    assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found.group_of)
+
+
+@pytest.mark.parametrize('op', ['RandomUniform', 'StatelessRandomUniformV2', 'Multinomial',
+                                'StatefulStandardNormalV2', 'RngReadAndSkip', 'EagerPyFunc'])
+def test_what_is_drawn_is_left_out_with_all_behind_it(op):
+    found = found_in({'drawn': (op, reading('constant')),
+                      'sum': ('AddV2', reading('first', 'drawn')),
+                      'behind': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
+    assert set(found.group_of) == {'images', 'first', 'second', 'beside'}
+
+
+@pytest.mark.parametrize('op', ['While', 'StatelessIf', 'StatefulPartitionedCall'])
+def test_a_function_is_called_again_for_the_same_unless_it_draws_or_writes(op):
+    for inside, there in (({'MatMul', 'TensorListSetItem'}, True), ({'RandomUniform'}, False),
+                          ({'MatMul', 'AssignVariableOp'}, False)):
+        found = found_in({'loop': (op, reading('first'))}, called={'loop': inside})
+        assert ('loop' in found.group_of) == there
+
+
+def test_what_reads_a_variable_that_steps_change_is_left_out_with_all_behind_it():
+    mean = {'mean': ('ReadVariableOp', reading('moving')),
+            'normal': ('Sub', reading('first', 'mean')), 'behind': ('Relu', reading('normal'))}
+    assert {'normal', 'behind'} <= set(found_in(mean).group_of)
+    for write in ('AssignSubVariableOp', 'ResourceScatterUpdate', 'ResourceApplyGradientDescent'):
+        changed = dict(mean, write=(write, reading('moving', 'first')))
+        assert set(found_in(changed, left_out=['write']).group_of) == {'images', 'first', 'second'}
+
+
+def test_a_weight_in_training_is_changed_and_may_still_be_frozen():
+    update = {'update': ('ResourceApplyGradientDescent', reading('kernel', 'first'))}
+    found = found_in(update, left_out=['update'])
+    assert found.tensors_of(['second']).tolist() == [True, False]
+
+
+def test_what_knows_the_labels_is_left_out():
+    found = found_in({'mixed': ('Mul', reading('first', 'labels')),
+                      'loss': ('Sum', reading('mixed'))})
+    assert not {'labels', 'mixed', 'loss'} & set(found.group_of)
+
+
+def test_what_is_not_of_the_forward_pass_is_left_out():
+    found = found_in({'gradient': ('ReluGrad', reading('first'))}, left_out=['gradient'])
+    assert set(found.group_of) == {'images', 'first', 'second'}
+
+
+# ---------------------------------------------------------------- what the rest of the step reads
+
+def test_read_outside_is_what_the_rest_reads_on_its_way_to_results():
+    graph = graph_of({'x': ('_Arg', []), 'a': ('Relu', reading('x')), 'b': ('Split', reading('a')),
+                      'c': ('Mul', ['b:1', 'x:0']), 'loss': ('Sum', ['c:0', 'b:0']),
+                      'unwanted': ('Neg', reading('a'))})
+    prefix = frozenset(('x', 'a', 'b'))
+    assert read_outside(graph, prefix, ['loss']) == ['b:0', 'b:1', 'x:0']
+    assert read_outside(graph, prefix, ['loss', 'unwanted']) == ['a:0', 'b:0', 'b:1', 'x:0']
+    assert read_outside(graph, prefix, []) == []
+
+
+def test_what_lies_in_front_of_a_cut_or_beside_it_cannot_be_computed_from_it():
+    graph = graph_of({'x': ('_Arg', []), 'a': ('Relu', reading('x')), 'b': ('Split', reading('a')),
+                      'c': ('Relu', ['b:0']), 'd': ('Mul', ['b:0', 'c:0']),
+                      'e': ('Mul', ['a:0', 'd:0']), 'f': ('Neg', ['b:1'])})
+
+    def cut(tensors, skipped='xabcdef'):
+        return Cut(tensors, frozenset(), frozenset(skipped), 0.0, 0)
+    old = cut(['b:0'], 'xab')
+    for new, expected in ((['b:0'], True), (['c:0'], True), (['d:0', 'b:0'], True),
+                          (['a:0'], False), (['a:0', 'd:0'], False), (['e:0'], False),
+                          (['b:1'], False), (['f:0'], False), (['x:0'], False)):
+        assert computable(graph, old, cut(new)) == expected, new
+    assert computable(graph, cut(['a:0', 'b:0'], 'xab'), cut(['e:0']))
+
+
+# ---------------------------------------------------------------- the cheapest cut
+
+def random_instance(rng):
+    """(graph, prefix, wanted, nbytes, ms) of a few nodes, all of one output."""
+    count, arguments = rng.randint(2, 8), rng.randint(1, 3)
+    nodes, names = {}, ['n{}'.format(i) for i in range(count)]
+    for i, name in enumerate(names):
+        behind = set(rng.randint(0, i, rng.randint(1, 4)).tolist()) if i >= arguments else ()
+        nodes[name] = ('Op' if behind else '_Arg', reading(*(names[j] for j in sorted(behind))))
+    wanted = reading(*rng.choice(names, rng.randint(1, min(4, count) + 1), replace=False))
+    nbytes = {name + ':0': int(rng.randint(1, 10)) for name in names if rng.rand() < 0.7}
+    ms = {name: float(rng.choice([0, rng.randint(1, 10), rng.rand()])) for name in names}
+    return graph_of(nodes), frozenset(names), sorted(wanted), nbytes, ms
+
+
+def least_price(graph, prefix, wanted, nbytes, ms):
+    """The least price over all sets of stored and of recomputed nodes; inf where none is possible.
+    """
+    least, names = np.inf, sorted(prefix)
+    needed = {tensor.split(':')[0] for tensor in wanted}
+    for states in itertools.product('-sr', repeat=len(names)):
+        state = dict(zip(names, states))
+        there = {name for name in names if state[name] != '-'}
+        again = [name for name in names if state[name] == 'r']
+        if needed <= there and all(there.issuperset(graph.nodes[name].data)
+                                   and graph.nodes[name].op != '_Arg' for name in again):
+            least = min(least, sum(ms[name] for name in again) + sum(
+                nbytes.get(name + ':0', np.inf) for name in names if state[name] == 's'))
+    return least
+
+
+def assert_gives_all(graph, prefix, wanted, cut):
+    """The wanted tensors can be computed from what is stored, by the recomputed nodes alone."""
+    def given(tensor):
+        name = tensor.split(':')[0]
+        return tensor in cut.tensors or name in cut.recomputed or name not in prefix
+    assert all(map(given, wanted))
+    for name in cut.recomputed:
+        assert graph.nodes[name].op != '_Arg' and all(map(given, graph.nodes[name].tensors))
+
+
+def test_the_cut_is_the_cheapest_of_all():
+    rng, impossible, again = np.random.RandomState(0), 0, 0
+    for _ in range(250):
+        graph, prefix, wanted, nbytes, ms = random_instance(rng)
+        least = least_price(graph, prefix, wanted, nbytes, ms)
+        cut = cheapest_cut(graph, prefix, wanted, nbytes, ms, float)
+        if cut is None:
+            assert np.isinf(least)
+            impossible += 1
+            continue
+        assert_gives_all(graph, prefix, wanted, cut)
+        price = sum(nbytes[tensor] for tensor in cut.tensors) + sum(
+            ms[name] for name in cut.recomputed)
+        assert price == pytest.approx(least, abs=1e-3)
+        assert cut.nbytes == sum(nbytes[tensor] for tensor in cut.tensors)
+        assert cut.skipped == prefix - cut.recomputed
+        assert cut.skipped_ms == pytest.approx(sum(ms[name] for name in cut.skipped))
+        again += bool(cut.recomputed)
+    assert impossible > 20 and again > 50
+
+
+def joined(relu_ms):
+    """The Cut of a join whose sum and ReLU are both read; the branches are four times as large."""
+    graph = graph_of({'x': ('_Arg', []), 'left': ('Conv2D', reading('x')),
+                      'right': ('Conv2D', reading('x')), 'sum': ('AddV2', reading('left', 'right')),
+                      'relu': ('Relu', reading('sum'))})
+    nbytes = dict.fromkeys(reading('x', 'left', 'right'), 40)
+    nbytes.update(dict.fromkeys(reading('sum', 'relu'), 10))
+    ms = {'left': 100.0, 'right': 100.0, 'sum': 1.0, 'relu': relu_ms}
+    return cheapest_cut(graph, frozenset(graph.nodes), reading('relu', 'sum'), nbytes, ms, float)
+
+
+def test_a_join_that_two_read_is_stored_once_where_its_relu_is_cheaply_computed_again():
+    cut = joined(relu_ms=1.0)
+    assert cut.tensors == ['sum:0'] and cut.recomputed == {'relu'} and cut.nbytes == 10
+    assert cut.skipped == {'x', 'left', 'right', 'sum'} and cut.skipped_ms == 201.0
+    assert joined(relu_ms=11.0).tensors == ['relu:0', 'sum:0']
+
+
+def chain(nbytes, ms=None, wanted=('c',)):
+    graph = graph_of({'x': ('_Arg', []), 'a': ('Op', reading('x')), 'b': ('Op', reading('a')),
+                      'c': ('Op', reading('b'))})
+    return cheapest_cut(graph, frozenset(graph.nodes), reading(*wanted), nbytes,
+                        ms or dict.fromkeys('abc', 1.0), float)
+
+
+def test_the_boundary_is_where_the_network_is_thin():
+    thin = {'x:0': 9, 'a:0': 2, 'b:0': 9, 'c:0': 9}
+    assert chain(thin).tensors == ['a:0'] and chain(thin).recomputed == {'b', 'c'}
+    assert chain(thin, dict.fromkeys('abc', 5.0)).tensors == ['c:0']
+
+
+def test_what_has_no_row_for_each_image_is_never_stored():
+    cut = chain({'x:0': 9, 'a:0': 5})
+    assert cut.tensors == ['a:0'] and cut.recomputed == {'b', 'c'}
+    assert chain({}) is None and chain({'c:0': 1}, wanted=('b', 'c')) is None
+
+
+def test_images_themselves_are_stored_where_nothing_else_can_be():
+    cut = chain({'x:0': 3}, wanted=('x',))
+    assert cut.tensors == ['x:0'] and not cut.recomputed and cut.skipped == set('xabc')
+
+
+def test_of_a_node_with_several_outputs_those_that_are_read_are_stored():
+    graph = graph_of({'x': ('_Arg', []), 'split': ('Split', reading('x')),
+                      'relu': ('Relu', ['split:2'])})
+    nbytes = {'x:0': 99, 'split:0': 1, 'split:1': 1, 'split:2': 1, 'relu:0': 9}
+    cut = cheapest_cut(graph, frozenset(graph.nodes), ['relu:0', 'split:0'], nbytes,
+                       {'split': 50.0, 'relu': 1.0}, float)
+    assert cut.tensors == ['split:0', 'split:2'] and cut.recomputed == {'relu'}
+
+
+# ---------------------------------------------------------------- real networks
+
+def residual():
+    """Convolutions 0 and 1, a join of both and its ReLU, which a third and the head read."""
+    keras_stack.set_seed(0)
+    inputs = keras.Input((12, 12, 3))
+    first = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='first')(inputs)
+    second = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='second')(first)
+    joint = keras.layers.ReLU(name='relu')(keras.layers.Add(name='join')([first, second]))
+    third = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='third')(joint)
+    x = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling2D()(third),
+                                    keras.layers.GlobalAveragePooling2D()(joint)])
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+
+
+ALL_DEAR = {'* flops': DEAR, '* elements': DEAR}
+
+
+def cut_of(model, trained, rates=ALL_DEAR):
+    """(PrefixSteps, Cut) of training the tensors `trained`."""
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, *batch()))
+    mask = np.isin(np.arange(len(model.trainable_variables)), trained)
+    return prefixes, prefixes.cut_off(mask, rates, lambda size: CHEAP * size)
+
+
+def test_all_in_front_of_the_deepest_tensor_in_training_is_skipped():
+    model = conv_stack()
+    _, cut = cut_of(model, [2, 4])
+    assert [any(layer in name for name in cut.skipped) for layer in (
+        'conv1', 'conv2', 'conv3', 'conv4')] == [True, True, False, False]
+    assert cut.nbytes == 12 * 12 * 5 * 4 and len(cut.tensors) == 1 and not cut.recomputed
+
+
+def test_of_all_tensors_in_training_only_the_images_are_read_back():
+    _, cut = cut_of(conv_stack(), range(6))
+    assert cut.nbytes == 12 * 12 * 3 * 4 and cut.skipped_ms == 0
+
+
+def test_the_join_of_a_network_is_stored_once():
+    _, cut = cut_of(residual(), [2, 3, 4], {'Conv2D flops': DEAR})  # the average is taken again
+    assert len(cut.tensors) == 1 and cut.nbytes == 12 * 12 * 4 * 4 and cut.recomputed
+    _, cut = cut_of(residual(), [2, 3, 4])
+    assert len(cut.tensors) == 2 and cut.nbytes == 12 * 12 * 4 * 4 + 4 * 4 and not cut.recomputed
+
+
+def test_before_the_head_alone_averages_are_stored_and_not_maps():
+    _, cut = cut_of(residual(), [3, 4])
+    assert cut.nbytes == 8 * 4
+
+
+def dropout_in(place):
+    inputs = keras.Input((12, 12, 3))
+    x = keras.layers.Dropout(0.5)(inputs) if place == 'front' else inputs
+    x = keras.layers.Conv2D(4, 3)(x)
+    x = keras.layers.Flatten()(keras.layers.Dropout(0.5)(x) if place == 'middle' else x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+@pytest.mark.parametrize('place, nbytes', [('front', 12 * 12 * 3 * 4), ('middle', 10 * 10 * 4 * 4)])
+def test_dropout_is_drawn_anew_behind_the_boundary(place, nbytes):
+    prefixes, cut = cut_of(dropout_in(place), [2, 3])
+    assert cut.nbytes == nbytes
+    read = prefixes.cached(np.arange(4) >= 2, cut).read
+    assert any('Random' in op for op in read.nodes.values())
+    assert any(op == 'Conv2D' for op in read.nodes.values()) == (place == 'front')
+
+
+def test_a_recurrent_layer_is_in_the_prefix_unless_its_dropout_is_drawn_inside_its_loop():
+    def deepest(**dropout):
+        inputs = keras.Input((12, 36))
+        x = keras.layers.LSTM(4, **dropout)(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3)(x))
+        sequences, labels = batch()
+        maker = StepMaker(model, None, 0.0, tf.reshape(sequences, (4, 12, 36)), labels)
+        return PrefixSteps(maker).cut_off(np.arange(5) >= 3, ALL_DEAR,
+                                          lambda size: CHEAP * size).nbytes
+    # 2.7 traces the layer as a function of its own, of whose inside no shapes are known.
+    assert deepest() == (4 * 4 if keras_stack.KERAS_3 else 12 * 36 * 4)
+    assert deepest(dropout=0.5) > 4 * 4 and deepest(recurrent_dropout=0.5) > 4 * 4

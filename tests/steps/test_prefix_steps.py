@@ -1,0 +1,256 @@
+"""Steps whose prefix is read back: bit for bit those that compute it.
+
+All networks run in one process of their own, where TensorFlow is deterministic: by op determinism,
+or, where it has none (2.7), on a single thread.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+from test_architectures import random_masks, still
+from test_prefix_cut import residual
+
+from elastic.compat import keras_stack
+from elastic.networks.backbone import statistics_from_batch
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.training_step import NUM_RESULTS, make_optimizer
+from models import build_model
+from profiler import ROUNDING
+from zoo import ZOO
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FROM_ZOO = [name for name in (
+    'two_inputs_list', 'two_inputs_dict', 'lstm', 'attention', 'embedding', 'shared', 'regularised',
+    'mixed_float16', 'nested', 'sequential', 'subclassed', 'frozen_layer', 'random_layers',
+    'normalisations', 'grouped') if name in ZOO]
+NETWORKS = ['residual', 'mobilenetv2', 'saved'] + FROM_ZOO
+# As models.py builds them; each takes seconds, so that two masks have to do.
+LARGE = ['vgg16', 'resnet50', 'EfficientNetB0', 'DenseNet121'] + (
+    ['vit'] if importlib.util.find_spec('vit_keras') else [])
+# ms of an operation, of a byte: nothing is computed again, or whatever makes the boundary thinner.
+PRICES = ((1.0, 1e-9), (1e-9, 1.0))
+SEVERAL = ('shared', 'regularised', 'two_inputs_list', 'two_inputs_dict')  # tensors, one of a mask
+
+
+def images_and_labels(side, count=6):
+    rng = np.random.RandomState(1)
+    return (tf.constant(rng.uniform(0, 255, (count, side, side, 3)), tf.float32),
+            tf.constant(np.arange(count) % 3, tf.int32))
+
+
+def mobilenetv2(bn_statistics='frozen'):
+    return build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35,
+                       bn_statistics=bn_statistics)
+
+
+def saved(folder):
+    """A network with batch normalisation as a user has it: saved, and loaded by its path."""
+    path = os.path.join(folder, keras_stack.MODEL_FILE)
+    inputs = keras.Input((12, 12, 3))
+    x = keras.layers.Conv2D(4, 3, name='first')(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='normal')(x))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3, name='second')(x))
+    keras.Model(inputs, keras.layers.Dense(3, name='head')(x)).save(path)
+    return build_model(path, (12, 12, 3), 3, bn_statistics='frozen')
+
+
+def network(name, folder):
+    """(model, inputs, labels), without the noise of random layers."""
+    keras_stack.set_seed(0)
+    if name in LARGE:  # some are in the zoo, too, with statistics of the batch
+        model = build_model(name, (32, 32, 3), 3, 'none', bn_statistics='frozen')
+        inputs, labels = images_and_labels(32, 4)
+        statistics_from_batch(model, inputs)  # else no signal comes through a deep network
+    elif name in ZOO:
+        model, inputs, labels = ZOO[name].build()
+    else:
+        model = {'residual': residual, 'mobilenetv2': mobilenetv2}.get(
+            name, lambda: saved(folder))()
+        inputs, labels = images_and_labels(32 if name == 'mobilenetv2' else 12)
+    still(model)
+    return model, inputs, labels
+
+
+def cut_off(prefixes, mask, prices):
+    operation, byte = prices
+    return prefixes.cut_off(mask,
+                         {'* flops': operation, '* elements': operation},
+                         lambda nbytes: byte * nbytes)
+
+
+def bits(arrays):
+    """A digest of each: all of a large network's weights, several times, would fill the memory."""
+    return [hashlib.sha1(array.numpy().tobytes()).hexdigest() for array in arrays]
+
+
+def two_steps(back_to_start, variables, step, *batch):
+    """Bits of both results and of all variables after two steps from the start."""
+    back_to_start()
+    results = [bits(step(*batch)[:NUM_RESULTS]) for _ in range(2)]
+    return results, bits(map(keras_stack.raw, variables))
+
+
+def masks_of(name, n):
+    """(n,) bool each: of small networks the extremes too."""
+    if name in LARGE:
+        return random_masks(2, n)
+    return [np.arange(n) == n - 1, np.ones(n, bool)] + list(random_masks(3, n))
+
+
+def compared(name, folder, optimizer='sgd'):
+    """What two steps of random masks do with a prefix, beside what they do without."""
+    model, inputs, labels = network(name, folder)
+    trained_by = make_optimizer(optimizer, 1e-2, 100, model.trainable_variables)
+    maker = StepMaker(model, trained_by, 1e-3, inputs, labels)
+    prefixes = PrefixSteps(maker)
+    variables = list(model.variables) + keras_stack.optimizer_variables(trained_by)
+    start = [keras_stack.raw(variable).numpy() for variable in variables]
+
+    def back_to_start():
+        for variable, value in zip(variables, start):
+            keras_stack.raw(variable).assign(value)
+    found = []
+    for mask in masks_of(name, len(model.trainable_variables)):
+        plain = maker.step(mask)
+        expected = two_steps(back_to_start, variables, plain, inputs, labels)
+        for prices in PRICES:
+            cut = cut_off(prefixes, mask, prices)
+            steps = prefixes.cached(mask, cut)
+            back_to_start()  # the weights that the prefix is computed from
+            stored = list(steps.prefix(inputs, labels))
+            of_prefix, filled = bits(stored), bits(steps.fill(inputs, labels)[NUM_RESULTS:])
+            again, fill, read = [
+                two_steps(back_to_start, variables, step, *batch) == expected
+                for step, *batch in ((plain, inputs, labels), (steps.fill, inputs, labels),
+                                     (steps.read, stored, labels))]
+            found.append(dict(
+                again=again, fill=fill, read=read, stored=of_prefix == filled,
+                specs=[tf.TensorSpec(a.shape, a.dtype) for a in stored] == steps.specs,
+                tensors=len(cut.tensors), recomputed=len(cut.recomputed),
+                fewer=len(plain.nodes) - len(steps.read.nodes)))
+    back_to_start()
+    return dict(steps=found, apart=prefixes.rows_apart(inputs, labels))
+
+
+def report(folder):
+    """Prints compared() of all networks as JSON."""
+    if hasattr(tf.config.experimental, 'enable_op_determinism'):
+        tf.config.experimental.enable_op_determinism()
+    else:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    found = {name: compared(name, folder) for name in NETWORKS + LARGE}
+    found['adam'] = compared('residual', folder, 'adam')
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope='module')
+def outcomes(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp('model'))
+    code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1])'
+    done = subprocess.run(
+        [sys.executable, '-c', code, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        universal_newlines=True, cwd=ROOT, env=dict(
+            os.environ, PYTHONPATH=os.pathsep.join([ROOT, os.path.join(ROOT, 'tests', 'support')]),
+            TF_CPP_MIN_LOG_LEVEL='3'))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def with_vit(names):
+    """names, and vit to be skipped where it cannot be built."""
+    return names if 'vit' in names else names + [pytest.param('vit', marks=pytest.mark.skip(
+        reason='vit-keras, which vit is built by, is for Python 3.8 to 3.11'))]
+
+
+@pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE) + ['adam'])
+def test_filling_and_reading_steps_are_the_uncut_step_bit_for_bit(outcomes, name):
+    for found in outcomes[name]['steps']:
+        assert found['again'], 'the uncut step itself is not deterministic'
+        assert found['fill'] and found['read'] and found['stored'] and found['specs'], found
+        assert found['tensors'] and found['fewer'] >= 0
+
+
+@pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
+def test_rows_are_the_same_bits_beside_other_images(outcomes, name):
+    """Or the same but for rounding, where a product of small matrices has them in other lanes."""
+    assert outcomes[name]['apart'] <= (1e-6 if name in ('attention', 'vit') else 0)
+
+
+def test_prices_move_the_boundary(outcomes):
+    steps = [found for name in NETWORKS for found in outcomes[name]['steps']]
+    at_dear, at_cheap = [sum(found['recomputed'] for found in steps[i::2]) for i in (0, 1)]
+    assert at_cheap > 3 * at_dear
+    assert sum(found['fewer'] > 0 for found in steps) > len(steps) / 2
+
+
+@pytest.mark.parametrize('name', SEVERAL)
+def test_several_tensors_are_stored_where_the_rest_reads_several(outcomes, name):
+    assert max(found['tensors'] for found in outcomes[name]['steps']) > 1
+
+
+# ---------------------------------------------------------------- in this process
+
+class Centred(keras.layers.Layer):
+    """Without the mean of the batch."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(x, 0)
+
+
+def test_rows_that_depend_on_their_neighbours_are_found_out():
+    """The statistics of a batch do, which are the same in any order of the same images."""
+    inputs = keras.Input((12, 12, 3))
+    x = keras.layers.GlobalAveragePooling2D()(Centred()(keras.layers.Conv2D(4, 3)(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    images, labels = images_and_labels(12)
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, images, labels))
+    assert prefixes.rows_apart(images, labels) > ROUNDING
+
+
+@pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
+def test_no_prefix_goes_through_batch_statistics(name):
+    """Either rows show it or, where the op reads moving statistics (2.7), it ends before."""
+    model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
+        name == 'mobilenetv2') else ZOO[name].build()
+    maker = StepMaker(model, None, 0.0, images, labels)
+    prefixes, n = PrefixSteps(maker), len(maker.variables)
+    if prefixes.rows_apart(images, labels) <= ROUNDING:
+        cut = cut_off(prefixes, np.arange(n) == n - 1, PRICES[0])
+        assert not any('BatchNorm' in maker.graph.nodes[node].op for node in cut.skipped)
+
+
+def test_without_a_row_of_each_input_for_each_example_nothing_is_cached():
+    model, inputs, labels = ZOO['graph_network'].build()
+    prefixes = PrefixSteps(StepMaker(model, None, 0.0, inputs, labels))
+    assert prefixes.rows_apart(inputs, labels) == np.inf
+
+
+def test_a_cached_step_takes_batches_of_its_shapes_alone():
+    model, inputs, labels = network('residual', None)
+    maker = StepMaker(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), 0.0,
+                      inputs, labels)
+    mask = np.arange(len(maker.variables)) >= 3
+    prefixes = PrefixSteps(maker)
+    steps = prefixes.cached(mask, cut_off(prefixes, mask, PRICES[0]))
+    stored = steps.prefix(inputs, labels)
+    with pytest.raises(ValueError, match='of shapes'):
+        steps.read([tensor[:3] for tensor in stored], labels[:3])
+
+
+def test_names_in_a_cut_mean_the_same_in_a_process_that_did_not_profile():
+    model, inputs, labels = network('residual', None)
+
+    def fingerprint():
+        optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+        return PrefixSteps(StepMaker(model, optimizer, 0.0, inputs, labels)).fingerprint
+    assert fingerprint() == fingerprint()  # the second optimizer has other names

@@ -1,0 +1,73 @@
+"""Folders of finished runs and a timing table, made up, and what tests do with their files."""
+
+import csv
+import json
+
+from elastic.runs.folder import EPOCH_COLUMNS, VARIED, SelectionRow
+
+EPOCHS, TENSORS = 4, 9
+SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
+MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # by first epoch
+
+
+def write_csv(path, rows):
+    with open(str(path), 'w', encoding='utf-8', newline='') as file:
+        csv.writer(file).writerows(rows)
+
+
+def read_csv(path):
+    with open(str(path), encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def edit_csv(path, row, column, value):
+    """Changes one cell; `row` counts from 1 below the header."""
+    rows = [list(line) for line in csv.reader(path.read_text(encoding='utf-8').splitlines())]
+    rows[row][rows[0].index(column)] = value
+    write_csv(path, rows)
+
+
+def epoch_rows(step_seconds, accuracy, throttled=None):
+    """throttled: the epochs that were, None where the device tells nothing."""
+    rows = []
+    for epoch in range(1, EPOCHS + 1):
+        test = accuracy * (1 - 0.5 ** epoch)
+        rows.append([epoch, 1e-3 / epoch, test + 0.05, 1.5 - test, 0.0, test, 1.75 - test,
+                     10.0, step_seconds - 1.0, 1.0, 0.5, 3.0, epoch * step_seconds]
+                    + (['', '', ''] if throttled is None else
+                       [61.5, 1500.0, int(epoch in throttled)]))
+    return rows
+
+
+def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_seconds=50.0,
+             accuracy=0.8, share=SHARE, throttled=None, **changes):
+    folder = logs / name
+    folder.mkdir(parents=True)
+    elastic = scheme.startswith('elastic')
+    summary = dict.fromkeys(VARIED)
+    summary.update({
+        'run_name': name, 'scheme': scheme, 'model_name': 'mobilenetv2',
+        'dataset_name': 'oxford_iiit_pet', 'rho': rho if elastic else None,
+        'importance': 'loss_drop' if elastic else None, 'seed': seed, 'epochs': EPOCHS,
+        'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
+        'host': 'pi4b', 'finished': True, 'files': {},
+        'throttled_epochs': None if throttled is None else len(throttled),
+        'train_seconds': EPOCHS * step_seconds, 'step_ms': 10.0, 'selection_seconds': EPOCHS * 1.0,
+        'training_intervals': None, 'energy_joules': None, 'energy_source': None,
+        'energy_note': 'no power sensor found'})
+    summary.update(changes)
+    write_csv(folder / 'epochs.csv',
+              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy, throttled))
+    if elastic:
+        rows = [list(SelectionRow._fields)]
+        for epoch, mask in MASKS.items():
+            rows += [[epoch, tensor, 'block_{}/kernel'.format(tensor), '3x3x8x8', mask[tensor],
+                      '' if tensor == 0 else 0.1 * tensor, share[tensor] if share else '']
+                     for tensor in range(TENSORS)]
+        write_csv(folder / 'selections.csv', rows)
+    (folder / 'summary.json').write_text(json.dumps(summary), encoding='utf-8')
+    return folder
+
+
+def folder_content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

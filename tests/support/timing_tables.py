@@ -1,0 +1,57 @@
+"""Timing tables of a few tensors: of groups made up, and of a network that was traced."""
+
+import numpy as np
+
+from elastic.steps.step_graph import OpTimes, attribute, tensor_sets
+from elastic.timing.table import chain_timings
+from elastic.timing.totals import Totals, build_table
+from traced_networks import branching, traced
+
+KEY = dict(host='x', tensorflow='2.21.0', model='small', batch_size=4, input_size=16)
+
+
+def groups_of(ms_of_bits, num_tensors):
+    """(group_tensors, group_ms) of {bit mask of the tensors that need some ops: ms}."""
+    return tensor_sets(ms_of_bits, num_tensors), np.array(list(ms_of_bits.values()))
+
+
+def by_bits(group_tensors, group_ms):
+    """{bit mask of the tensors that need some ops: ms}."""
+    return {sum(1 << int(k) for k in np.flatnonzero(row)): ms
+            for row, ms in zip(group_tensors, group_ms)}
+
+
+def op_times(ms_of_bits, num_tensors, update=None):
+    if update is None:
+        update = np.full(num_tensors, 0.25)
+    return OpTimes(*groups_of(ms_of_bits, num_tensors), update, 0.5, np.zeros(len(ms_of_bits)), 1.0,
+                   [])
+
+
+def table_of(times):
+    n = len(times.update)
+    total = sum(times.group_ms)
+    deepest = int(np.argmax(chain_timings(times.group_tensors, times.group_ms)[2]))
+    chain = sum(times.group_ms[times.group_tensors[:, deepest]])
+    return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
+                       times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
+
+
+def stored(folder, slower=1.0, **changes):
+    """Path of the timing table of three tensors, as profiler.py stores it."""
+    table = table_of(op_times({0b001: 3.25, 0b010: 1.5, 0b100: 0.25, 0b011: 0.5, 0b111: 2.0}, 3))
+    table = table._replace(t_fp=slower * table.t_fp, t_dw=slower * table.t_dw,
+                           t_dy=slower * table.t_dy, **dict({'key': KEY}, **changes))
+    folder.mkdir(exist_ok=True)
+    table.save(str(folder / 'timings.json'))
+    return str(folder / 'timings.json')
+
+
+def table_of_branching():
+    return table_of(attribute(traced(branching).graph, traced(branching).times, 8))
+
+
+def random_masks(n, count, seed=0):
+    masks = np.random.RandomState(seed).rand(count, n) < np.linspace(0.05, 0.9, count)[:, None]
+    masks[np.arange(count), np.random.RandomState(seed + 1).randint(n, size=count)] = True
+    return masks

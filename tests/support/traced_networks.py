@@ -1,0 +1,52 @@
+"""Small networks, their executed graphs and real traces, made once for all tests."""
+
+import collections
+import functools
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import make_optimizer
+from elastic.timing.trace import executed_graph, read_trace, record_trace
+
+STEPS = 3  # traced
+
+
+def plain():
+    """Convolution -> Dense with ReLU -> Dense. Tensors: 0,1 conv; 2,3 mid; 4,5 head."""
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, name='conv')(inputs))
+    x = keras.layers.Dense(5, activation='relu', name='mid')(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+
+
+def branching():
+    """Two branches that are added. Tensors: 0,1 stem; 2,3 left; 4,5 right; 6,7 head."""
+    inputs = keras.Input((24, 24, 3))
+    stem = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='stem')(inputs)
+    left = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='left')(stem)
+    right = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='right')(stem)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add(name='sum')([left, right]))
+    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+
+
+Traced = collections.namedtuple('Traced', 'variables step graph times path')
+
+
+@functools.lru_cache(maxsize=None)
+def traced(build, optimizer='sgd', clip_norm=None):
+    """The executed graph and a real trace of the full step; times: name -> ms."""
+    model = build()
+    variables = model.trainable_variables
+    rng = np.random.RandomState(0)
+    images = tf.constant(rng.uniform(0, 1, (4,) + tuple(model.input_shape[1:])), tf.float32)
+    labels = tf.constant([0, 1, 2, 1])
+    trained_by = make_optimizer(optimizer, 1e-3, 100, variables, clip_norm=clip_norm)
+    maker = StepMaker(model, trained_by, 5e-4, images, labels)
+    graph = executed_graph(maker, images, labels)
+    step = maker.step([True] * len(variables))
+    path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
+    return Traced(variables, step, graph, read_trace(path, STEPS), path)

@@ -1,0 +1,46 @@
+"""Rounds of calls side by side: which of them something outside disturbed."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from elastic.timing.stopwatch import DISTURBED, interleaved_ms, undisturbed
+
+
+def rounds_of(*factors):
+    """(rounds, 3) ms: of three functions, everything by so many times slower in each round."""
+    return np.outer(factors, (40.0, 13.0, 0.5))
+
+
+def test_a_quiet_machines_rounds_are_all_kept():
+    ms = rounds_of(*np.random.RandomState(0).uniform(1, DISTURBED, 20))
+    np.testing.assert_array_equal(undisturbed(ms), ms)
+
+
+def test_slow_spells_of_the_whole_machine_are_dropped():
+    ms = rounds_of(1.35, 1.4, 1.0, 1.02, 1.38, 1.05, 1.41)
+    np.testing.assert_array_equal(undisturbed(ms), ms[[2, 3, 5]])
+    mixed = rounds_of(*[1.0] * 6)
+    mixed[:, 2] *= [1, 5, 1, 1, 1, 1]  # a short call alone is no spell: its median leaves it out
+    np.testing.assert_array_equal(undisturbed(mixed), mixed)
+
+
+def test_the_quickest_few_stay_whatever_they_took():
+    ms = rounds_of(3, 1, 2, 4)
+    np.testing.assert_array_equal(undisturbed(ms), ms[:3])
+    np.testing.assert_array_equal(undisturbed(ms, least=1), ms[1:2])
+    np.testing.assert_array_equal(undisturbed(ms[:1]), ms[:1])
+
+
+@pytest.mark.timing
+def test_it_goes_on_through_a_slow_spell_until_enough_rounds_are_undisturbed():
+    calls = itertools.count()
+    slow = 2 + 2 * 2  # the first two, and those of two rounds
+
+    def function():
+        time.sleep(0.05 if next(calls) < slow else 0.01)
+    ms = interleaved_ms([function], seconds=0.22, rounds=(5, 100))
+    assert len(ms) >= 7 and 5 <= len(undisturbed(ms)) <= len(ms) - 2
+    assert len(interleaved_ms([function], seconds=0.0, rounds=(5, 100))) == 5

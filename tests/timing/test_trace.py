@@ -1,0 +1,163 @@
+"""Traces of real steps: one op at a time, read back as ms of each op."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastic.compat import tf_internals
+from elastic.timing.trace import OP_EVENT, read_trace, serial_ops
+from small_runs import ROOT
+from traced_networks import STEPS, branching, traced
+from xplanes import CPU, xplane
+
+
+def meet(seconds):
+    """Whether two ops of one function run at the same time: each waits for the other."""
+    barrier = threading.Barrier(2)
+
+    def wait(_):
+        try:
+            barrier.wait(seconds)
+            return np.int32(1)
+        except threading.BrokenBarrierError:
+            return np.int32(0)
+
+    @tf.function
+    def pair(x):
+        return [tf.compat.v1.py_func(wait, [x + i], tf.int32, stateful=False) for i in range(2)]
+    return [int(met) for met in pair(tf.constant(1))] == [1, 1]
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2,
+                                     reason='ops never overlap on one core')
+
+
+@needs_two_cores
+def test_serial_ops_lets_no_two_ops_run_at_once_and_is_undone_afterwards():
+    assert meet(20)
+    threads = threading.active_count()
+    with serial_ops():
+        assert not meet(0.5)
+    assert meet(20)
+    assert threading.active_count() == threads
+
+
+@needs_two_cores
+def test_serial_ops_is_undone_after_an_error():
+    with pytest.raises(KeyError):
+        with serial_ops():
+            raise KeyError
+    assert meet(20)
+
+
+POOL = """
+import sys, time
+from elastic import command_line
+command_line.quiet_tensorflow()
+import numpy as np
+import tensorflow as tf
+from elastic.timing.trace import serial_ops
+
+def most_at_once(ops=6, seconds=0.3):
+    now = []
+    def run(_):
+        now.append(1)
+        time.sleep(seconds)
+        most.append(len(now))
+        now.pop()
+        return np.int32(0)
+    most = []
+    tf.function(lambda x: [tf.compat.v1.py_func(run, [x + i], tf.int32, stateful=False)
+                           for i in range(ops)])(tf.constant(1))
+    return max(most)
+before = most_at_once()
+with serial_ops():
+    inside = most_at_once()
+print(before, inside, most_at_once())
+"""
+
+
+@pytest.mark.parametrize('threads', [1, 2, 5])
+def test_serial_ops_takes_the_pool_as_it_finds_it(threads):
+    """Neither fewer threads than cores nor more, as environment or container may have it."""
+    child = subprocess.run(
+        [sys.executable, '-c', POOL], env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)),
+        cwd=ROOT, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.decode().split() == [str(threads), '1', str(threads)], child.stderr
+
+
+def test_no_two_op_events_of_a_trace_overlap_in_time():
+    case = traced(branching)
+    space = tf_internals.xplane_pb2.XSpace()
+    with open(case.path, 'rb') as trace:
+        space.ParseFromString(trace.read())
+    events = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                if OP_EVENT.match(name):
+                    begin = line.timestamp_ns * 1000 + event.offset_ps
+                    events.append((begin, begin + event.duration_ps, name))
+    events.sort()
+    assert len(events) > STEPS * 50
+    assert [(a[2], b[2]) for a, b in zip(events, events[1:]) if b[0] < a[1]] == []
+
+
+def test_the_step_runs_on_normally_after_a_trace():
+    case = traced(branching)
+    images = tf.zeros((4, 24, 24, 3))
+    assert np.isfinite(float(case.step(images, tf.constant([0, 1, 2, 1]))[0]))
+
+
+# --- reading a trace
+
+
+def test_one_pre_empted_step_does_not_count(tmp_path):
+    path = xplane(tmp_path / 'host.xplane.pb', {CPU: [
+        ('model/Relu:Relu', ms, {}) for ms in (1, 1, 50)]})
+    assert read_trace(path, num_steps=3) == {'model/Relu': pytest.approx(1)}
+
+
+def test_ops_of_a_real_trace_are_nodes_of_the_graph():
+    case = traced(branching)
+    assert len(case.times) > 50
+    assert all(ms >= 0 for ms in case.times.values())
+    convolutions = {n for n, mask in case.graph.backward.items()
+                    if case.graph.nodes[n].op.startswith('Conv2DBackprop')}
+    assert len(convolutions) == 5 and convolutions <= set(case.times)
+
+
+CLUSTERED = """
+import sys
+sys.path.insert(0, 'tests/support')
+from elastic import command_line
+command_line.quiet_tensorflow()
+from traced_networks import plain, traced
+try:
+    traced(plain)
+except command_line.UserError as error:
+    print(error)
+"""
+
+
+def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution():
+    """oneDNN would compute both in one slower op, under the kernel's name."""
+    case = traced(branching)
+    biases = [name for name in case.graph.backward if case.graph.nodes[name].op == 'BiasAddGrad']
+    assert len(biases) == 4 and all(case.times[name] > 0 for name in biases)
+
+
+def test_a_step_that_xla_clusters_of_its_own_accord_is_refused():
+    child = subprocess.run(
+        [sys.executable, '-c', CLUSTERED], timeout=120, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, cwd=ROOT,
+        env=dict(os.environ, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'))
+    lines = child.stdout.decode().splitlines()
+    assert len(lines) == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in lines[0], child
