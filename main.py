@@ -24,6 +24,7 @@ from elastic.device.host import host_description
 from elastic.files import whole_folder
 from elastic.flags import check_arguments, is_elastic, may_use_cache, parse_arguments, run_settings
 from elastic.runs import checkpoint, metered
+from elastic.runs.clock import Clock
 from elastic.runs.folder import changed_settings, is_finished
 from elastic.runs.recorder import Recorder, open_run
 from elastic.runs.session import Session
@@ -31,7 +32,6 @@ from elastic.runs.signals import Signals
 from elastic.schemes.fixed import FixedScheme
 from elastic.settings import DataSettings, Settings
 from elastic.steps.epoch import Diverged
-from elastic.timing.stopwatch import Clock
 
 
 def start(inter_op_threads, deterministic, seed):

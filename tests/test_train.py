@@ -11,6 +11,7 @@ import train
 from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
+from elastic.runs.clock import Clock
 from elastic.runs.folder import EPOCH_COLUMNS, VARIED, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
@@ -20,7 +21,6 @@ from elastic.settings import Settings
 from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer, optimizer_for
-from elastic.timing.stopwatch import Clock
 from models import build_model
 from profiler import profile_model
 from small_models import values

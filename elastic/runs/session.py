@@ -1,13 +1,13 @@
 """One process of a run: the records, times and checkpoints that it keeps while it trains."""
 
 from elastic.runs.checkpoint import Keeper
-from elastic.timing.stopwatch import Clock
+from elastic.runs.clock import Clock
 
 
 class Session:
     """What the training loop writes to.
 
-    recorder: recorder.Recorder. clock: stopwatch.Clock.
+    recorder: recorder.Recorder. clock: clock.Clock.
     keeper: checkpoint.Keeper; by default one that keeps nothing.
     resumed: the tree of the checkpoint that the run resumes from, see checkpoint.read; None where
     it starts.

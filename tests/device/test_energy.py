@@ -7,7 +7,7 @@ import types
 import pytest
 
 from elastic.device import energy
-from elastic.timing.stopwatch import Clock
+from elastic.runs.clock import Clock
 
 
 def tree(root, files):

@@ -26,12 +26,12 @@ from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
 from elastic.runs import checkpoint
+from elastic.runs.clock import Clock
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
 from elastic.settings import Settings
-from elastic.timing.stopwatch import Clock
 
 HOT = ZONE.format(0) + 'temp'
 

@@ -1,0 +1,53 @@
+"""The clock of a run, which keeps training time apart from validation and checkpoints."""
+
+import contextlib
+import time
+
+
+class Clock:
+    """Adds up seconds in named buckets: `with clock('step'):` adds to one of them.
+
+    meter: energy.Meter or None. monitor: thermal.Monitor or None. Both run during the buckets in
+    TRAINING.
+    """
+    TRAINING = ('step', 'selection')
+    OTHER = ('validation', 'checkpoint', 'resume', 'lost')
+
+    def __init__(self, meter=None, monitor=None):
+        self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)
+        self.monitor = monitor
+        self._watches = {name: watch for name, watch in (('meter', meter), ('monitor', monitor))
+                         if watch is not None}
+
+    @contextlib.contextmanager
+    def __call__(self, bucket):
+        with contextlib.ExitStack() as stack:
+            for watch in self._watches.values() if bucket in self.TRAINING else ():
+                stack.enter_context(watch.running())
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[bucket] += time.perf_counter() - begin
+
+    def move(self, seconds, source, target):
+        """Moves seconds that were counted in bucket `source` to bucket `target`."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    @property
+    def train_seconds(self):
+        return sum(self.seconds[bucket] for bucket in self.TRAINING)
+
+    def state(self):
+        """Returns what was counted so far, for `restore`."""
+        return dict(seconds=self.seconds,
+                    **{name: watch.state() for name, watch in self._watches.items()})
+
+    def restore(self, state):
+        """Adds what an interrupted run counted."""
+        for name, seconds in state['seconds'].items():
+            self.seconds[name] += seconds
+        for name, watch in self._watches.items():
+            if state.get(name) is not None:
+                watch.restore(state[name])
