@@ -3,7 +3,7 @@
     python profiler.py --model_name resnet50 --num_classes 200
 
 Records real training steps with the TensorFlow profiler, attributes op times to tensors through the
-graph (step_graph.py), and writes trace, table (CSV, JSON) under
+graph (attribution.py), and writes trace, table (CSV, JSON) under
 logs/<model>_<size>_<classes>_<batch>_profile/. Once per device, model, input, batch and threading:
 the table carries a key of all these and is reused only where the key matches exactly. Ends with
 what each way to train costs here (costs.py).

@@ -7,7 +7,8 @@ No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a 
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework.types_pb2 import DT_INT32
 
-from elastic.steps.step_graph import Node, reachable
+from elastic.compat import tf_internals
+from elastic.steps.step_graph import CONTROL_FLOW, FREE_OPS, Node, reachable
 
 CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 STATELESS = {'RandomUniform': 'StatelessRandomUniform',
@@ -360,3 +361,15 @@ def set_inputs(node, inputs):
     if list(node.input) != inputs:
         del node.input[:]
         node.input.extend(inputs)
+
+
+def work_of(graph):
+    """Returns name -> (unit, amount) of the work of each op of a tf.Graph, as in StepGraph."""
+    work = {}
+    for op in graph.get_operations():
+        if op.type in FREE_OPS or op.type in CONTROL_FLOW or not op.outputs:
+            continue
+        flops = tf_internals.flops(graph, op.node_def)
+        work[op.name] = ('flops', float(flops)) if flops else (
+            'elements', float(op.outputs[0].shape.num_elements() or 1))
+    return work

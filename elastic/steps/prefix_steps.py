@@ -11,11 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.steps import prefix_cut
-from elastic.steps.function_graph import called_ops, library_of, output_places, take_from_outside
+from elastic.steps.function_graph import (
+    called_ops,
+    library_of,
+    output_places,
+    take_from_outside,
+    work_of,
+)
 from elastic.steps.masked_step import MaskedStep
 from elastic.steps.step_graph import estimated_ms
 from elastic.steps.training_step import NUM_RESULTS
-from elastic.timing.trace import work_of
 
 
 class CachedStep(NamedTuple):
@@ -60,7 +65,7 @@ class PrefixSteps:
         """The prefix_cut.Cut for steps that train the tensors of the (N,) bool mask; None where
         there is none.
 
-        rates: of step_graph.OpTimes. read_ms: bytes of one image -> ms to read them for a
+        rates: of attribution.OpTimes. read_ms: bytes of one image -> ms to read them for a
         batch (default: READ_MS a byte).
         """
         graph, shapes = self.maker.graph, self.maker.shapes

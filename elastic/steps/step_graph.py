@@ -1,9 +1,9 @@
-"""Which tensors need which ops of the training step, and how long those ops take.
+"""Finds out which tensors need which ops of a training step.
 
 Timings are derived from the graph, not from layer names, so that any Keras model works. In the
 graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
-backward pass of any set of tensors is the union of their B_k, and an op belongs to the group of
-tensors whose B_k hold it. Graph and times come from trace.py; here nothing runs.
+backward pass of a set of tensors is the union of their B_k. timing/trace.py makes the graph,
+timing/attribution.py adds up the times of its ops; nothing runs here.
 
 Within the graph a set of tensors is a bit mask, an int; outside it is an (N,) bool array:
 `tensor_sets` is the border.
@@ -53,30 +53,6 @@ class StepGraph(NamedTuple):
     backward: Dict[str, int]
     update: Dict[str, Optional[int]]
     work: Dict[str, Tuple[str, float]]
-
-
-class OpTimes(NamedTuple):
-    """Backward and update ops with their times, ms per step.
-
-    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) ms of the ops.
-    update: (N,) ms, update ops of one tensor. update_fixed: ms, update ops of none or of several.
-    estimated_ms: (G,) the part of group_ms that had no event and was estimated.
-    coverage: share of the traced time outside the forward set that was attributed, 0..1.
-    left_out: (event name, ms) that belongs to no node, the longest first.
-    forward: name -> ms, of the forward pass. rates: 'op type unit' -> ms per unit of work, as
-    measured; op type '*' for all of that unit.
-    kernels: ms per step during which a GPU ran kernels; None on a CPU.
-    """
-    group_tensors: np.ndarray
-    group_ms: np.ndarray
-    update: np.ndarray
-    update_fixed: float
-    estimated_ms: np.ndarray
-    coverage: float
-    left_out: List
-    forward: Dict[str, float] = {}
-    rates: Dict[str, float] = {}
-    kernels: Optional[float] = None
 
 
 def analyse(nodes, num_tensors, owners, work, num_results):
@@ -258,84 +234,23 @@ def topological(nodes):
     return order
 
 
-def attribute(graph, times, num_tensors, kernels=None):
-    """OpTimes from a StepGraph and op times (name -> ms, of read_trace).
-
-    A compute op without an event is estimated from its work and the measured rate of its op type.
-    kernels: see OpTimes. The trace of a GPU has every kernel, so that an op without one took no
-    time of it: there nothing is estimated.
-    """
-    times, left_out = _by_node(graph.nodes, times)
-    rates = _rates(graph, times)
-
-    def spent(name):
-        if name in times or kernels is not None:
-            return times.get(name, 0.0)
-        return estimated_ms(graph.nodes[name].op, graph.work.get(name), rates)
-    groups, estimated = {}, {}
-    update, update_fixed = np.zeros(num_tensors), 0.0
-    for name, mask in graph.backward.items():
-        ms = spent(name)
-        groups[mask] = groups.get(mask, 0.0) + ms
-        if ms and name not in times:
-            estimated[mask] = estimated.get(mask, 0.0) + ms
-    for name, k in graph.update.items():
-        ms = spent(name)
-        if k is None:
-            update_fixed += ms
-        else:
-            update[k] += ms
-    missed = sum(ms for _, ms in left_out)
-    total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
-    coverage = 1 - missed / total if total else 0.0
-    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
-                   update_fixed, np.array([estimated.get(mask, 0.0) for mask in groups]), coverage,
-                   left_out, {name: spent(name) for name in graph.forward}, rates, kernels)
-
-
 def tensor_sets(masks, num_tensors):
     """Returns the (G, N) bool array of G bit masks, bit k of which stands for tensor k."""
     sets = [[mask >> k & 1 for k in range(num_tensors)] for mask in masks]
     return np.array(sets, dtype=bool).reshape(len(sets), num_tensors)
 
 
-def _by_node(nodes, times):
-    """(node -> ms, [(event, ms) that belong to no node, the longest first]).
-
-    An event within a loop or branching, `<its name>/...`, belongs to that node.
-    """
-    found, left_out = {}, []
-    for event, ms in times.items():
-        name = event
-        while name and (name not in nodes
-                        or name != event and nodes[name].op not in CONTROL_FLOW):
-            name = name.rpartition('/')[0]
-        if name:
-            found[name] = found.get(name, 0.0) + ms
-        else:
-            left_out.append((event, ms))
-    return found, sorted(left_out, key=lambda item: -item[1])
-
-
-def _rates(graph, times):
-    """See OpTimes."""
-    spent, work = {}, {}
-    for name, ms in times.items():
-        if name in graph.work:
-            unit, amount = graph.work[name]
-            for key in (_rate_key(graph.nodes[name].op, unit), _rate_key('*', unit)):
-                spent[key] = spent.get(key, 0.0) + ms
-                work[key] = work.get(key, 0.0) + amount
-    return {key: spent[key] / work[key] for key in spent}
-
-
-def _rate_key(op, unit):
+def rate_key(op, unit):
+    """Returns the key of a rate: of an op type, '*' for all, per unit of work."""
     return '{} {}'.format(op, unit)
 
 
 def estimated_ms(op, work, rates):
-    """ms of an op of that type by its work, (unit, amount) or None, and the rates of OpTimes."""
+    """Returns the ms of an op by its type and its work.
+
+    work: (unit, amount), or None. rates: rate_key -> ms per unit, as in attribution.OpTimes.
+    """
     if op in FREE_OPS or work is None:
         return 0.0
     unit, amount = work
-    return amount * rates.get(_rate_key(op, unit), rates.get(_rate_key('*', unit), 0.0))
+    return amount * rates.get(rate_key(op, unit), rates.get(rate_key('*', unit), 0.0))

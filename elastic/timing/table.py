@@ -107,7 +107,7 @@ class TensorTimings(NamedTuple):
     t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
     training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
     read; inf where the prefix cannot be cut off.
-    op_rates: of step_graph.OpTimes, by which a cut is placed.
+    op_rates: of attribution.OpTimes, by which a cut is placed.
     cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
     """
     names: List[str]

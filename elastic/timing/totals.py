@@ -204,7 +204,7 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     the output and of some in between alone. So they add up to the full step, and hold what no pass
     does: moving statistics, the iteration count. The optimizer's update of all tensors runs alone:
     as the difference of two steps it would be lost in their noise.
-    prefixes: PrefixSteps of the training step's StepMaker. times: its step_graph.OpTimes.
+    prefixes: PrefixSteps of the training step's StepMaker. times: its attribution.OpTimes.
     cuts: of prefix_cuts; skipped: of prefix_costs.
     """
     import tensorflow as tf

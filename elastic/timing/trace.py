@@ -16,17 +16,10 @@ from google.protobuf import message
 
 from elastic.command_line import UserError
 from elastic.compat import tf_internals
-from elastic.steps.step_graph import (
-    CONTROL_FLOW,
-    FREE_OPS,
-    Node,
-    analyse,
-    attribute,
-    constants,
-    merged,
-    topological,
-)
+from elastic.steps.function_graph import work_of
+from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged, topological
 from elastic.steps.training_step import NUM_RESULTS
+from elastic.timing.attribution import attribute
 from elastic.timing.gpu_trace import GPU, busy_ps, gpu_work, stats_of
 
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
@@ -94,18 +87,6 @@ def _node(node):
                 node.attr['index'].i if 'index' in node.attr else None)
 
 
-def work_of(graph):
-    """name -> (unit, amount) of every op of a tf.Graph: see StepGraph."""
-    work = {}
-    for op in graph.get_operations():
-        if op.type in FREE_OPS or op.type in CONTROL_FLOW or not op.outputs:
-            continue
-        flops = tf_internals.flops(graph, op.node_def)
-        work[op.name] = ('flops', float(flops)) if flops else (
-            'elements', float(op.outputs[0].shape.num_elements() or 1))
-    return work
-
-
 @contextlib.contextmanager
 def serial_ops():
     """Inside, TensorFlow runs one op at a time: all inter-op threads but one are kept waiting.
@@ -163,7 +144,7 @@ def record_trace(step, inputs, labels, folder, num_steps):
 
 
 def op_times(graph, path, num_steps, num_tensors, gpu=None):
-    """backward_graph.OpTimes of an xplane file; gpu: see read_trace."""
+    """attribution.OpTimes of an xplane file; gpu: see read_trace."""
     space = _space(path)
     work = _work(space, gpu)
     return attribute(graph, _ms_of_ops(path, space, work, num_steps), num_tensors,

@@ -1,4 +1,4 @@
-"""Which ops each gradient needs, and what they take of a trace."""
+"""Finds the ops that each gradient and each update needs."""
 
 import collections
 import re
@@ -7,17 +7,12 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-import profiler
 from elastic.command_line import UserError
-from elastic.compat import keras_stack
 from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.step_graph import Node, analyse, attribute, check_effects, merged
+from elastic.steps.step_graph import Node, analyse, check_effects, merged
 from elastic.steps.training_step import make_optimizer
-from timing_tables import by_bits
 from traced_networks import branching, plain, traced
-
-LEFT_KERNEL, RIGHT_KERNEL = 2, 4
 
 # For every layer and op type, the sets of tensors that need such an op: written down by hand.
 PLAIN_NEEDS = {
@@ -43,14 +38,6 @@ BRANCHING_NEEDS = {
     ('head', 'MatMul'): [{6}, {0, 1, 2, 3, 4, 5}],
     ('head', 'BiasAddGrad'): [{7}],
     ('', 'AddN'): [{0, 1}]}  # both branches' error gradients meet at the stem
-
-
-def groups(times):
-    return by_bits(times.group_tensors, times.group_ms)
-
-
-def estimated(times):
-    return by_bits(times.group_tensors, times.estimated_ms)
 
 
 def tensors(mask):
@@ -109,69 +96,6 @@ def test_the_shared_update_ops_do_not_grow_with_the_number_of_tensors():
         assert few[op] == more[op], op
 
 
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-@pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
-    case = traced(build, optimizer)
-    times = attribute(case.graph, case.times, len(case.variables))
-    assert times.update.shape == (len(case.variables),)
-    assert (times.update > 0).all() and times.update_fixed > 0
-
-
-@pytest.mark.parametrize('build, optimizer', [
-    (plain, ('sgd',)), (branching, ('sgd',)), (branching, ('adam',)), (branching, ('sgd', 0.1))])
-def test_a_real_trace_is_attributed_to_all_but_a_twentieth(build, optimizer):
-    case = traced(build, *optimizer)
-    times = attribute(case.graph, case.times, len(case.variables))
-    assert times.coverage >= profiler.MIN_COVERAGE
-    attributed = times.group_ms.sum() + times.update.sum() + times.update_fixed
-    outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)
-    assert attributed == pytest.approx(times.coverage * outside + times.estimated_ms.sum(),
-                                       rel=1e-6)
-
-
-def test_an_op_whose_events_are_missing_is_estimated():
-    case = traced(branching)
-    name, = [n for n, mask in case.graph.backward.items() if mask == 1 << LEFT_KERNEL
-             and case.graph.nodes[n].op == 'Conv2DBackpropFilter']
-    without = {event: ms for event, ms in case.times.items() if event != name}
-    assert len(without) == len(case.times) - 1
-    whole, guessed = [attribute(case.graph, times, 8) for times in (case.times, without)]
-    assert estimated(whole)[1 << LEFT_KERNEL] == 0
-    assert 0.1 < estimated(guessed)[1 << LEFT_KERNEL] / case.times[name] < 10
-
-
-def test_an_op_type_without_any_event_is_estimated_from_the_others():
-    case = traced(branching)
-    missing = {n for n, node in case.graph.nodes.items() if node.op == 'Conv2DBackpropFilter'}
-    without = {event: ms for event, ms in case.times.items() if event not in missing}
-    times = attribute(case.graph, without, 8)
-    for k in (0, LEFT_KERNEL, RIGHT_KERNEL):
-        assert 0 < estimated(times)[1 << k] <= groups(times)[1 << k]
-
-
-def test_events_that_belong_to_no_node_lower_the_coverage_and_are_listed():
-    case = traced(branching)
-    whole = attribute(case.graph, case.times, 8)
-    outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)
-    strange = attribute(case.graph, dict(case.times, **{'renamed/op': 3 * outside}), 8)
-    assert strange.coverage == pytest.approx(whole.coverage / 4, rel=1e-6)
-    assert strange.left_out[0] == ('renamed/op', pytest.approx(3 * outside))
-    assert groups(strange) == groups(whole)
-
-
-def test_only_like_is_estimated_from_like():
-    """FLOPs and output elements are no common measure: work of one kind, no rate of the other."""
-    nodes = {name: Node(op, [], [], None) for name, op in
-             [('slow', 'MatMul'), ('quick', 'Mul'), ('lost', 'Conv2D'), ('gone', 'Cast')]}
-    work = {'slow': ('flops', 1000.0), 'quick': ('elements', 10.0), 'lost': ('flops', 500.0),
-            'gone': ('elements', 20.0)}
-    graph = step_graph.StepGraph(nodes, frozenset(), {'slow': 1, 'quick': 1, 'lost': 2,
-                                                          'gone': 4}, {}, work)
-    times = attribute(graph, {'slow': 8.0, 'quick': 0.01}, 3)
-    assert estimated(times) == {1: 0, 2: pytest.approx(4.0), 4: pytest.approx(0.02)}
-
-
 # --- the analysis, on graphs written down by hand
 
 
@@ -228,69 +152,7 @@ def test_a_loop_is_one_node_with_all_that_it_was_taken_apart_into():
     assert merged(nodes, {}) is nodes
 
 
-# --- networks with loops
-
-
-def recurrent(cell):
-    def build():
-        inputs = keras.Input((12, 8))
-        x = keras.layers.RNN(cell(16), name='rnn')(inputs)
-        return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-    return build
-
-
-LSTM, GRU = recurrent(keras.layers.LSTMCell), recurrent(keras.layers.GRUCell)
-
-
-@pytest.mark.parametrize('build', [LSTM, GRU], ids=['LSTM', 'GRU'])
-def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
-    """TensorFlow runs all of a loop or nothing: kernel, recurrent kernel and bias are one."""
-    case = traced(build)
-    loops = {name: node for name, node in case.graph.nodes.items()
-             if node.op in step_graph.CONTROL_FLOW}
-    assert not {'Enter', 'Switch', 'NextIteration'}.intersection(
-        node.op for node in case.graph.nodes.values())
-    backward, = [name for name in loops if name in case.graph.backward]
-    assert case.graph.backward[backward] == 0b111 and len(loops) == 2
-    assert set(loops) - {backward} <= case.graph.forward
-    events = {name: ms for name, ms in case.times.items() if name.startswith(backward + '/')}
-    assert len(events) > 20
-    times = attribute(case.graph, case.times, 5)
-    assert times.coverage >= profiler.MIN_COVERAGE
-    assert groups(times)[0b111] >= sum(events.values()) > 0
-    assert groups(times).get(0b1, 0) < sum(events.values()) / 10
-
-
-# --- what XLA compiles, and what happens beside the gradients
-
-
-@keras_stack.register
-class Compiled(keras.layers.Dense):
-    """A Dense layer that the user has XLA compile."""
-
-    def build(self, input_shape):
-        super().build(input_shape)
-        self.function = tf.function(lambda x, w, b: tf.nn.relu(x @ w + b), jit_compile=True)
-
-    def call(self, inputs):
-        return self.function(inputs, tf.convert_to_tensor(self.kernel),
-                             tf.convert_to_tensor(self.bias))
-
-
-def compiled():
-    inputs = keras.Input((64,))
-    x = Compiled(128, name='second')(Compiled(128, name='first')(inputs))
-    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-
-
-def test_a_layer_that_xla_compiles_is_priced_as_the_one_op_it_is():
-    case = traced(compiled)
-    calls = {mask: name for name, mask in case.graph.backward.items()
-             if case.graph.nodes[name].op == 'PartitionedCall'}
-    assert sorted(calls) == [0b11, 0b1111]
-    times = attribute(case.graph, case.times, 6)
-    for mask, name in calls.items():
-        assert case.times[name] > 0 and groups(times)[mask] >= case.times[name]
+# --- what happens beside the gradients
 
 
 def with_backward(backward):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from elastic.steps.step_graph import OpTimes, attribute, tensor_sets
+from elastic.steps.step_graph import tensor_sets
+from elastic.timing.attribution import OpTimes, attribute
 from elastic.timing.table import chain_timings
 from elastic.timing.totals import Totals, build_table
 from traced_networks import branching, traced

@@ -7,7 +7,8 @@ import pytest
 
 import profiler
 from elastic.command_line import UserError
-from elastic.steps.step_graph import FREE_OPS, attribute
+from elastic.steps.step_graph import FREE_OPS
+from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings
 from elastic.timing.totals import Totals, build_table
 from elastic.timing.trace import op_times, read_trace
