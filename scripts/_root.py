@@ -1,4 +1,4 @@
-"""Imported first by every Python file here: makes the repository's modules importable."""
+"""Makes the repository's modules importable; every script in this folder imports it first."""
 
 import os
 import sys

@@ -1,11 +1,10 @@
-"""What a device is, and what on it stands in the way of training. Changes nothing.
+"""Reports what this device is, and what on it stands in the way of training. Changes nothing.
 
     scripts/check_device.sh [--gpu] [--hours]
 
-A line for each thing: `ok`; `!!` for what stands in the way, with its remedy below; `--` for what
-is not there, or not told, and need not be. Status 1 where there is a `!!`. Needs no environment,
-but tells less without; reads files below DEVICE_ROOT (default: /), so that a recorded board is read
-as a real one is.
+Each line is marked `ok`, `!!` or `--`. `!!` marks a problem, with its remedy below; the status is
+then 1. `--` marks what is absent or unknown and not needed. Works without an environment, but
+reports less then. Reads files below DEVICE_ROOT (default: /), such as those of a recorded board.
 """
 
 import argparse
@@ -25,16 +24,16 @@ from elastic.command_line import UserError
 from elastic.device import thermal
 from elastic.device.sensors import READ_ERRORS, paths, text
 
-OK, TROUBLE, NOT_TOLD = 'ok', '!!', '--'
+OK, PROBLEM, ABSENT = 'ok', '!!', '--'
 ROOT = _root.ROOT
 GB = 1e9
 STACKS = ('today', 'paper', 'tx2')
-ENVIRONMENT_GB, RUNS_GB, DATA_GB = 4, 1, 8  # of disk; data: of figure 15, archives and all
+ENVIRONMENT_GB, RUNS_GB, DATA_GB = 4, 1, 8  # of disk; data: figure 15's, with its archives
 PHOTO_SETS = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
-STEP_GB = 1.5  # of memory: ResNet50, 224x224, four images
-ROOMY_GB = 6   # of memory: from here on it does without swap
+STEP_GB = 1.5  # of memory, that ResNet50 needs at 224x224 with four images
+ROOMY_GB = 6   # of memory, from which on no swap is needed
 SLOW_GOVERNORS = ('powersave', 'conservative', 'userspace')
-UNDERVOLTAGE, SINCE_BOOT = 0x1, 16  # of a Raspberry Pi's get_throttled; all other bits are heat's
+UNDERVOLTAGE, HOT, SINCE_BOOT = 0x1, 0xe, 16  # bits of a Raspberry Pi's get_throttled, and shift
 MACHINES = {b'\x3e\x00': 'x86_64', b'\xb7\x00': 'aarch64', b'\x28\x00': 'armv7l'}  # by ELF header
 IMPORT = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
           'import tensorflow as tf; '
@@ -43,15 +42,15 @@ INSTALL = 'scripts/run_tests.sh --quick makes it'
 
 
 class Row(NamedTuple):
-    """thing, told: for people. mark: OK, TROUBLE or NOT_TOLD. remedy: of TROUBLE."""
+    """One line of the report; mark: OK, PROBLEM or ABSENT. remedy: of a PROBLEM."""
     thing: str
     mark: str
-    told: str
+    finding: str
     remedy: str = ''
 
 
 def output_of(command, **options):
-    """(status, stdout, stderr), stripped; status None and the reason where it does not start."""
+    """Returns (status, stdout, stderr) of a command; (None, '', reason) if it does not start."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               universal_newlines=True, cwd=ROOT, **options)
@@ -60,25 +59,23 @@ def output_of(command, **options):
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
-def text_or(path, otherwise=''):
+def text_or_nothing(*parts):
+    """Returns the text of the file with this path; '' if it cannot be read."""
     try:
-        return text(path).strip('\x00')
+        return text(os.path.join(*parts)).strip('\x00')
     except READ_ERRORS:
-        return otherwise
+        return ''
+
+
+def last_line(message):
+    return (message.splitlines() or ['no reason given'])[-1][:200]
 
 
 # ---------------------------------------------------------------- the board
 
-def model_of(root):
-    """Name of the board, or of the computer; '' where none is told."""
-    dmi = os.path.join(root, 'sys/class/dmi/id/')
-    return text_or(os.path.join(root, 'proc/device-tree/model')) or ' '.join(
-        filter(None, [text_or(dmi + 'sys_vendor'), text_or(dmi + 'product_name')]))
-
-
 def is_tegra(root):
     return (os.path.exists(os.path.join(root, 'etc/nv_tegra_release'))
-            or 'nvidia,tegra' in text_or(os.path.join(root, 'proc/device-tree/compatible')))
+            or 'nvidia,tegra' in text_or_nothing(root, 'proc/device-tree/compatible'))
 
 
 def guide(root):
@@ -86,28 +83,32 @@ def guide(root):
 
 
 def board(root):
-    return Row('board', OK if model_of(root) else NOT_TOLD, model_of(root) or 'not told')
+    """Returns the Row with the name of the board or computer."""
+    name = text_or_nothing(root, 'proc/device-tree/model') or ' '.join(filter(None, [
+        text_or_nothing(root, 'sys/class/dmi/id', part) for part in ('sys_vendor',
+                                                                     'product_name')]))
+    return Row('board', OK if name else ABSENT, name or 'unknown')
 
 
 def processor(bits=64 if sys.maxsize > 2 ** 32 else 32):
-    told = '{}, {} cores, {}-bit system'.format(
+    finding = '{}, {} cores, {}-bit system'.format(
         platform.machine(), len(command_line.usable_cpus()), bits)
     if bits == 32:
-        return Row('processor', TROUBLE, told,
-                   'there is no TensorFlow for it: put a 64-bit system on the card')
-    return Row('processor', OK, told)
+        return Row('processor', PROBLEM, finding,
+                   'TensorFlow does not exist for it: install a 64-bit system')
+    return Row('processor', OK, finding)
 
 
 # ---------------------------------------------------------------- Python and TensorFlow
 
 def python():
-    """Which stacks the Pythons of this device can make, by scripts/_venv.sh."""
+    """Returns the Row of the stacks that scripts/_venv.sh can make with this device's Pythons."""
     code = ('source scripts/_venv.sh; stack_versions {0} 2>/dev/null && '
             '{{ find_python {0} || true; }}')
     found, wanted = [], []
     for stack in STACKS:
         if stack == 'paper' and platform.machine() == 'aarch64':
-            continue  # no TensorFlow 2.7 for Python 3.8 there
+            continue  # TensorFlow 2.7 for Python 3.8 does not exist there
         status, out, _ = output_of(['bash', '-c', code.format(stack)])
         if status:
             continue  # a stack that these scripts do not know
@@ -117,12 +118,12 @@ def python():
             found.append('{} ({})'.format(stack, interpreter))
     if found:
         return Row('Python', OK, 'stacks: ' + ', '.join(found))
-    return Row('Python', TROUBLE, 'none that has a stack: {}'.format('; '.join(wanted)),
+    return Row('Python', PROBLEM, 'none that has a stack: {}'.format('; '.join(wanted)),
                'sudo apt install python3-venv; if that is another Python: pyenv, or a newer system')
 
 
 def machine_of(path):
-    """Processor that a program or library was built for; None where its header does not tell."""
+    """Returns the processor that a program or library was built for; None if unknown."""
     try:
         with open(path, 'rb') as file:
             header = file.read(20)
@@ -132,119 +133,114 @@ def machine_of(path):
 
 
 def environments(repository=ROOT):
-    """A Row for each environment of the repository; where there is none, for the Python that runs
-    this, if it has a TensorFlow: PYTHON=python3 trains with that.
+    """Returns a Row for each environment of the repository.
+
+    Without any, returns the Row of the running Python, which PYTHON=python3 would use.
     """
     folders = sorted(glob.glob(os.path.join(repository, '.venv*')))
     if folders:
         return [environment(folder) for folder in folders]
     if importlib.util.find_spec('tensorflow'):
         return [import_of(sys.executable, 'TensorFlow', 'install it again for this Python')]
-    return [Row('TensorFlow', NOT_TOLD, 'no environment yet: {}'.format(INSTALL))]
+    return [Row('TensorFlow', ABSENT, 'no environment yet: {}'.format(INSTALL))]
 
 
 def environment(folder):
-    """The Row of one: whether its Python, its packages and its TensorFlow run here."""
+    """Returns the Row that says whether an environment's Python and packages run here."""
     name, interpreter = os.path.basename(folder), os.path.join(folder, 'bin', 'python')
     again = 'rm -r {}; then {}'.format(folder, INSTALL)
     status, _, reason = output_of([interpreter, '-c', ''])
     if status != 0:
-        return Row(name, TROUBLE, 'its Python does not run here: {}'.format(last_line(reason)),
+        return Row(name, PROBLEM, 'its Python does not run here: {}'.format(last_line(reason)),
                    'made on another machine? ' + again)
     libraries = glob.glob(os.path.join(folder, 'lib/python*/site-packages/*/*.so'))
     built_for = machine_of(libraries[0]) if libraries else None
     here = machine_of(os.path.realpath(interpreter))
     if built_for and here and built_for != here:
-        return Row(name, TROUBLE, 'its packages are for {}, this is {}'.format(built_for, here),
+        return Row(name, PROBLEM, 'its packages are for {}, this is {}'.format(built_for, here),
                    again)
     return import_of(interpreter, name, again)
 
 
 def import_of(interpreter, name, remedy):
-    """The Row of the TensorFlow that a Python imports."""
+    """Returns the Row of the TensorFlow that a Python imports."""
     status, out, reason = output_of([interpreter, '-c', IMPORT])
     if status is None or status < 0 or len(out.split()) != 2:
         what = 'ended by signal {}'.format(-status) if status and status < 0 else last_line(reason)
-        return Row(name, TROUBLE, 'TensorFlow cannot be imported: {}'.format(what),
+        return Row(name, PROBLEM, 'TensorFlow cannot be imported: {}'.format(what),
                    remedy + '; on signal 4 the processor is too old for this build')
     version, gpus = out.split()
     return Row(name, OK, 'TensorFlow {}, {} GPU{}'.format(
         version, gpus if int(gpus) else 'no', 's' if int(gpus) > 1 else ''))
 
 
-def last_line(words):
-    return (words.splitlines() or ['no reason given'])[-1][:200]
-
-
 def gpu(root, rows, required):
-    """rows: of environments()."""
+    """Returns the Row of the GPU, by the Rows of environments()."""
     hardware = ['Tegra'] if is_tegra(root) else []
     if root == '/' and shutil.which('nvidia-smi'):
         status, out, _ = output_of(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'])
         hardware += out.splitlines() if status == 0 else []
-    working = [row for row in rows if row.told.startswith('TensorFlow 2')]
-    seen = [row for row in working if ', no GPU' not in row.told]
+    working = [row for row in rows if row.finding.startswith('TensorFlow 2')]
+    seen = [row.thing for row in working if ', no GPU' not in row.finding]
+    names = ', '.join(hardware)
     if seen:
-        return Row('GPU', OK, '{}, seen by {}'.format(
-            ', '.join(hardware) or 'there', ', '.join(row.thing for row in seen)))
+        return Row('GPU', OK, '{}, seen by {}'.format(names or 'present', ', '.join(seen)))
     if hardware and working:
-        return Row('GPU', TROUBLE, '{}, which TensorFlow does not see: it trains on the CPU'.format(
-            ', '.join(hardware)), "a Jetson needs NVIDIA's own TensorFlow (docs/jetson_tx2.md); "
-            "elsewhere: pip install 'tensorflow[and-cuda]' of the same version")
+        return Row('GPU', PROBLEM, names + ', which TensorFlow does not see: it trains on the CPU',
+                   "a Jetson needs NVIDIA's own TensorFlow (docs/jetson_tx2.md); elsewhere: "
+                   "pip install 'tensorflow[and-cuda]' of the same version")
     if required and not hardware:
-        return Row('GPU', TROUBLE, 'none, and --gpu asks for one',
-                   'without --gpu: it trains on the CPU; else use a board with an NVIDIA GPU')
+        return Row('GPU', PROBLEM, 'none, and --gpu asks for one',
+                   'leave out --gpu to train on the CPU, or use a board with an NVIDIA GPU')
     if required:
-        return Row('GPU', TROUBLE, '{}; no environment tells whether it is of use'.format(
-            ', '.join(hardware)), INSTALL)
-    return Row('GPU', NOT_TOLD, ', '.join(hardware) or 'none; it trains on the CPU')
+        return Row('GPU', PROBLEM, names + '; no environment to try it with', INSTALL)
+    return Row('GPU', ABSENT, names or 'none; it trains on the CPU')
 
 
 # ---------------------------------------------------------------- memory and disk
 
 def memory(root):
-    """[Row of the memory, Row of the swap]."""
+    """Returns the Rows of memory and swap."""
     sizes = {name: float(kb) * 1024 / GB for name, kb in re.findall(
-        r'^(\w+): +(\d+) kB', text_or(os.path.join(root, 'proc/meminfo')), re.M)}
+        r'^(\w+): +(\d+) kB', text_or_nothing(root, 'proc/meminfo'), re.M)}
     if 'MemAvailable' not in sizes:
-        return [Row('memory', NOT_TOLD, 'not told')]
+        return [Row('memory', ABSENT, 'unknown')]
     total, free, swap = (sizes.get(name, 0.0) for name in (
         'MemTotal', 'MemAvailable', 'SwapTotal'))
-    told = '{:.1f} of {:.1f} GB free'.format(free, total)
-    rows = [Row('memory', OK, told)]
+    finding = '{:.1f} of {:.1f} GB free'.format(free, total)
+    rows = [Row('memory', OK, finding)]
     if free + sizes.get('SwapFree', 0.0) < STEP_GB:
-        rows = [Row('memory', TROUBLE, '{}, swap included less than the {} GB that ResNet50 takes '
-                    '(224x224, four images)'.format(told, STEP_GB),
+        rows = [Row('memory', PROBLEM, '{}; even with swap less than the {} GB that ResNet50 needs '
+                    '(224x224, four images)'.format(finding, STEP_GB),
                     'end other programs, add swap ({}), or train with a smaller --input_size or '
                     '--batch_size'.format(guide(root)))]
-    where = [line.split()[0] for line in text_or(
-        os.path.join(root, 'proc/swaps')).splitlines()[1:]]
+    where = [line.split()[0] for line in text_or_nothing(root, 'proc/swaps').splitlines()[1:]]
     if swap:
         rows.append(Row('swap', OK, '{:.1f} GB{}'.format(
             swap, ' on ' + ', '.join(where) if where else '')))
     elif total < ROOMY_GB:
-        rows.append(Row('swap', TROUBLE, 'none: whoever needs too much for a moment is ended by '
-                        'the kernel', '2 GB of it, not on the card: {}'.format(guide(root))))
+        rows.append(Row('swap', PROBLEM, 'none: the kernel ends a program that briefly needs too '
+                        'much', 'add 2 GB, not on the card: {}'.format(guide(root))))
     else:
-        rows.append(Row('swap', NOT_TOLD, 'none, and with this memory none is needed'))
+        rows.append(Row('swap', ABSENT, 'none, and none is needed with this memory'))
     return rows
 
 
 def disk(folder=ROOT, free=None):
-    """Of the repository: for the environment, and for what runs write."""
+    """Returns the Row of the repository's disk: room for the environment and for runs."""
     free = shutil.disk_usage(folder).free / GB if free is None else free
     made = bool(glob.glob(os.path.join(folder, '.venv*', 'requirements.cksum')))
     needed = RUNS_GB if made else ENVIRONMENT_GB + RUNS_GB
-    told = '{:.1f} GB free{}'.format(free, card_of(folder))
+    finding = '{:.1f} GB free{}'.format(free, card_of(folder))
     if free < needed:
-        return Row('disk', TROUBLE, '{}, {} GB are needed for {}'.format(
-            told, needed, 'runs' if made else 'the environment and runs'),
+        return Row('disk', PROBLEM, '{}, {} GB are needed for {}'.format(
+            finding, needed, 'runs' if made else 'the environment and runs'),
             'make room, or move the repository to a larger card or an SSD')
-    return Row('disk', OK, told)
+    return Row('disk', OK, finding)
 
 
 def card_of(folder):
-    """Says where the disk of a folder is a card, which writing wears; '' where it is none."""
+    """Returns a note if the folder is on a card, which writing wears; else ''."""
     device = os.stat(folder).st_dev
     path = os.path.realpath('/sys/dev/block/{}:{}'.format(os.major(device), os.minor(device)))
     name = re.search(r'mmcblk\d+', path)
@@ -252,7 +248,7 @@ def card_of(folder):
 
 
 def data(folder=None, free=None):
-    """The three photo sets of the figures: prepared, or room for them."""
+    """Returns the Row of the figures' three photo sets: prepared, or whether there is room."""
     folder = os.path.expanduser(folder or os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets'))
     there = [name for name in PHOTO_SETS if os.path.isdir(os.path.join(folder, name))]
     if len(there) == len(PHOTO_SETS):
@@ -261,61 +257,62 @@ def data(folder=None, free=None):
     while not os.path.exists(disk_of):
         disk_of = os.path.dirname(disk_of)
     free = shutil.disk_usage(disk_of).free / GB if free is None else free
-    told = '{} in {}, {:.1f} GB free'.format(', '.join(there) or 'no photo sets yet', folder, free)
+    finding = '{} in {}, {:.1f} GB free'.format(
+        ', '.join(there) or 'no photo sets yet', folder, free)
     if free < DATA_GB:
-        return Row('data', TROUBLE, '{}; all three of figure 15 take {} GB'.format(told, DATA_GB),
-                   'name a folder on a larger disk: export TFDS_DATA_DIR=DIR; digits need none')
-    return Row('data', NOT_TOLD, told)
+        return Row('data', PROBLEM, '{}; figure 15 needs {} GB for all three'.format(
+            finding, DATA_GB),
+            'name a folder on a larger disk: export TFDS_DATA_DIR=DIR; digits need none')
+    return Row('data', ABSENT, finding)
 
 
 # ---------------------------------------------------------------- speed and power
 
 def throttling(root):
-    """[Rows] of heat and supply, now and since the device was started."""
+    """Returns the Rows of heat and power supply, now and since the device started."""
     device, firmware = thermal.find_device(root), thermal.firmware_of(root)
     if device is None:
-        return [Row('heat', NOT_TOLD, thermal.NOTHING)]
+        return [Row('heat', ABSENT, thermal.NOTHING)]
     reading, bits = device.read(), (firmware.read()[0] if firmware else None) or 0
     degrees = '' if reading.temperature_c is None else '{:.0f} °C'.format(reading.temperature_c)
     rows, ever = [], bits | bits >> SINCE_BOOT
     if ever & UNDERVOLTAGE:
-        rows.append(Row('supply', TROUBLE, 'the voltage is too low{}'.format(
+        rows.append(Row('supply', PROBLEM, 'the voltage is too low{}'.format(
             '' if bits & UNDERVOLTAGE else ', or was since the start'),
-            'it slows the processor down: use the maker\'s power supply and a short cable'))
-    hot = ever & 0xe
-    if reading.throttled or hot:
+            "this slows the processor down: use the maker's power supply and a short cable"))
+    if reading.throttled or ever & HOT:
         when = 'slowed down now' if reading.throttled else 'was slowed down since the start'
-        return rows + [Row('heat', TROUBLE, ', '.join(filter(None, [degrees, when])),
-                           'cool it (heat sink and fan), wait, and start it anew: {}'.format(
+        return rows + [Row('heat', PROBLEM, ', '.join(filter(None, [degrees, when])),
+                           'cool it (heat sink and fan), wait, and restart it: {}'.format(
                                guide(root)))]
-    told = [degrees or 'no temperature told',
-            'throttling not told' if reading.throttled is None else 'not throttled']
-    return rows + [Row('heat', OK, ', '.join(told))]
+    finding = [degrees or 'temperature unknown',
+               'throttling unknown' if reading.throttled is None else 'not throttled']
+    return rows + [Row('heat', OK, ', '.join(finding))]
 
 
 def governor(root):
-    names = sorted({text_or(path) for path in paths(
+    names = sorted({text_or_nothing(path) for path in paths(
         root, 'sys/devices/system/cpu/cpu*/cpufreq/scaling_governor')} - {''})
     slow = [name for name in names if name in SLOW_GOVERNORS]
     if slow:
-        return Row('governor', TROUBLE, '{}: keeps the clock low'.format(', '.join(slow)),
+        return Row('governor', PROBLEM, '{}: keeps the clock low'.format(', '.join(slow)),
                    'echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/'
                    'scaling_governor')
-    return Row('governor', OK if names else NOT_TOLD, ', '.join(names) or 'not told')
+    return Row('governor', OK if names else ABSENT, ', '.join(names) or 'unknown')
 
 
 def power_mode(root):
-    """A Jetson's, by nvpmodel; None elsewhere."""
+    """Returns the Row of a Jetson's nvpmodel; None elsewhere."""
     program = os.path.join(root, 'usr/sbin/nvpmodel')
     if not os.path.exists(program):
         return None
     status, out, reason = output_of([program, '-q'], timeout=10)
     mode = re.search(r'NV Power Mode: *(\S+)\s+(\d+)', out)
     if status != 0 or not mode:
-        return Row('power mode', NOT_TOLD, 'nvpmodel -q does not tell ({}); ask it with '
+        return Row('power mode', ABSENT, 'unknown: nvpmodel -q says "{}"; try it with '
                    'sudo'.format(last_line(reason or out)))
     if mode.group(2) != '0':
-        return Row('power mode', TROUBLE, '{} ({}): not all cores, or not at full clock'.format(
+        return Row('power mode', PROBLEM, '{} ({}): not all cores, or not at full clock'.format(
             mode.group(1), mode.group(2)), 'sudo nvpmodel -m 0; sudo jetson_clocks')
     return Row('power mode', OK, '{} (0)'.format(mode.group(1)))
 
@@ -324,17 +321,17 @@ def power_sensor(root):
     try:
         from elastic.device import energy
     except ImportError:
-        return Row('power', NOT_TOLD, 'told once there is an environment')
+        return Row('power', ABSENT, 'unknown until there is an environment')
     sensors, notes = energy.find_sensors(root)
     if not sensors:
-        return Row('power', NOT_TOLD, '; '.join(notes) or energy.NO_SENSOR)
+        return Row('power', ABSENT, '; '.join(notes) or energy.NO_SENSOR)
     return Row('power', OK, ', '.join(sensor.name for sensor in sensors))
 
 
-# ---------------------------------------------------------------- hours, and all of it
+# ---------------------------------------------------------------- the report
 
 def hours():
-    """A Row for each figure: the hours that it takes here, from steps timed now."""
+    """Yields a Row with the hours of each figure here, from steps that are timed now."""
     scripts = glob.glob(os.path.join(ROOT, 'scripts', 'run_figure*.sh'))
     for script in sorted(path for path in scripts if not path.endswith('_ego.sh')):
         name = os.path.basename(script)
@@ -346,12 +343,12 @@ def hours():
         if status == 0 and total:
             yield Row('figure ' + thing, OK, total.group(1))
         else:
-            yield Row('figure ' + thing, TROUBLE, last_line(reason),
-                      'scripts/{} --dry_run tells more'.format(name))
+            yield Row('figure ' + thing, PROBLEM, last_line(reason),
+                      'scripts/{} --dry_run shows more'.format(name))
 
 
 def check(root, gpu_required=False):
-    """The Rows of a device."""
+    """Returns the Rows of a device."""
     made = environments()
     rows = [board(root), processor(), python()] + made + [gpu(root, made, gpu_required)]
     rows += memory(root) + [disk(), data()] + throttling(root)
@@ -359,11 +356,11 @@ def check(root, gpu_required=False):
 
 
 def report(rows):
-    """Aligned lines; a remedy stands below what it is for."""
+    """Returns aligned lines, each remedy below its problem."""
     width = max(len(row.thing) for row in rows)
     lines = []
     for row in rows:
-        lines.append('{:{}}  {}  {}'.format(row.thing, width, row.mark, row.told))
+        lines.append('{:{}}  {}  {}'.format(row.thing, width, row.mark, row.finding))
         if row.remedy:
             lines.append('{:{}}      -> {}'.format('', width, row.remedy))
     return '\n'.join(lines)
@@ -374,14 +371,13 @@ def parse_arguments(argv=None):
         prog='check_device.sh', description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--gpu', action='store_true',
-                        help='a GPU that TensorFlow can use is asked for: without one, status 1')
+                        help='require a GPU that TensorFlow can use: status 1 without one')
     parser.add_argument('--hours', action='store_true',
-                        help='also the hours that each figure takes here; times their networks '
-                             'first: minutes on a PC, more on a board')
+                        help='also estimate the hours of each figure here; this times their '
+                             'networks first: minutes on a PC, longer on a board')
     args = parser.parse_args(argv)
     if args.hours and importlib.util.find_spec('tensorflow') is None:
-        raise UserError('--hours times steps, for which there is no environment yet: {}'.format(
-            INSTALL))
+        raise UserError('--hours times steps, which needs an environment: {}'.format(INSTALL))
     return args
 
 
@@ -393,7 +389,7 @@ def main(argv=None):
     print(report(rows))
     if not args.hours:
         print('\nthe hours of each figure here: scripts/check_device.sh --hours')
-    return int(any(row.mark == TROUBLE for row in rows))
+    return int(any(row.mark == PROBLEM for row in rows))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,6 @@
-"""The grid behind the paper's figures: which runs each one needs, and with which flags of main.py.
+"""Lists the runs of each figure, and their flags of main.py.
 
-scripts/reproduce.py runs it, scripts/report.py shows it, costs.py says how long it takes; nothing
-here touches a file.
+scripts/reproduce.py trains them and scripts/report.py shows them. Nothing here touches a file.
 """
 
 import os
@@ -10,17 +9,17 @@ from typing import NamedTuple, Optional, Tuple
 from elastic.settings import BASELINES, ELASTIC, LOGS_DIR, PAPER_SETS, PRUNE
 
 CUB, PET, DOGS = PAPER_SETS
-REHEARSED_SIZES = (10, 10776, 2250)  # of each of REHEARSED_DATA
+REHEARSED_SIZES = (10, 10776, 2250)  # classes, training and test images of all REHEARSED_DATA
 RHO, INTERVAL = 0.5, 4
 REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
 REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.001,
              'num_epochs': 5, 'steps_per_epoch': 20, 'validation_steps': 25}
-# Images that come back, of a network that can be cut.
+# A prefix cache needs images that come back, and frozen layers.
 REHEARSED_HELD = {'train_images': 160, 'bn_statistics': 'frozen'}
 
 
 class Cell(NamedTuple):
-    """One run of a figure's grid, up to the seed; None: the flag is left at its default."""
+    """One run of a figure, without its seed. None leaves a flag at its default."""
     model_name: str
     dataset_name: str
     train_type: str
@@ -28,14 +27,15 @@ class Cell(NamedTuple):
     interval: Optional[int] = None
     probe_batches: Optional[int] = None
     views: Optional[str] = None
-    prefix_cache: str = 'off'  # the paper has none
+    prefix_cache: str = 'off'  # as in the paper
 
 
 class Figure(NamedTuple):
-    """title, board: what it shows in the paper, and where. hours: the paper's own, by board. Both
-    empty: not in the paper.
+    """What a figure shows, and the runs it needs.
 
-    draw: name of the function of paper_plots.py. by_data: drawn of the data sets that are complete.
+    board, hours: the paper's devices, and its hours on them; '' for a figure that it does not have.
+    draw: name of a function in paper_plots.py.
+    by_data: whether the figure may be drawn without data sets whose runs are incomplete.
     """
     title: str
     board: str
@@ -54,12 +54,12 @@ def elastic(model, data, rho=RHO, interval=INTERVAL, probe_batches=1):
 
 
 def schemes(model, data, rho=RHO):
-    """The four schemes that the paper compares nearly everywhere."""
+    """Returns the four schemes that the paper compares nearly everywhere."""
     return [Cell(model, data, name) for name in BASELINES] + [elastic(model, data, rho)]
 
 
 def _figures():
-    """name -> Figure; `_ego`: elastic training alone."""
+    """Returns name -> Figure; names that end in `_ego` are elastic training alone."""
     over_data = {data: schemes('resnet50', data) for data in (CUB, PET, DOGS)}
     curves15 = sum(over_data.values(), [])
     rhos = [elastic('resnet50', CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]
@@ -98,7 +98,7 @@ def _figures():
     fresh = [elastic('resnet50', CUB, rho) for rho in (0.5, 0.25)]
     held = [cell._replace(views='held') for cell in fresh]
     cached = [cell._replace(prefix_cache='on') for cell in held]
-    figures['cache'] = Figure('What the prefix cache is worth at rho 0.5 and 0.25, ResNet50 on '
+    figures['cache'] = Figure('What the prefix cache gains at rho 0.5 and 0.25, ResNet50 on '
                               'CUB-200', '', '', tuple(fresh + held + cached), 'curve_grid')
     return figures
 
@@ -107,14 +107,14 @@ FIGURES = _figures()
 
 
 class Run(NamedTuple):
-    """name: the folder. flags: of main.py, all that differ from its defaults."""
+    """name: of the run's folder. flags: those of main.py that differ from its defaults."""
     name: str
     cell: Cell
     flags: Tuple
 
 
 def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
-    """The Runs of one figure, cell by cell, seed by seed."""
+    """Returns the Runs of one figure, cell by cell and seed by seed."""
     figure = FIGURES[name]
     runs = []
     for cell in figure.cells:
@@ -151,10 +151,10 @@ def logs_dir(rehearse):
 
 
 def file_name(name):
-    """figure15ad, figure_cache: how the files of a figure are called."""
+    """Returns the name of a figure's files, such as figure15ad or figure_cache."""
     return 'figure' + ('' if name[0].isdigit() else '_') + name
 
 
 def output_of(name, rehearse):
-    """Path of the picture, without its ending."""
+    """Returns the path of the picture, without its ending."""
     return os.path.join('figures', 'rehearsal' if rehearse else '', file_name(name))

@@ -1,8 +1,8 @@
-"""figures/report.html: every figure of the paper on one page, with what ran and what is missing.
+"""Writes figures/report.html: all figures on one page, with what ran and what is missing.
 
     python scripts/report.py [--rehearsal]
 
-Pictures are inside the page, which needs no network and can be read on a phone.
+The page contains its pictures, needs no network, and can be read on a phone.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_
 
 ROOT = _root.ROOT
 
-CSV_ROWS = 60  # shown of the numbers behind a figure; the file has all
+CSV_ROWS = 60  # of a figure's numbers on the page, which stays readable; the file has all
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem;
        color: #222; }
@@ -35,7 +35,7 @@ summary { cursor: pointer; font-size: .9rem; }
 
 
 def write(rehearsal=False):
-    """Writes report.html beside the figures from what is there; its path."""
+    """Writes report.html beside the figures from the finished runs; returns its path."""
     path = os.path.join(os.path.dirname(output_of('15', rehearsal)), 'report.html')
     page = '\n'.join(_head(rehearsal) + [_section(name, rehearsal) for name in FIGURES]
                      + ['</body></html>\n'])
@@ -50,8 +50,8 @@ def _head(rehearsal):
     title = 'ElasticTrainer: the figures of the paper' + (', rehearsed' if rehearsal else '')
     lead = '{} of {} figures are drawn.'.format(drawn, len(FIGURES))
     if rehearsal:
-        lead += (' A rehearsal runs the same grid small and short, on built-in digits from random '
-                 'weights: it shows that the chain works, not what the schemes are worth.')
+        lead += (' A rehearsal trains the same runs small and short, on built-in digits from '
+                 'random weights. It shows that everything works, not how good the schemes are.')
     return ['<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<title>{}</title><style>{}</style></head><body>'.format(title, STYLE),
@@ -63,8 +63,8 @@ def _picture(name, rehearsal):
 
 
 def _section(name, rehearsal):
-    figure, parts = FIGURES[name], []
-    parts.append('<h2 id="figure{0}">Figure {0}: {1}</h2>'.format(name, html.escape(figure.title)))
+    figure = FIGURES[name]
+    parts = ['<h2 id="figure{0}">Figure {0}: {1}</h2>'.format(name, html.escape(figure.title))]
     paper = figure.of_the_paper + (figure.hours and '; ' + figure.hours)
     parts.append('<p class="small">{}. Here: <code>scripts/run_{}.sh{}</code></p>'.format(
         html.escape(paper[0].upper() + paper[1:]), file_name(name),
@@ -92,7 +92,7 @@ def _section(name, rehearsal):
 
 
 def _drawn(picture):
-    """Of which runs the picture was drawn, as reproduce.draw noted it; {} for none."""
+    """Returns what reproduce.draw recorded of the picture's runs; {} if there is none."""
     try:
         return read_json(picture[:-4] + '.runs.json')
     except UserError:
@@ -100,8 +100,9 @@ def _drawn(picture):
 
 
 def _summaries(name, rehearsal, drawn):
-    """(summaries of the finished runs, (name, why) of the others): what the picture was drawn of,
-    and the figure's whole grid, of as many seeds as were begun.
+    """Returns (summaries of the finished runs, (name, reason) of the missing ones).
+
+    Covers the runs of the picture and all runs of the figure, with as many seeds as were started.
     """
     logs, seeds = os.path.join(ROOT, logs_dir(rehearsal)), 1
     while any(os.path.isdir(os.path.join(logs, run_name(cell, seeds)))
@@ -113,7 +114,8 @@ def _summaries(name, rehearsal, drawn):
         try:
             found.append(read_run(os.path.join(logs, run)).summary)
         except UserError as error:
-            missing.append((run, error if os.path.isdir(os.path.join(logs, run)) else 'not begun'))
+            started = os.path.isdir(os.path.join(logs, run))
+            missing.append((run, error if started else 'not started'))
     return found, missing
 
 
@@ -164,7 +166,7 @@ def _details(summary, body):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    command_line.add_flag(parser, '--rehearsal', 'that of figures/rehearsal/')
+    command_line.add_flag(parser, '--rehearsal', 'write the page of figures/rehearsal/')
     print(write(parser.parse_args(argv).rehearsal))
     return 0
 

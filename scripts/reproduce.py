@@ -1,11 +1,11 @@
-"""Every figure of the paper: the runs behind it, run where they are missing, and the picture.
+"""Makes a figure of the paper: trains the runs that are missing, then draws the picture.
 
     python scripts/reproduce.py FIGURE [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN]
         [--seeds N]
 
-scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated; an
-interrupted one goes on; figures share the runs that they have in common. A failed run is told
-at the end, and the others still run.
+scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated, an
+interrupted one resumes, and figures share the runs that they have in common. A failed run is
+reported at the end, and the others still run.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = _root.ROOT
 
 
 def arguments_of(run):
-    """What main.py reads from the run's flags."""
+    """Returns what main.py reads from the run's flags."""
     import main
     return main.parse_arguments(list(run.flags))
 
@@ -41,7 +41,7 @@ def way_of(run):
 
 
 def is_done(run):
-    """True for a finished run of these very settings; UserError for one of other settings."""
+    """Returns whether the run is finished; raises UserError if it has other settings."""
     import main
     from elastic.runs.folder import is_finished
     args = main.check_arguments(arguments_of(run))
@@ -49,19 +49,22 @@ def is_done(run):
 
 
 def finished_names(runs):
-    """Names of the finished runs; one of which that cannot be told is not among them."""
+    """Returns the names of the finished runs, leaving out those with other settings."""
     names = set()
     for run in runs:
         try:
             if is_done(run):
                 names.add(run.name)
         except UserError:
-            pass  # run_all has told it
+            pass  # run_all reported it
     return names
 
 
 def chosen(runs, pattern):
-    """The runs whose name contains the pattern (with * and ?); UserError where none does."""
+    """Returns the runs whose name contains the pattern (with * and ?).
+
+    Raises UserError if there is none.
+    """
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, '*{}*'.format(pattern))]
     if not found:
         raise UserError("--only '{}' fits no run of this figure{}; --dry_run lists them".format(
@@ -69,28 +72,26 @@ def chosen(runs, pattern):
     return found
 
 
-# ---------------------------------------------------------------- before: what it will take
+# ---------------------------------------------------------------- before: hours
 
 def dry_run(figure, runs):
-    """Prints the grid with hours, from steps timed on this device; runs nothing but the profiler.
-    """
+    """Prints the runs with the hours of each; runs nothing but the profiler."""
     tables, rows, reasons, total = {}, [], {}, 0.0
     for run in runs:
-        done = is_done(run)
-        key = run.cell.model_name, arguments_of(run).bn_statistics
-        if key not in tables and not done:
-            tables[key] = timings_for(run)
-        if not done:
+        hours, state = 0.0, 'finished'
+        if not is_done(run):
+            key = run.cell.model_name, arguments_of(run).bn_statistics
+            if key not in tables:
+                tables[key] = timings_for(run)
             reasons[run.name] = way_of(run).why_not(tables[key])
-        beyond = reasons.get(run.name)
-        hours = 0.0 if done or beyond else estimated_hours(run, tables[key])
+            state = 'out of reach' if reasons[run.name] else ''
+            hours = 0.0 if state else estimated_hours(run, tables[key])
         total += hours
-        rows.append([run.name, 'finished' if done else 'out of reach' if beyond else '',
-                     _hours(hours)])
+        rows.append([run.name, state, _hours(hours)])
     print('\n' + command_line.table(['run', '', 'time here'], rows + [
         ['total', '', _hours(total)]], '<<>'))
-    print('\nby the step times of this device, tests between epochs included, data preparation '
-          'not' + (figure.hours and "; the paper's: " + figure.hours))
+    print('\nby the step times of this device, with the tests between epochs, without preparing '
+          'the data' + (figure.hours and '; in the paper: ' + figure.hours))
     for name, reason in reasons.items():
         if reason:
             print('{}: {}'.format(name, reason))
@@ -101,7 +102,7 @@ def _hours(hours):
 
 
 def table_of(args):
-    """(path of the timing table that a run of these arguments uses, number of its classes)."""
+    """Returns (path of the timing table of a run with these arguments, its number of classes)."""
     import profiler
     classes = PAPER_SETS.get(args.dataset_name, REHEARSED_SIZES)[0]
     return os.path.join(ROOT, profiler.table_path(
@@ -109,9 +110,9 @@ def table_of(args):
 
 
 def timings_for(run):
-    """TensorTimings of the run's network on this device: stored, or measured now.
+    """Returns the TensorTimings of the run's network on this device: stored, or measured now.
 
-    Told on with other numbers of classes too: the head hardly matters.
+    They also serve for data sets with other numbers of classes: the head hardly matters.
     """
     import main
     from elastic.timing.table import TensorTimings
@@ -125,12 +126,12 @@ def timings_for(run):
         stdout=subprocess.PIPE, universal_newlines=True, cwd=ROOT)
     print('\n'.join(line for line in child.stdout.splitlines() if line.startswith('warning')))
     if child.returncode:
-        raise UserError('profiler.py failed on {}; its words are above'.format(args.model_name))
+        raise UserError('profiler.py failed on {}; its message is above'.format(args.model_name))
     return TensorTimings.load(path)
 
 
 def estimated_hours(run, table):
-    """Hours of one run by the TensorTimings."""
+    """Returns the hours of one run by the TensorTimings."""
     way = way_of(run)
     return way.hours(table, PAPER_SETS.get(way.dataset_name, REHEARSED_SIZES)[1:])
 
@@ -138,7 +139,7 @@ def estimated_hours(run, table):
 # ---------------------------------------------------------------- the runs
 
 def run_all(runs):
-    """Runs what is not finished, one after the other; a line of text for each that failed."""
+    """Trains one unfinished run after the other; returns a line of text for each that failed."""
     from elastic.runs.signals import status_of, was_stopped
     failed, begin = [], time.perf_counter()
     for i, run in enumerate(runs, 1):
@@ -147,22 +148,22 @@ def run_all(runs):
             if is_done(run):
                 print('{}: finished before'.format(title), flush=True)
                 continue
-        except UserError as error:  # since the start: a log or the folder is no longer as it was
+        except UserError as error:  # a log or the folder changed since the start
             failed.append('{}: {}'.format(run.name, error))
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
         status = status_of([sys.executable, 'main.py'] + list(run.flags), ROOT)
-        if was_stopped(status):  # that is meant for all of it
+        if was_stopped(status):  # who stops a run stops the whole grid
             raise KeyboardInterrupt
-        if status and not impossible([run]):  # that is told at the end, and no failure
+        if status and not impossible([run]):  # conclude reports those: no failure
             failed.append('failed with status {}: {}'.format(status, run.name))
     return failed
 
 
 @functools.lru_cache(maxsize=None)
 def this_device():
-    """host.host_description(), asked of a child: TensorFlow is not to stay in memory here."""
+    """Returns host.host_description(), from a child: TensorFlow must not stay in memory here."""
     code = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
             'from elastic.device.host import host_description; print(host_description())')
     return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
@@ -170,19 +171,18 @@ def this_device():
 
 
 def check_device(finished):
-    """UserError where one of these finished runs is of another device: no figure could show both.
-    """
+    """Raises UserError if one of these finished runs was made on another device."""
     from elastic.files import read_json
     for run in finished:
         host = read_json(os.path.join(arguments_of(run).logs_dir, run.name, 'summary.json'))['host']
         if host != this_device():
-            raise UserError("run '{}' was made on {}, this is {}: their times do not belong in one "
-                            'figure; move its folder away, or go on where it was made'.format(
-                                run.name, host, this_device()))
+            raise UserError("run '{}' was made on {}, this is {}: their times cannot be compared "
+                            'in one figure; move its folder away, or continue where it was '
+                            'made'.format(run.name, host, this_device()))
 
 
 def _meter(run):
-    """Adds the energy by --meter_csv to a run that is finished without any."""
+    """Adds the energy by --meter_csv to a finished run that has none."""
     from elastic.runs import metered
     from elastic.runs.folder import read_run
     args = arguments_of(run)
@@ -195,7 +195,7 @@ def _meter(run):
 
 
 def impossible(runs):
-    """name -> why, of the runs whose rho is out of this device's reach by the table it made."""
+    """Returns name -> reason of the runs whose rho this device cannot reach, by their tables."""
     from elastic.timing.table import TensorTimings
     reasons = {}
     for run in runs:
@@ -205,17 +205,19 @@ def impossible(runs):
         try:
             table = TensorTimings.load(path)
         except (ValueError, KeyError, TypeError):
-            continue  # the run itself tells that its table is damaged, and measures anew
+            continue  # the run itself reports that its table is damaged, and measures again
         reason = way_of(run).why_not(table)
         if reason and table.key.get('host') == this_device():
             reasons[run.name] = reason
     return reasons
 
 
-def drawable(figure, runs, finished):
-    """The runs that the figure is drawn of: all, or those of the data sets that are complete.
+# ---------------------------------------------------------------- the figure
 
-    runs: all that are possible here. finished: names of the finished runs. [] where the figure
+def drawable(figure, runs, finished):
+    """Returns the runs that the figure can show: all of them, or those of complete data sets.
+
+    runs: all that are possible here. finished: names of the finished runs. Returns [] if the figure
     cannot be drawn.
     """
     if figure.by_data:
@@ -225,9 +227,9 @@ def drawable(figure, runs, finished):
 
 
 def draw(name, runs, rehearse, left_out=None):
-    """Draws the figure of these finished runs and notes which they were; the paths written.
+    """Draws the figure of these finished runs, records their names, and returns the paths.
 
-    left_out: name -> why, of the runs that are impossible on this device.
+    left_out: name -> reason of the runs that are impossible on this device.
     """
     import paper_plots
     from elastic.files import write_json
@@ -238,8 +240,36 @@ def draw(name, runs, rehearse, left_out=None):
     return paths
 
 
+def conclude(args, everything):
+    """Draws the figure and the page of what is there; returns a line of text for each failure."""
+    import report
+    failed, finished = [], finished_names(everything)
+    for run in everything:
+        if run.name in finished:
+            _meter(run)  # only now does the log cover the last run
+    missing = [run.name for run in everything if run.name not in finished]
+    left_out = impossible([run for run in everything if run.name in missing])
+    shown = drawable(FIGURES[args.figure],
+                     [run for run in everything if run.name not in left_out], finished)
+    print()
+    if missing:
+        print('{} of the {} runs of figure {} are missing: {}'.format(
+            len(missing), len(everything), args.figure, ', '.join(missing)))
+    for name, reason in left_out.items():
+        print('left out of the figure: {}: {}'.format(name, reason))
+    for what, make in (
+            ('figure ' + args.figure, lambda: draw(args.figure, shown, args.rehearse, left_out)
+             if shown else ['figure {} is not drawn'.format(args.figure)]),
+            ('the page', lambda: [report.write(args.rehearse)])):
+        try:
+            print('\n'.join(make()))
+        except (UserError, OSError, csv.Error) as error:
+            failed.append('{} is not drawn: {}'.format(what, error))
+    return failed
+
+
 def write_jobs(runs, path):
-    """One command a line, which works from anywhere."""
+    """Writes one command per line, each of which works from any folder."""
     lines = ''.join('cd {} && {} main.py {}\n'.format(
         shlex.quote(ROOT), shlex.quote(sys.executable), ' '.join(map(shlex.quote, run.flags)))
                     for run in runs)
@@ -252,8 +282,10 @@ def write_jobs(runs, path):
         len(runs), path))
 
 
+# ---------------------------------------------------------------- the command
+
 def parse_arguments(argv=None):
-    script = os.environ.get('FIGURE_SCRIPT')  # that called us; then the figure is given
+    script = os.environ.get('FIGURE_SCRIPT')  # the script that calls this, and gives the figure
     parser = argparse.ArgumentParser(
         prog=script, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage='{} [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN] [--seeds N] '
@@ -263,13 +295,13 @@ def parse_arguments(argv=None):
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--dry_run', action='store_true',
                          help='print the runs, and hours by the step times of this device')
-    parser.add_argument('--rehearse', action='store_true', help='the same grid in minutes, on '
-                        'built-in digits and small; writes figures/rehearsal/')
+    parser.add_argument('--rehearse', action='store_true', help='the same runs in minutes, small '
+                        'and on built-in digits; writes figures/rehearsal/')
     parser.add_argument('--only', metavar='PATTERN', help='only runs whose name contains this')
     parser.add_argument('--seeds', type=number(int, low=1), default=1, metavar='N',
-                        help='of each run; the figure shows mean and spread (default: 1)')
-    instead.add_argument('--jobs', metavar='FILE', help='run nothing, write the commands of the '
-                         'unfinished runs one a line (- for the terminal)')
+                        help='seeds of each run; the figure shows mean and spread (default: 1)')
+    instead.add_argument('--jobs', metavar='FILE', help='run nothing; write the commands of the '
+                         'unfinished runs, one per line (- for the terminal)')
     parser.add_argument('--meter_csv', metavar='FILE', help='log of an external power meter: '
                         'columns timestamp (seconds since 1970) and watts')
     parser.add_argument('--check', action='store_true', help='check these arguments and stop')
@@ -283,7 +315,7 @@ def parse_arguments(argv=None):
     if args.jobs and args.jobs != '-':
         args.jobs = os.path.abspath(args.jobs)
         if not os.access(os.path.dirname(args.jobs), os.W_OK) or os.path.isdir(args.jobs):
-            raise UserError('--jobs {}: cannot be written; give a file in a folder that is there'
+            raise UserError('--jobs {}: cannot be written; give a file in a folder that exists'
                             .format(args.jobs))
     everything = runs_of(args.figure, args.seeds, args.rehearse, args.meter_csv)
     return args, everything, chosen(everything, args.only) if args.only else everything
@@ -299,7 +331,7 @@ def main(argv=None):
           file=sys.stderr if args.jobs else sys.stdout)
     lacking = [name for name in ('numpy', 'tensorflow', 'matplotlib')
                if importlib.util.find_spec(name) is None]
-    if lacking and not args.jobs:  # matplotlib would be asked for after hours else
+    if lacking and not args.jobs:  # a missing matplotlib would otherwise be noticed after hours
         raise UserError('{} lacks {}: install what requirements.txt names first'.format(
             sys.executable, ' and '.join(lacking)))
     finished = {run.name for run in everything if is_done(run)}  # UserError before anything heavy
@@ -318,34 +350,6 @@ def main(argv=None):
     failed = run_all(runs) + conclude(args, everything)
     print('\n'.join(failed), file=sys.stderr, end='\n' if failed else '')
     return 1 if failed else 0
-
-
-def conclude(args, everything):
-    """The figure and the page of what is there; a line of text for each that cannot be made."""
-    import report
-    figure, failed = FIGURES[args.figure], []
-    finished = finished_names(everything)
-    for run in everything:
-        if run.name in finished:
-            _meter(run)  # now that the log covers even the last one
-    missing = [run.name for run in everything if run.name not in finished]
-    left_out = impossible([run for run in everything if run.name in missing])
-    shown = drawable(figure, [run for run in everything if run.name not in left_out], finished)
-    print()
-    if missing:
-        print('{} of the {} runs of figure {} are not there: {}'.format(
-            len(missing), len(everything), args.figure, ', '.join(missing)))
-    for name, reason in left_out.items():
-        print('left out of the figure: {}: {}'.format(name, reason))
-    for what, make in (
-            ('figure ' + args.figure, lambda: draw(args.figure, shown, args.rehearse, left_out)
-             if shown else ['figure {} is not drawn'.format(args.figure)]),
-            ('the page', lambda: [report.write(args.rehearse)])):
-        try:
-            print('\n'.join(make()))
-        except (UserError, OSError, csv.Error) as error:
-            failed.append('{} is not drawn: {}'.format(what, error))
-    return failed
 
 
 if __name__ == '__main__':

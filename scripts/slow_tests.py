@@ -1,9 +1,9 @@
-"""Lists the slow tests in tests/slow_tests.txt: seconds and name of each.
+"""Writes tests/slow_tests.txt, the seconds and the name of each slow test.
 
     scripts/run_tests.sh --durations=0 | python scripts/slow_tests.py
 
-A test counts with all its parameters. Where what is made for a test takes long, it is made for
-others of its file too, and the file is listed. run_tests.sh --quick leaves out what is.
+All parameters of a test count together. If its fixtures are slow, other tests of the file share
+them, so the whole file is listed. `run_tests.sh --quick` leaves the listed tests out.
 """
 
 import collections
@@ -17,7 +17,7 @@ SLOW, SLOW_SETUP = 0.25, 1.5  # s
 
 
 def slow_tests(lines):
-    """[(seconds, test or file)], the slowest first; lines: of pytest's output."""
+    """Returns [(seconds, test or file)], the slowest first, from the lines of pytest's output."""
     seconds, files = collections.defaultdict(float), set()
     for line in lines:
         found = re.match(r'([\d.]+)s (call|setup|teardown) +((\S+?)::\S+?)(?:\[.*)?$',
@@ -37,7 +37,7 @@ def main():
     sys.stdout.writelines(lines)
     found = slow_tests(lines)
     if not found or not any(re.search(r'\d+ passed', line) for line in lines):
-        print('the tests were not run to their end: the list stays as it was', file=sys.stderr)
+        print('the tests did not finish: tests/slow_tests.txt is unchanged', file=sys.stderr)
         return 1
     with open(os.path.join(_root.ROOT, 'tests', 'slow_tests.txt'), 'w') as out:
         out.writelines('{:7.1f}  {}\n'.format(seconds, test) for seconds, test in found)

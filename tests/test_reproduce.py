@@ -137,7 +137,7 @@ def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny
     assert reproduce.main(['15ad', '--rehearse']) == 1
     out, err = capfd.readouterr()
     assert '.jpg' in err and 'failed with status 2: ' + impossible in err
-    assert '1 of the 2 runs of figure 15ad are not there: ' + impossible in out
+    assert '1 of the 2 runs of figure 15ad are missing: ' + impossible in out
     assert 'figure 15ad is not drawn' in out
     summary = here / 'logs/rehearsal' / head / 'summary.json'
     before = summary.read_bytes()

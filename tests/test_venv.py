@@ -133,8 +133,7 @@ def test_unfinished_environment_is_made_again_but_nobody_elses_is_removed(equipp
 @pytest.mark.skipif(sys.version_info[:2] == (3, 9), reason='no stack is made with Python 3.9')
 def test_a_figure_script_checks_its_arguments_before_anything_is_installed(equipped):
     repository, environment = equipped
-    for module in ('command_line.py', 'figure_grid.py', 'settings.py'):
-        shutil.copy(os.path.join(ROOT, module), str(repository))
+    shutil.copytree(os.path.join(ROOT, 'elastic'), str(repository / 'elastic'))
     script = str(repository / 'scripts' / 'run_figure17ac_ego.sh')
     for folder in (repository, repository / 'scripts'):  # called from anywhere
         status, _, errors = run(script, '--only', 'vgg16', cwd=str(folder), env=environment)
