@@ -1,0 +1,68 @@
+"""Timing tables at set rates: they need no measurement, and are equal on every machine."""
+
+import numpy as np
+import tensorflow as tf
+
+import profiler
+from elastic.compat.keras_stack import variable_name
+from elastic.steps.function_graph import work_of
+from elastic.steps.prefix_cut import ROUNDING
+from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
+from elastic.timing.attribution import attribute
+from elastic.timing.table import chain_timings
+from elastic.timing.totals import Totals, build_table
+
+RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, of every type of op
+# ms a batch to read and to write TRIED_ROWS of the prefix cache (copy_costs.RowCosts).
+COPY_MS = {place: [(0.001, 0.001), (0.05, 0.05)] for place in ('memory', 'disk')}
+
+
+def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
+    """Returns the TensorTimings of a StepMaker: shares by RATES, set totals in ms per step.
+
+    key: what the table is valid for. Takes a tenth of a second; no step of the network is timed.
+    """
+    nodes, work = maker.graph.nodes, work_of(maker.concrete.graph)
+    run = reachable([name for name, node in nodes.items() if node.op == '_Retval']
+                    + list(maker.effects(set()).values()), lambda name: nodes[name].data)
+    run -= constants(nodes, topological(nodes))
+    work = {name: amount for name, amount in work.items() if name in run}
+    times = {name: estimated_ms(nodes[name].op, amount, RATES) for name, amount in work.items()}
+    times = attribute(maker.graph._replace(work=work), times, len(maker.variables))
+    depth = chain_timings(times.group_tensors, times.group_ms)[2]
+    deepest = int(np.argmax(depth))
+    total = times.group_ms.sum()
+    t_chain = t_bp * times.group_ms[times.group_tensors[:, deepest]].sum() / total
+    totals = Totals(t_fp, t_bp, t_update, 0.0, t_chain, deepest, t_fp + t_bp,
+                    suffixes=[(0.0, 0.0)])
+    prefixes = PrefixSteps(maker)
+    cuts = profiler.prefix_cuts(prefixes, times) if (
+        prefixes.rows_apart(*_batch_of(maker)) <= ROUNDING) else [None] * len(depth)
+    table = build_table([variable_name(v) for v in maker.model.trainable_variables],
+                        [tuple(int(n) for n in v.shape) for v in maker.variables], times, totals,
+                        {} if key is None else key, profiler.prefix_costs(cuts, times))
+    return table._replace(profile=table.profile._replace(row_ms=dict(COPY_MS)))
+
+
+def _batch_of(maker):
+    """Returns (inputs, labels) of random numbers, as the step takes them."""
+    (inputs, labels), _ = maker.concrete.structured_input_signature
+    rng = np.random.RandomState(0)
+    return tf.nest.map_structure(
+        lambda spec: tf.cast(tf.constant(rng.uniform(0, 255 if spec.dtype.is_floating else 2,
+                                                     spec.shape.as_list())), spec.dtype),
+        (inputs, labels))
+
+
+def fixed_profile(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
+                  batch=None, **settings):
+    """Returns the fixed_table of such a step.
+
+    It takes the place of profiler.profile_model, where main.main or profiler.main runs in this
+    process: monkeypatch.setattr(profiler, 'profile_model', fixed_profile).
+    """
+    settings = profiler.ProfileSettings(optimizer, **settings)
+    if batch is None:
+        batch = (tf.zeros((batch_size,) + tuple(input_shape)), tf.zeros((batch_size,), tf.int32))
+    return fixed_table(profiler.step_maker(model, settings, *batch), key=settings.key)
