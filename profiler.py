@@ -161,8 +161,8 @@ def prefix_costs(cuts, times):
     """(traced ms, bytes), (N,) each: what a step need not compute, and reads for each image
     instead, by the cuts of prefix_cuts; see TensorTimings.
     """
-    skipped = [sum(times.forward.get(name, 0.0) for name in cut.skipped) if cut else 0.0
-               for cut in cuts]
+    skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
+               for cut in cuts]  # sorted: equal bits in every process
     return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
