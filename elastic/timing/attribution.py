@@ -64,7 +64,7 @@ def attribute(graph, times, num_tensors, kernels=None):
     return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
                    update_fixed, np.array(list(estimated.values())),
                    1 - missed / total if total else 0.0, left_out,
-                   {name: spent(name) for name in graph.forward}, rates, kernels)
+                   {name: spent(name) for name in sorted(graph.forward)}, rates, kernels)
 
 
 def _by_node(nodes, times):
