@@ -23,7 +23,6 @@ from elastic.selection.cache_costs import Budget, CachePrices
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.importance import Evaluator, Trial, evaluate_importance
 from elastic.steps.epoch import (
-    CONVERT,
     READ,
     Diverged,
     EpochProgress,
@@ -297,9 +296,9 @@ class ElasticScheme(Scheme):
             self._budget.spend(self._current, last)
         if self._loop is None:
             return
-        if last.kind not in (READ, CONVERT):
+        if last.kind != READ:
             self._loop.waited(last.wait_ms)
-        elif self._cache is not None and last.kind == READ:
+        elif self._cache is not None:
             self._cache.waited(last.wait_ms)
 
     def _drifted(self, epoch, last):

@@ -14,20 +14,19 @@ from tqdm import tqdm
 
 STORED = 16  # batches of distinct images
 STEPS = 4    # of a sample, of all but the reading ones, of which there are STORED
-CACHED = ('fill', 'read', 'convert')
+CACHED = ('fill', 'read')
 
 
 class Sampler:
     """Samples of steps of each kind, each the median of an epoch's few, ms.
 
     full, other: MaskedStep of all tensors, and of those chosen without a cache, or None.
-    converted: Converted, or None.
     cached: prefix_cache.PrefixCache that `begin` was called for, of a data set with held views.
     filling: another one, of the same step, whose images come in a new view in each epoch.
     step: MaskedStep that both cut. from_disk: whether rows come from the disk itself.
     """
 
-    def __init__(self, full, other, step, cached, filling, converted, from_disk):
+    def __init__(self, full, other, step, cached, filling, from_disk):
         self._data, self._step, self._from_disk = cached.dataset, step, from_disk
         self._cached, self._filling = cached, filling
         self.waits = {}
@@ -39,8 +38,7 @@ class Sampler:
         else:
             self._ran('fill', cached.calls(step, next(epochs)), STORED)
             self.samples.update(fill=lambda: self._fill(next(epochs)),
-                                read=lambda: self._read(next(epochs)),
-                                convert=converted and (lambda: converted.sample(self._ran)))
+                                read=lambda: self._read(next(epochs)))
         self.samples = {kind: sample for kind, sample in self.samples.items() if sample}
 
     def _ran(self, kind, calls, steps):
@@ -62,48 +60,6 @@ class Sampler:
         if self._from_disk:
             self._cached.store.to_disk()
         return self._ran('read', self._cached.calls(self._step, epoch), STORED)
-
-
-class Converted:
-    """Steps that fill the cache of a choice from the rows of a deeper one before it.
-
-    cached: prefix_cache.PrefixCache of its own, of STEPS batches that come again in each epoch.
-    before, now: (MaskedStep, TensorTimings) of the deeper choice; of the later one, see `after`.
-    """
-
-    def __init__(self, cached, before, now):
-        self._cached, self._before, self._now = cached, before, now
-
-    @classmethod
-    def after(cls, cached, maker, timings, prices, mask, step, interval):
-        """(Converted or None, TensorTimings) of `mask`, chosen again after one interval in which
-        also that tensor was trained which halves what is read back; the price is the cheapest: that
-        of the old rows themselves, of rows converted or filled.
-        """
-        from elastic.selection.cache_costs import CachePrices
-        k = prices.table.deepest(mask)
-        half = np.abs(timings.t_prefix - timings.t_prefix[k] / 2)
-        wider = mask | (np.arange(len(mask)) == int(np.argmin(half)))
-        before = maker.step(wider), prices.at_own_cut(wider)
-        if not before[1].is_cached(wider):
-            return None, None
-        cls._run(cached, *before)
-        now = CachePrices(cached, timings, 2, 2 + interval).at_own_cut(mask)
-        converts = now.cache.converted and now.is_cached(mask)
-        return cls(cached, before, (step, now)) if converts else None, now
-
-    @staticmethod
-    def _run(cached, step, timings):
-        from elastic.steps.epoch import run_epoch
-        cached.begin(step, timings)
-        run_epoch(cached.calls(step, 1), STEPS, 'before')
-
-    def sample(self, ran):
-        """Median ms of a few steps, of which the first, a new function's, does not count."""
-        self._cached.end()
-        self._run(self._cached, *self._before)
-        self._cached.begin(*self._now)
-        return ran('convert', self._cached.calls(self._now[0], 2), STEPS)
 
 
 def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size, cache_dir):
@@ -131,7 +87,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
         least.setdefault(place, float(prices.smallest_rho()))
         if rho >= prices.smallest_rho():
             rows.append(row_of(maker, loop, prices, importance, rho, caches, full, rounds,
-                               place == 'disk', interval))
+                               place == 'disk'))
             rows[-1].update(rho=rho, place=place, drift=float(drift))
         for cache in caches:
             cache.end()
@@ -141,20 +97,19 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
 
 
 def caches_of(data, maker, place, cache_dir):
-    """(PrefixCache to read, to fill, to convert), in memory or in files in cache_dir."""
+    """(PrefixCache to read, to fill), in memory or in files in cache_dir."""
     from elastic.cache.prefix_cache import PrefixCache
     folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
     os.makedirs(folder, exist_ok=True)
-    fresh, again = copy.copy(data), copy.copy(data)
+    fresh = copy.copy(data)
     fresh.order, fresh.view = (lambda epoch: data.order(epoch)[:STEPS]), (lambda epoch: epoch)
-    again.order = lambda epoch: data.order(1)[:STEPS]
-    caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, fresh, again)]
+    caches = [PrefixCache(images, folder, memory_bytes=memory) for images in (data, fresh)]
     for cache in caches:
         cache.attach(maker)
     return caches
 
 
-def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk, interval):
+def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk):
     """dict of one rho: shares are of the full step."""
     from selection_solver_DP import choose_tensors, smallest_rho
     now, other, mask_without = loop.timings, None, None
@@ -165,11 +120,10 @@ def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk
     if rho >= smallest_rho(now):
         mask_without, _ = choose_tensors(now, importance, rho)
         other = maker.step(mask_without)
-    step, (reading, filling, converting) = maker.step(mask), caches
+    step, (reading, filling) = maker.step(mask), caches
     reading.begin(step, priced)
     filling.begin(step, priced)
-    converted, later = Converted.after(converting, maker, now, prices, mask, step, interval)
-    sampler = Sampler(full, other, step, reading, filling, converted, from_disk)
+    sampler = Sampler(full, other, step, reading, filling, from_disk)
     samples = sampler.samples
     ms, dropped = _bench.interleaved(list(samples.values()), rounds, warm=1,
                                      sample=lambda epoch: epoch())
@@ -188,11 +142,7 @@ def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk
         predicted=dict(
             {'mean': float(priced.step_time(mask) / priced.t_step)}, **({} if cut is None else {
                 'fill': float(priced.filling_time(mask) / priced.t_step),
-                'read': float(priced.reading_time(mask) / priced.t_step)}),
-            **({} if converted is None else {
-                'convert': float(later.converting_time(mask) / later.t_step)})),
-        later=None if later is None else 'converted' if converted else 'kept' if (
-            later.cache.cut == converting.cut) else 'filled',
+                'read': float(priced.reading_time(mask) / priced.t_step)})),
         measured={kind: float(np.median(column)) for kind, column in shares.items()},
         spread=[float(np.percentile(shares['mean'], q)) for q in (10, 90)], waits=sampler.waits,
         t_prefix=float(price.skipped[k]) if cut else 0.0,

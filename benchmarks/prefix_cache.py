@@ -6,9 +6,8 @@
 For each network: timing table, importance on real digits, and for each rho the tensors chosen at
 the price that the prefix cache gives them, with one filling epoch in each interval. Epochs of a few
 steps then run in turn as training runs them: of all tensors; filling an empty cache; reading one
-that holds 16 batches, in memory or in a file of which the system has no copy in memory; filling one
-from the rows of a deeper choice before; and of the tensors that the same rho buys without a cache.
-All times are shares of the full step.
+that holds 16 batches, in memory or in a file of which the system has no copy in memory; and of the
+tensors that the same rho buys without a cache. All times are shares of the full step.
 """
 
 import argparse
@@ -33,7 +32,6 @@ def rows_of(result):
              '%.3f' % row['predicted']['mean'],
              '%.3f [%.3f, %.3f]' % tuple([row['measured']['mean']] + row['spread']),
              '%+.1f' % (100 * error(row)), both(row, 'fill'), both(row, 'read'),
-             both(row, 'convert') or row['later'] or '',
              '%.0f' % row['full_ms'], row['still_fitting'],
              '%.3f' % row['measured']['other'] if 'other' in row['measured'] else 'out of reach',
              '%.2f' % (row['importance_without'] / row['importance'])
@@ -101,9 +99,9 @@ def main(argv=None):
     print('share of the full step, predicted / measured; interval: {} epochs'.format(args.interval))
     print(command_line.table(
         ['model', 'asked', 'place', 'tensors', 'read back (%)', 'kB an image', 'predicted',
-         'measured [10 %, 90 %]', 'error (%)', 'filling', 'reading', 'after deeper',
+         'measured [10 %, 90 %]', 'error (%)', 'filling', 'reading',
          'full step (ms)', 'still fit', 'without cache', 'its importance'],
-        [row for result in results for row in rows_of(result)], '<><>>>>>>>>>>>>>'))
+        [row for result in results for row in rows_of(result)], '<><>>>>>>>>>>>>'))
     print(command_line.table(
         ['model', 'size', 'smallest rho'] + ['in ' + place for place in args.places],
         [[result['model'], result['input_size'], '%.3f' % result['smallest_rho']]

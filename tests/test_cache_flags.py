@@ -127,8 +127,7 @@ def test_an_elastic_run_is_within_rho_at_the_cached_price(logs, capsys):
                            '--closed_loop', '0')) == 0
     out, summary = capsys.readouterr().out, read_run(str(logs / 'elastic')).summary
     assert 'no prefix cache' not in out and summary['prefix_cache'] == 'on'
-    assert sum(summary['cache_' + name] for name in ('hits', 'converted', 'misses')) in (
-        0, 256, 512)
+    assert summary['cache_hits'] + summary['cache_misses'] in (0, 256, 512)
     with pytest.raises(UserError, match='--rho 0.001 is out of reach.*, and the prefix cache has'):
         main.main(flags(logs, *FROZEN, '--rho', '0.001', '--run_name', 'never'))
 

@@ -177,7 +177,7 @@ def assert_cut_is_whole(tmp_path, cuts, *arguments, kind=StopsBehind, **more):
     assert len(set(parts.points())) == len(parts.points()) > EPOCHS
     assert bits(other) == end
     for key in ('final_accuracy', 'final_loss', 'epochs', 'cache_hits', 'cache_misses',
-                'cache_converted', 'channels_removed'):
+                'channels_removed'):
         assert again.get(key) == result.get(key), key
     return again
 

@@ -24,13 +24,12 @@ class RowCosts:
         self._measured = {} if measured is None else measured
         self._wait_ms = 0.0  # see waited
 
-    def copying(self, nbytes, beside=False):
-        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for,
-        or which is filled beside it; inf where it does not fit. nbytes: (N,) of one image without
-        its label, inf for none.
+    def copying(self, nbytes):
+        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for;
+        inf where it does not fit. nbytes: (N,) of one image without its label, inf for none.
         """
         size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
-        memory, disk = self._room(beside)
+        memory, disk = self._room()
         whole = size * self._num_images
         fits = np.isfinite(nbytes) & (whole <= max(memory, disk))
         on_disk = fits & (whole > memory)
@@ -59,23 +58,10 @@ class RowCosts:
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self._num_images > memory)[0]
 
-    def _room(self, beside=False):
-        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed, or
-        beside it.
-        """
-        cache_gb, memory_bytes = self._left_by(self._store if beside else None)
-        memory, disk = stores.room_without(None if beside else self._store, self._folder,
-                                                 cache_gb)
-        return memory if memory_bytes is None else memory_bytes, disk
-
-    def _left_by(self, store):
-        """(cache_gb, memory_bytes), without what the Store takes, or None."""
-        cache_gb, memory_bytes = self._cache_gb, self._memory_bytes
-        if isinstance(store, stores.FileStore) and cache_gb is not None:
-            cache_gb -= store.nbytes / stores.GB
-        if isinstance(store, stores.MemoryStore) and memory_bytes is not None:
-            memory_bytes -= store.nbytes
-        return cache_gb, memory_bytes
+    def _room(self):
+        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed."""
+        memory, disk = stores.room_without(self._store, self._folder, self._cache_gb)
+        return memory if self._memory_bytes is None else self._memory_bytes, disk
 
     def waited(self, wait_ms):
         """From now on a step that reads waits so long for its rows, and for Python, if they are as

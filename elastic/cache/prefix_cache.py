@@ -1,12 +1,9 @@
 """The prefix cache of a run: the steps of an epoch, some of which fill it and others read it.
 
 Takes the data set, the steps' maker and a choice of tensors; gives training steps, and what copying
-rows takes, of which cache_costs.py makes prices. The cut is prefix_steps', the rows are kept by
-prefix_cache. Where rows of the cut before are still as they would be, a new cache is filled from
-them as far as they go, else from the images.
+rows takes, of which cache_costs.py makes prices. Rows are kept while the cut stays where it is; a
+cache at another cut is filled from the images.
 """
-
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,25 +13,12 @@ from elastic.cache import stores
 from elastic.cache.copy_costs import RowCosts
 from elastic.cache.stores import CacheLost, Row
 from elastic.selection.cache_costs import CachePrices, left_over
-from elastic.steps.epoch import CONVERT, FILL, READ, Call, plain_calls
+from elastic.steps.epoch import FILL, READ, Call, plain_calls
 from elastic.steps.prefix_cut import READ_MS, ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import NUM_RESULTS, StepResult
 
 TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}  # ms, of schemes that have no timing table
-
-
-class OldRows(NamedTuple):
-    """Rows that a cache is filled from.
-
-    store: their Store; cut: where they were cut off; view: of their images; step, bridge:
-    prefix_steps.PrefixSteps.converting.
-    """
-    store: Any
-    cut: Any
-    view: Any
-    step: Any
-    bridge: Any
 
 
 class PrefixCache(RowCosts):
@@ -50,27 +34,23 @@ class PrefixCache(RowCosts):
         self.dataset, self.exact = dataset, exact
         self.prefixes = self.view = None  # see attach; of the images whose rows are stored
         self.skipped = None  # share of the forward pass that a step which reads need not run
-        self._cut_step = self._old = None
+        self._cut_step = None
         self.chain_cuts = {}  # of cache_prices: for each deepest tensor, the same in the whole run
         self._apart = None  # see _rows_apart
-        self._totals = dict(cache_hits=0, cache_converted=0, cache_misses=0, cache_bytes=0,
-                            cache_bytes_written=0, cache_bytes_read=0, cache_seconds_writing=0.0,
+        self._totals = dict(cache_hits=0, cache_misses=0, cache_bytes=0, cache_bytes_written=0,
+                            cache_bytes_read=0, cache_seconds_writing=0.0,
                             cache_seconds_reading=0.0)
 
     @property
     def totals(self):
         """name -> number, of the run so far; cache_bytes: the most that it took at once. Hits and
-        misses are images that were read back, and that could not be; converted are those between:
-        read from the cache before, and computed from there on.
+        misses are images that were read back, and that could not be.
         """
-        return self._with(self._store, self._old and self._old.store)
-
-    def _with(self, *stores):
-        """The totals and what these Stores did so far, or None in place of one."""
-        totals, stores = dict(self._totals), [store for store in stores if store is not None]
-        totals['cache_bytes'] = max(totals['cache_bytes'], sum(store.nbytes for store in stores))
-        for name in ('bytes_written', 'bytes_read', 'seconds_writing', 'seconds_reading'):
-            totals['cache_' + name] += sum(getattr(store, name) for store in stores)
+        totals, store = dict(self._totals), self._store
+        if store is not None:
+            totals['cache_bytes'] = max(totals['cache_bytes'], store.nbytes)
+            for name in ('bytes_written', 'bytes_read', 'seconds_writing', 'seconds_reading'):
+                totals['cache_' + name] += getattr(store, name)
         return totals
 
     @property
@@ -106,7 +86,6 @@ class PrefixCache(RowCosts):
         timings: TensorTimings that `step` was chosen by, with the price of its cut, see
         cache_costs.CachePrices. None for a fixed scheme, of which they are kept for the same mask.
         """
-        self._close_old()
         same = self._cut_step is not None and (self._cut_step.read.mask == step.mask).all()
         if timings is None:
             if not same:
@@ -117,7 +96,7 @@ class PrefixCache(RowCosts):
         if price.cut is None or not timings.is_cached(step.mask):
             self.end()
         elif price.cut != self.cut:
-            self._start(price.cut, step.mask, self._store is not None and np.any(price.converted))
+            self._start(price.cut, step.mask)
         elif not same:
             self._cut_step = self.prefixes.cached(step.mask, self.cut)
         self.skipped = float(price.skipped[k]) if self.cut is not None else None
@@ -142,25 +121,18 @@ class PrefixCache(RowCosts):
                 self.dataset.order(1)[:1], self.dataset.view(1)))))
         return self._apart
 
-    def _start(self, cut, mask, from_old=False):
+    def _start(self, cut, mask):
         if self.exact and self._rows_apart() > 0:
             print('what an image gives differs by up to {:.1g} of the largest value beside other '
                   'images here: with the prefix cache, this run matches one without it to rounding '
                   'only'.format(self._rows_apart()))
             self.exact = False  # said once
-        old = None
-        if from_old:
-            old = OldRows(self._store, self.cut, self.view,
-                          *self.prefixes.converting(mask, self.cut, cut))
-            self._store = None
         self.end()
-        self._old = old
         self.cut, self._cut_step, self.view = cut, self.prefixes.cached(mask, cut), None
 
     def end(self):
-        """Frees the stores and the functions."""
+        """Frees the store and the functions."""
         self._close()
-        self._close_old()
         self.cut = self._cut_step = self.skipped = None
 
     def describe(self, timings=None):
@@ -170,55 +142,36 @@ class PrefixCache(RowCosts):
             nbytes / 1e3, nbytes * self.dataset.num_images / 1e6)
         if timings is None:
             return text
-        return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps{}'.format(
-            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)),
-            '' if self._old is None else ', filled from the rows before')
+        return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps'.format(
+            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)))
 
     def _close(self):
-        self._free(self._store)
-        self._store = None
-
-    def _close_old(self):
-        if self._old is not None:
-            self._free(self._old.store)
-            self._old = None
-
-    def _free(self, store):
-        if store is not None:
-            self._totals = dict(self._with(store), cache_bytes=self.totals['cache_bytes'])
-            store.close()
+        if self._store is not None:
+            self._totals = self.totals
+            self._store.close()
+            self._store = None
 
     def _open(self, view):
-        """An empty store for images in `view`, beside old rows where both fit."""
+        """An empty store for images in `view`."""
         self._close()
-        if self._old is not None and self._old.view != view:
-            self._close_old()
         self.view = view
-        self._store, place = self._opened(self._cut_step.specs)
-        if self._store is None and self._old is not None:
-            self._close_old()
-            self._store, place = self._opened(self._cut_step.specs)
+        rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
+                for spec in self._cut_step.specs]
+        self._store, place = stores.open_store(rows + [Row((), np.int32)], self.dataset.num_images,
+                                               self._folder, self._cache_gb, self._memory_bytes)
         if self._store is None:
             self._lose(place)
-
-    def _opened(self, specs):
-        """(Store, where) or (None, why not), for rows of these tf.TensorSpecs and a label."""
-        rows = [Row(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype) for spec in specs]
-        return stores.open_store(rows + [Row((), np.int32)], self.dataset.num_images,
-                                       self._folder, *self._left_by(self._old and self._old.store))
 
     # ------------------------------------------------------------------------- checkpoints
 
     def state(self):
         """What `restore` takes: which rows are there; not the rows, which it computes again."""
-        rows = old = None
+        rows = None
         if self.cut is not None:
             rows = dict(cut=self.cut, view=self.view,
                         stored=None if self._store is None else self.stored)
-        if self._old is not None:
-            old = dict(cut=self._old.cut, view=self._old.view, stored=self._old.store.stored)
         return dict(self._costs(), apart=self._apart, exact=self.exact, skipped=self.skipped,
-                    totals=self.totals, rows=rows, old=old, graph=self.prefixes.fingerprint)
+                    totals=self.totals, rows=rows, graph=self.prefixes.fingerprint)
 
     def restore(self, state, step):
         """Goes on from `state`, None where that run had no cache, with `step`, the MaskedStep in
@@ -233,32 +186,16 @@ class PrefixCache(RowCosts):
         if state['graph'] != self.prefixes.fingerprint:
             self._lose('this software makes another graph of the network')
             return
-        rows, old, self.skipped = state['rows'], state['old'], state['skipped']
+        rows, self.skipped = state['rows'], state['skipped']
         self.cut, self._cut_step = rows['cut'], self.prefixes.cached(step.mask, rows['cut'])
-        if old is not None:
-            self._restore_old(old, step.mask)
-        for made in (self._cut_step.fill, self._cut_step.read) + (
-                () if self._old is None else (self._old.step,)):
-            made.again = True
+        self._cut_step.fill.again = self._cut_step.read.again = True
         if rows['stored'] is not None:
             self._open(rows['view'])
             if self._store is not None:
-                self._compute(self._store, self._cut_step.prefix, rows, self._lose)
+                self._compute(rows)
 
-    def _restore_old(self, old, mask):
-        make = self.prefixes.outputs(old['cut'].tensors)
-        store, place = self._opened(self.prefixes.specs(old['cut'].tensors))
-        if store is None:
-            self._lose_old(place)
-            return
-        self._old = OldRows(store, old['cut'], old['view'],
-                            *self.prefixes.converting(mask, old['cut'], self.cut))
-        self._compute(store, make, old, self._lose_old)
-
-    def _compute(self, store, make, rows, lose):
-        """Stores again, from their images, the rows that were stored; make: (inputs, labels) ->
-        tensors; lose: called with the reason where that fails.
-        """
+    def _compute(self, rows):
+        """Stores again, from their images, the rows that were stored."""
         there = np.flatnonzero(rows['stored'])
         numbers = np.resize(there, (-(-len(there) // self._batch_size), self._batch_size))
         batches = self.dataset.batches(numbers, rows['view'])
@@ -266,16 +203,12 @@ class PrefixCache(RowCosts):
                 batches, 'prefix cache', len(numbers), False, unit='batch', disable=None)):
             put_back = np.unique(row, return_index=True)
             tensors = [tensor.numpy()[put_back[1]]
-                       for tensor in list(make(inputs, labels)) + [labels]]
+                       for tensor in list(self._cut_step.prefix(inputs, labels)) + [labels]]
             try:
-                store.put(put_back[0], tensors)
+                self._store.put(put_back[0], tensors)
             except CacheLost as error:
-                lose(error)
+                self._lose(error)
                 return
-
-    def _lose_old(self, reason):
-        print('the prefix cache is filled from the images: {}'.format(reason))
-        self._close_old()
 
     def _lose(self, reason):
         print('without the prefix cache until the next selection: {}'.format(reason))
@@ -296,62 +229,43 @@ class PrefixCache(RowCosts):
                 yield call
                 numbers = numbers[1:]
         self._add_left_over(view, steps)
-        if self._old is not None and not (self._old.store.stored & ~self.stored).any():
-            self._close_old()
         if len(numbers):
             yield from plain_calls(step, self.dataset.batches(numbers, view))
 
     def _calls_with_rows(self, numbers, view):
         """Generator of the Calls of these batches, (steps, B) int; ends where rows are lost."""
-        stored, old = self._store.has(numbers), self._in_old(numbers)
+        stored = self._store.has(numbers)
         rows = stored_of(self._store, numbers[stored])
-        old_rows = self._old and stored_of(self._old.store, numbers[old & ~stored])
-        images = iter(self.dataset.batches(numbers[~stored & ~old], view))
-        for row, there, in_old in zip(numbers, stored, old):
-            call = self._reading(row, rows) if there else (
-                self._converting(row, old_rows) if in_old else self._filling(row, images))
+        images = iter(self.dataset.batches(numbers[~stored], view))
+        for row, there in zip(numbers, stored):
+            if self._store is None:  # what was read ahead is of no use then
+                return
+            call = self._reading(row, rows) if there else self._filling(row, images)
             if call is None:
                 return
             yield call
 
-    def _in_old(self, numbers):
-        """(steps,) bool: of which batches, (steps, B) int, all images are in the old store."""
-        return np.zeros(len(numbers), bool) if self._old is None else self._old.store.has(numbers)
-
     def _reading(self, row, rows):
         """Call; None where the cache is lost."""
-        if self._store is None:  # what was read ahead is of no use then
-            return None
-        found = _next(rows, self._lose)
-        if found is None:
+        try:
+            *tensors, labels = map(tf.constant, next(rows))
+        except CacheLost as error:
+            self._lose(error)
             return None
         self._totals['cache_hits'] += len(row)
         read = self._cut_step.read
-        return Call(READ, lambda: read(*found), read, len(row))
+        return Call(READ, lambda: read(tensors, labels), read, len(row))
 
-    def _converting(self, row, rows):
-        """Call; None where the cache or the old rows are lost."""
-        if self._old is None:
-            return None
-        found = _next(rows, self._lose_old)
-        if found is None:
-            return None
-        self._totals['cache_converted'] += len(row)
-        return self._writing(CONVERT, self._old.step, row, *found)
-
-    def _filling(self, row, batches):
-        """Call; None where the cache is lost."""
-        if self._store is None:
-            return None
+    def _filling(self, row, images):
+        """Call."""
         self._totals['cache_misses'] += len(row)
-        return self._writing(FILL, self._cut_step.fill, row, *next(batches))
+        (inputs, labels), fill = next(images), self._cut_step.fill
 
-    def _writing(self, kind, step, row, inputs, labels):
         def run():
-            results = step(inputs, labels)
+            results = fill(inputs, labels)
             self._put(row, results[NUM_RESULTS:] + [labels])
             return StepResult(*results[:NUM_RESULTS])
-        return Call(kind, run, step, len(row))
+        return Call(FILL, run, fill, len(row))
 
     def _put(self, numbers, tensors):
         try:
@@ -364,23 +278,8 @@ class PrefixCache(RowCosts):
         if self._store is not None:
             left = left_over(self.stored, steps, self._batch_size)
             padded = np.resize(left, (min(len(left), 1), self._batch_size))
-            make, found = self._cut_step.prefix, None
-            if self._in_old(padded).any():
-                bridge, rows = self._old.bridge, map(self._old.store.get, padded)
-                found = _next(rows, self._lose_old)
-                make = make if found is None else bridge
-            for inputs, labels in self.dataset.batches(padded, view) if found is None else [found]:
-                self._put(left, list(make(inputs, labels)) + [labels])
-
-
-def _next(rows, lose):
-    """(stored tensors, labels) of the next batch; None where rows are lost: lose(why) is called."""
-    try:
-        *tensors, labels = map(tf.constant, next(rows))
-    except CacheLost as error:
-        lose(error)
-        return None
-    return tensors, labels
+            for inputs, labels in self.dataset.batches(padded, view):
+                self._put(left, list(self._cut_step.prefix(inputs, labels)) + [labels])
 
 
 def stored_of(store, numbers):

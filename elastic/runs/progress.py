@@ -39,7 +39,7 @@ def _step_summary(step_ms, cache):
 
 def _cache_scalars(cache):
     totals = cache.totals
-    tried = sum(totals['cache_' + name] for name in ('hits', 'converted', 'misses'))
+    tried = totals['cache_hits'] + totals['cache_misses']
     return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
 
 

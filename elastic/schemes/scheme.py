@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from elastic.steps.epoch import CONVERT, READ
+from elastic.steps.epoch import READ
 
 
 class Choice(NamedTuple):
@@ -35,8 +35,7 @@ class Choice(NamedTuple):
     def price_of(self, kind):
         """The CachePrice by which steps of that kind (epoch.Call) read rows; None: they read none.
         """
-        price = self.timings and self.timings.cache
-        return {READ: price, CONVERT: price and price.converting}.get(kind)
+        return self.timings.cache if self.timings and kind == READ else None
 
     def predicted_of(self, kind):
         """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
@@ -46,9 +45,8 @@ class Choice(NamedTuple):
         if table.cache is None or not table.is_cached(self.mask):
             return self.predicted_ms, self.predicted_ms
         fill = table.fill_share(self.mask)
-        ms = {READ: table.reading_time, CONVERT: table.converting_time}.get(
-            kind, table.filling_time)(self.mask)
-        return ms, self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
+        ms = table.reading_time if kind == READ else table.filling_time
+        return ms(self.mask), self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
 
 
 class Scheme:

@@ -3,12 +3,11 @@
 Takes a timing table, a PrefixCache (prefix_cache.py) and these epochs; gives CachePrices
 (table.py), first for each deepest tensor, by which tensors are chosen, then for the very
 cut of those chosen. Rows that are stored already count: they stay as they are as long as nothing
-below their cut is trained, and a cache that begins behind it may be filled from them.
+below their cut is trained.
 """
 
 import numpy as np
 
-from elastic.steps.prefix_cut import computable
 from elastic.timing.table import CachePrice, items_of
 from selection_solver_DP import choose_tensors, reachable, smallest_rho
 
@@ -43,22 +42,19 @@ class CachePrices:
 
     cache: prefix_cache.PrefixCache. timings: TensorTimings.
     table: `timings` with the CachePrice of the cheapest way for each deepest tensor: the rows that
-    are there, or a new cache, filled from the images or from these rows.
+    are there, or a new cache.
     """
 
     def __init__(self, cache, timings, epoch, until):
         self._cache, self._timings, self._measured_over_estimated = cache, timings, None
-        self._shares = fill_shares(cache.dataset, epoch, until)
+        self._share = fill_share(cache.dataset, epoch, until)
         prices = [self._price(timings.cut_bytes, timings.t_prefix / timings.t_fp)]
         self._kept = self._price_of_kept(epoch, until)
         if self._kept is not None:
             from_output = np.argsort(timings.depth)
             safe = np.empty(len(from_output), bool)  # with all tensors nearer the output
             safe[from_output] = np.logical_and.accumulate(self._kept.serves[from_output])
-            self._from_kept = fill_shares(cache.dataset, epoch, until, None, cache.view,
-                                          cache.stored)
             prices.insert(0, only_for(self._kept, safe))
-            prices.append(self._chains_from_kept(safe, timings.at_least_of(prices).at_deepest))
         self.table = timings.at_least_of(prices)
 
     def smallest_rho(self, layers=None):
@@ -105,26 +101,10 @@ class CachePrices:
         return [self.table] if self._kept is None or not self._kept.serves.any() else [
             self.table, within(self._timings._replace(cache=self._kept))]
 
-    def _price(self, nbytes, skipped, cut=None, from_kept=False):
-        """CachePrice of a new cache, filled from the images or, as far as these go, from the rows
-        that are there; nbytes: (N,) of one image without its label, inf for none.
-        """
-        read, write = self._cache.copying(nbytes, from_kept)
-        share, converted = self._from_kept if from_kept else self._shares
-        old = (self._cache.skipped, self._cache.copying_kept()[0]) if from_kept else (0.0, 0.0)
-        return CachePrice(np.full(len(nbytes), share), skipped, read, write, converted, *old,
-                          cut=cut)
-
-    def _chains_from_kept(self, safe, at_deepest):
-        """CachePrice of new caches filled from the rows that are there; none where that cannot be,
-        or takes no less than `at_deepest`. safe: (N,) bool; at_deepest: (N,) ms.
-        """
-        price = self._price(self._timings.cut_bytes, self._timings.t_prefix / self._timings.t_fp,
-                            from_kept=True)
-        less = safe & (self._timings._replace(cache=price).at_deepest < at_deepest)
-        for k in np.flatnonzero(less).tolist():
-            less[k] = self._converts(*self._chain(k))
-        return only_for(price, less)
+    def _price(self, nbytes, skipped, cut=None):
+        """CachePrice of a new cache; nbytes: (N,) of one image without its label, inf for none."""
+        read, write = self._cache.copying(nbytes)
+        return CachePrice(np.full(len(nbytes), self._share), skipped, read, write, cut)
 
     def _chain(self, k):
         """(Cut or None, (N,) bool): tensor k and all nearer the output."""
@@ -133,15 +113,6 @@ class CachePrices:
         if k not in cuts:
             cuts[k] = self._cache.prefixes.cut_off(chain, self._timings.op_rates)
         return cuts[k], chain
-
-    def _converts(self, cut, mask):
-        """Whether a cache at the Cut can be filled, while the (N,) bool mask is trained, from the
-        rows that are there.
-        """
-        cache = self._cache
-        return (self._kept is not None and cut is not None and cut != cache.cut
-                and self._kept.serves[mask].all()
-                and computable(cache.prefixes.maker.graph, cache.cut, cut))
 
     def _price_of_kept(self, epoch, until):
         """CachePrice of going on with the rows that are there; None where there are none."""
@@ -168,12 +139,8 @@ class CachePrices:
             found.append((own, mask, np.clip(saved, 0, timings.t_prefix.max())))
         prices = []
         for cut, trained, saved in found:
-            of_cut = np.full(n, float(cut.nbytes)), np.full(n, saved / timings.t_fp), cut
-            serves = prefixes.serves(cut) | trained
-            prices.append(only_for(self._price(*of_cut), serves))
-            if self._converts(cut, mask):
-                prices.append(only_for(self._price(*of_cut, from_kept=True),
-                                       serves & self._kept.serves))
+            new = self._price(np.full(n, float(cut.nbytes)), np.full(n, saved / timings.t_fp), cut)
+            prices.append(only_for(new, prefixes.serves(cut) | trained))
         return prices
 
     @property
@@ -230,33 +197,22 @@ def left_over(stored, steps, batch_size):
 
 
 def fill_share(dataset, epoch, until, stored=None, view=None):
-    """Share of the steps from `epoch` to `until` - 1 that compute what the others read back; see
-    fill_shares.
-    """
-    return fill_shares(dataset, epoch, until, stored, view)[0]
-
-
-def fill_shares(dataset, epoch, until, stored=None, view=None, old=None):
-    """(share of the steps from `epoch` to `until` - 1 that compute what the others read back, share
-    of these that begin with rows of an older cache).
+    """Share of the steps from `epoch` to `until` - 1 that compute what the others read back.
 
     Counted in the very order of these epochs: with --steps_per_epoch each has other images, and a
     batch is read whole or computed whole.
-    stored, old: (images,) bool, whose rows are there before, and whose are in the older cache, both
-    in `view`; None: nobody's.
+    stored: (images,) bool, whose rows are there before, in `view`; None: nobody's.
     """
-    stored, old = [np.zeros(dataset.num_images, bool) if images is None else images.copy()
-                   for images in (stored, old)]
-    computed, converted, steps = 0, 0, (until - epoch) * len(dataset.order(epoch))
+    stored = np.zeros(dataset.num_images, bool) if stored is None else stored.copy()
+    computed, steps = 0, (until - epoch) * len(dataset.order(epoch))
     for number in range(epoch, until):
         if dataset.view(number) == view and stored.all():
             continue  # which is most of a long run
         order = dataset.order(number)
         if dataset.view(number) != view:
-            stored[:], old[:], view = False, False, dataset.view(number)
+            stored[:], view = False, dataset.view(number)
         missing = ~stored[order].all(axis=1)
-        converted += np.count_nonzero(missing & old[order].all(axis=1))
         stored[order[missing]] = True
         stored[left_over(stored, len(order), order.shape[1])] = True
         computed += missing.sum()
-    return float(computed / steps), float(converted / max(1, computed))
+    return float(computed / steps)

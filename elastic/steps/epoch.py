@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-PLAIN, FILL, CONVERT, READ = 'plain', 'fill', 'convert', 'read'
+PLAIN, FILL, READ = 'plain', 'fill', 'read'
 
 
 class Diverged(RuntimeError):
@@ -22,8 +22,7 @@ class Diverged(RuntimeError):
 class Call(NamedTuple):
     """One training step on one batch.
 
-    kind: PLAIN; FILL, which also writes the prefix cache; CONVERT, which writes it, too, from what
-    it reads of the one before; READ, which reads it.
+    kind: PLAIN; FILL, which also writes the prefix cache; READ, which reads it.
     run: () -> training_step.StepResult. step: the masked_step.MaskedStep that it calls.
     size: examples.
     """

@@ -97,13 +97,6 @@ def read_outside(graph, prefix, roots):
         graph.nodes[name].data, graph.nodes[name].tensors) if source in prefix})
 
 
-def computable(graph, old, new):
-    """Whether the tensors of the Cut `new` can be computed from those of the Cut `old` alone."""
-    nodes = {tensor.split(':')[0] for tensor in set(new.tensors).difference(old.tensors)}
-    return nodes.isdisjoint(old.skipped) and set(old.tensors).issuperset(
-        read_outside(graph, old.skipped, nodes))
-
-
 def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     """The Cut that gives the tensors `wanted` in the least time; None where there is no such cut.
 

@@ -116,16 +116,6 @@ class PrefixSteps:
         return CachedStep(MaskedStep(fill, mask, self.maker), self.outputs(cut.tensors),
                           self._behind(cut, read, mask), self.specs(cut.tensors))
 
-    def converting(self, mask, old, new):
-        """(step, bridge) from what the Cut `old` stores to that of `new`, prefix_cut.computable:
-        (old tensors, labels) -> [*StepResult, new ones], after one update; -> new ones, no effect.
-        """
-        left_out, cutter = self.maker.left_out(mask), self.maker.cutter
-        effects, without = self.maker.effects(left_out), left_out.union(old.skipped)
-        new = self._typed(new.tensors)
-        return (self._behind(old, cutter.cut(effects, NUM_RESULTS, without, new), mask),
-                self._behind(old, cutter.cut({}, 0, without, new), None))
-
     def outputs(self, tensors):
         """(inputs, labels) -> list of these tensors of the forward pass; no effect."""
         cut = self.maker.cutter.cut({}, 0, set(), self._typed(tensors))

@@ -24,8 +24,6 @@ class CachePrice(NamedTuple):
     write its rows; all others read them back. skipped: (N,) share of the forward pass that a
     reading step need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a
     step; inf where there is no cut or the cache does not fit.
-    converted: share of the filling steps that do not begin with the images but with what another
-    cache has stored; old_skipped, old_read_ms: of these, as skipped and read_ms.
     cut: None where each k has a cut of its own. Else the prefix_cut.Cut of all: it serves those
     tensors alone whose read_ms is finite.
     """
@@ -33,20 +31,12 @@ class CachePrice(NamedTuple):
     skipped: np.ndarray
     read_ms: np.ndarray
     write_ms: np.ndarray
-    converted: Any = 0.0
-    old_skipped: Any = 0.0
-    old_read_ms: Any = 0.0
     cut: Any = None
 
     @property
     def serves(self):
         """(N,) bool: tensors that may be trained with a cache of this price."""
         return np.isfinite(self.read_ms)
-
-    @property
-    def converting(self):
-        """The CachePrice whose reading steps are those that fill this cache from another."""
-        return self._replace(skipped=self.old_skipped, read_ms=self.old_read_ms + self.write_ms)
 
 
 class Profile(NamedTuple):
@@ -178,10 +168,6 @@ class TensorTimings(NamedTuple):
         """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
         return self.plain_time(mask) + float(self._more_to_read[self.deepest(mask)])
 
-    def converting_time(self, mask):
-        """ms of a step of the (N,) bool mask that fills the prefix cache from another."""
-        return self._replace(cache=self.cache.converting).reading_time(mask)
-
     def fill_share(self, mask):
         """Share of the steps of the (N,) bool mask that fill a prefix cache; the others read it."""
         return float(self.cache.fill_share[self.deepest(mask)])
@@ -206,11 +192,9 @@ class TensorTimings(NamedTuple):
         """
         if self.cache is None:
             return np.zeros(len(self.names))
-        cache, fill = self.cache, self.cache.fill_share
-        more_to_convert = cache.old_read_ms - cache.old_skipped * self.t_fp - self.t_loop
+        fill = self.cache.fill_share
         with np.errstate(invalid='ignore'):  # 0 * inf
-            return np.fmin((1 - fill) * self._more_to_read
-                           + fill * (cache.write_ms + cache.converted * more_to_convert), 0.0)
+            return np.fmin((1 - fill) * self._more_to_read + fill * self.cache.write_ms, 0.0)
 
     @property
     def _more_to_read(self):

@@ -41,7 +41,7 @@ from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
 from elastic.selection.cache_costs import fill_share, left_over
 from elastic.settings import Settings
-from elastic.steps.epoch import CONVERT, FILL, PLAIN, READ
+from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
 from profiler import profile_model
 from selection_solver_DP import smallest_rho
@@ -125,9 +125,7 @@ def test_schemes_as_they_are_replayed_without_a_cache(tmp_path, dataset, timings
         share = table.fill_share(choice.mask)
         assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # to the end of the run
         cached = table.is_cached(choice.mask)  # where steps were slow, it may not pay
-        converted = cached and table.cache.converted
-        assert converted in (0, 1) and (epoch > 1 or not converted)
-        of_cache = [READ if share == 0 else CONVERT if converted else FILL, READ]
+        of_cache = [READ if share == 0 else FILL, READ]
         expected = of_cache if cached else [PLAIN, PLAIN]
         assert cache.kinds[epoch - 1:epoch + 1] == kinds(*expected)
         left -= sum(choice.predicted_of(kind)[0] for kind in expected) / table.t_step

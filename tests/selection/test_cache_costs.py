@@ -34,7 +34,7 @@ from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice
 from elastic.selection.cache_costs import Budget, CachePrices, fill_share
 from elastic.settings import Settings
-from elastic.steps.epoch import CONVERT, FILL, PLAIN, READ, EpochResult
+from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import make_optimizer
@@ -91,12 +91,11 @@ def dataset():
     return digits()
 
 
-def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None, at=None,
-             make_cache=Watched):
+def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None):
     """(Watched, epoch -> Choice) of a run whose masks are priced at their own cuts, with the same
-    bits as without a cache. before: (epoch, cache) -> None, before it is priced. at: see Watched.
+    bits as without a cache. before: (epoch, cache) -> None, before it is priced.
     """
-    cache, choices, dates = make_cache(dataset, str(folder), at), {}, sorted(masks)
+    cache, choices, dates = Watched(dataset, str(folder)), {}, sorted(masks)
 
     def choice_of(epoch):
         if before is not None:
@@ -109,16 +108,12 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
                         make(), choice_of)
     plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
     assert with_cache == plain
-    if make_cache is not Watched or at:  # which does something after it was priced
-        return cache, choices
     for epoch, choice in choices.items():
         taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
-            converted = taken.count(CONVERT)
-            fill = taken.count(FILL) + converted
+            fill = taken.count(FILL)
             assert choice.timings.fill_share(choice.mask) == pytest.approx(fill / len(taken))
-            assert choice.timings.cache.converted == pytest.approx(converted / max(1, fill))
     return cache, choices
 
 
@@ -168,6 +163,7 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
 # ---------------------------------------------------------------- rows that are there
 
 SUBSET = LATE & (np.arange(HEAD + 2) != 7)  # without a bias
+FIRST_OF_DEEP = np.arange(HEAD + 2) == 2
 LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
 
 
@@ -179,9 +175,10 @@ LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
     ({1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
     ({1: MIDDLE, 4: HEAD_ALONE}, (FILL, READ, READ, READ)),
     ({1: LATE, 3: DEEP}, (FILL, READ, FILL, READ)),
+    ({1: LATE, 3: HEAD_ALONE | FIRST_OF_DEEP}, (FILL, READ, FILL, READ)),
     ({1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
     ids=['the same', 'fewer', 'more', 'and back', 'in mid-interval', 'below the cut',
-         'above and at the cut'])
+         'one below the cut', 'above and at the cut'])
 def test_rows_are_kept_as_long_as_nothing_below_their_cut_is_trained(
         tmp_path, dataset, table, monkeypatch, place, masks, expected):
     if place == 'file':
@@ -210,17 +207,14 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
         anew, priced = new.priced(table, 3, until), seen[until]
         assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
-        converted = priced.cache.converted > 0
         kept = (priced.cache.fill_share == 0) & priced.cache.serves
-        # At once all are better off with the old rows as they are; in the long run as a beginning.
-        assert kept.tolist() == (MIDDLE if until == 4 else np.arange(HEAD + 2) == 4).tolist()
-        assert converted.tolist() == (MIDDLE & ~kept).tolist()
-        assert (priced.at_deepest[MIDDLE] < anew.at_deepest[MIDDLE]).all()
-        np.testing.assert_allclose(priced.at_deepest[~MIDDLE], anew.at_deepest[~MIDDLE], rtol=0.05)
+        # At once all are better off with the old rows; in the long run where they save as much.
+        gain = old * table.t_fp > (1 - share) * table.t_prefix
+        assert kept.tolist() == (MIDDLE & gain).tolist() and kept[4]
+        assert (until == 9) == (MIDDLE & ~kept).any()
+        assert (priced.at_deepest[kept] < anew.at_deepest[kept]).all()
+        np.testing.assert_allclose(priced.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
         np.testing.assert_allclose(priced.cache.skipped[kept], old)
-        np.testing.assert_allclose(
-            priced.at_deepest[converted],
-            -(share * old * table.t_fp + (1 - share) * table.t_prefix[converted]), rtol=0.01)
     np.testing.assert_allclose(seen['view'].at_deepest, new.priced(table, 3, 9).at_deepest,
                                rtol=0.05)
 

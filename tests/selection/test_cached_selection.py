@@ -147,21 +147,16 @@ def test_a_step_takes_the_mean_of_filling_and_reading_ones(draw):
     rng, seen = np.random.RandomState(0), 0
     for _ in range(20):
         table = cached(rng, draw(rng))
-        from_old = rng.choice([0.0, 0.4, 1.0])
-        table = table._replace(cache=table.cache._replace(
-            converted=from_old, old_skipped=rng.rand(), old_read_ms=0.1 * rng.rand() * table.t_fp))
         for mask in random_masks(rng, len(table.names)):
             plain = table._replace(cache=None).step_time(mask)
             if table.is_cached(mask):
                 share = table.fill_share(mask)
                 assert table.step_time(mask) == pytest.approx(
-                    share * (1 - from_old) * table.filling_time(mask)
-                    + share * from_old * table.converting_time(mask)
-                    + (1 - share) * table.reading_time(mask))
+                    share * table.filling_time(mask) + (1 - share) * table.reading_time(mask))
                 assert table.step_time(mask) < plain < table.filling_time(mask)
-                assert table.reading_time(mask) < plain or from_old
+                assert table.reading_time(mask) < plain
                 seen += 1
-            elif not from_old:
+            else:
                 assert table.step_time(mask) == table.filling_time(mask) == pytest.approx(plain)
     assert seen > 30
 

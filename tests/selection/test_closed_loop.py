@@ -79,12 +79,9 @@ def test_where_shares_stay_steps_tell_the_speed_and_waiting_is_paid_by_every_ste
         assert loop.timings.t_loop == 0.05  # until steps tell otherwise
 
 
-@pytest.mark.parametrize('converting', [False, True])
-def test_a_wrong_price_of_steps_that_read_the_prefix_back_does_not_enlarge_the_budget(
-        model, table, converting):
+def test_a_wrong_price_of_steps_that_read_the_prefix_back_does_not_enlarge_the_budget(model, table):
     mask, there = np.arange(N) > 2, np.full(N, 0.01)
-    cache = CachePrice(np.full(N, 0.25), np.full(N, 0.9), there, there, 1.0, 0.9, 0.01)
-    cache = cache.converting if converting else cache
+    cache = CachePrice(np.full(N, 0.25), np.full(N, 0.9), there, there)
     ms = 50 * table._replace(cache=cache).reading_time(mask)
     plain, reading = ClosedLoop(table, maker_of(model)), ClosedLoop(table, maker_of(model))
     plain.update(*batch())

@@ -10,7 +10,7 @@ from test_training_step import batch, conv_stack
 
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.prefix_cut import Cut, cheapest_cut, computable, read_outside, repeatable
+from elastic.steps.prefix_cut import cheapest_cut, read_outside, repeatable
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import Node, StepGraph
 
@@ -115,21 +115,6 @@ def test_read_outside_is_what_the_rest_reads_on_its_way_to_results():
     assert read_outside(graph, prefix, ['loss']) == ['b:0', 'b:1', 'x:0']
     assert read_outside(graph, prefix, ['loss', 'unwanted']) == ['a:0', 'b:0', 'b:1', 'x:0']
     assert read_outside(graph, prefix, []) == []
-
-
-def test_what_lies_in_front_of_a_cut_or_beside_it_cannot_be_computed_from_it():
-    graph = graph_of({'x': ('_Arg', []), 'a': ('Relu', reading('x')), 'b': ('Split', reading('a')),
-                      'c': ('Relu', ['b:0']), 'd': ('Mul', ['b:0', 'c:0']),
-                      'e': ('Mul', ['a:0', 'd:0']), 'f': ('Neg', ['b:1'])})
-
-    def cut(tensors, skipped='xabcdef'):
-        return Cut(tensors, frozenset(), frozenset(skipped), 0.0, 0)
-    old = cut(['b:0'], 'xab')
-    for new, expected in ((['b:0'], True), (['c:0'], True), (['d:0', 'b:0'], True),
-                          (['a:0'], False), (['a:0', 'd:0'], False), (['e:0'], False),
-                          (['b:1'], False), (['f:0'], False), (['x:0'], False)):
-        assert computable(graph, old, cut(new)) == expected, new
-    assert computable(graph, cut(['a:0', 'b:0'], 'xab'), cut(['e:0']))
 
 
 # ---------------------------------------------------------------- the cheapest cut
