@@ -1,20 +1,20 @@
-"""Batches of a data set: the three photo sets of the paper, digits, or a user's own folder.
+"""Batches of a data set: the photo sets of the paper, digits, or a user's own folder.
 
-Order is a pure function of (seed, epoch), augmentation of (seed, image, view). So runs with the
-same seed see bit-identical batches, whether images are in memory or decoded in each epoch.
+The order of the images depends on the seed and the epoch, their augmentation on the seed, the image
+and the view. So runs with the same seed see bit-identical batches, whether images are kept in
+memory or decoded in each epoch.
 """
 
 from elastic.command_line import UserError, first_line, one_of
-from elastic.data.augmentation import epochs_of_a_view, view_of_epoch
-from elastic.data.batches import Stream, in_order, passes, pipeline
+from elastic.data.batches import Stream, in_order
 from elastic.data.image_folder import first_fault
-from elastic.data.images import augmentation_of, load_images, unprepared
-from elastic.data.split import untuned
+from elastic.data.images import augmentation_of, load_images
+from elastic.data.tfds import unprepared
 from elastic.device.host import MEMORY_SHARE, available_bytes
-from elastic.settings import DataSettings
+from elastic.settings import VIEWS, DataSettings
 
-TESTED_AT_ONCE = 4  # batches, which take a third less time ...
-MOST_TESTED = 64  # ... up to so many images: larger ones were the peak of a run's memory
+TESTED_AT_ONCE = 4  # training batches in a test batch: takes a third less time than one ...
+MOST_TESTED = 64  # ... but a test batch of more images set the peak of a run's memory
 
 
 class Dataset:
@@ -23,37 +23,37 @@ class Dataset:
     train: tf.data; each pass is the next epoch, in full batches and a new order.
     test: tf.data; each pass has all test images, unchanged and in a fixed order, in batches of
         tested_at_once(B); the last one may be smaller.
-    probe: tf.data; endless training batches, augmented as in `train`, in an order of its own.
+    probe: tf.data; endless training batches, augmented as in `train`, in an order of their own.
     augmentation: 'flip+rotate' or 'none'.
-    num_images: training images, which are numbered from 0. train_size: those of an epoch.
-    steps: batches of an epoch. test_size: test images.
-    class_names, fingerprint, left_out: see images.Images.
+    num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
+    steps: batches per epoch. test_size: number of test images.
+    class_names, fingerprint, left_out: as in elastic.data.images.Images.
     """
 
     def __init__(self, images, batch_size, settings):
-        """images: images.Images. settings: DataSettings, with a kind of augmentation."""
+        """images: Images. settings: DataSettings, with an augmentation."""
         train, kind, seed = images.train, settings.augmentation, settings.seed % 2 ** 32
-        self.steps = train.size // batch_size
+        all_steps = self.steps = train.size // batch_size
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.left_out = images.fingerprint, images.left_out
         self.augmentation, self.num_images, self.train_size = kind, train.size, train.size
         if settings.steps_per_epoch:
-            self.steps = min(self.steps, settings.steps_per_epoch)
+            self.steps = min(all_steps, settings.steps_per_epoch)
             self.train_size = self.steps * batch_size
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
         self._files = list(train.files or ()) + list(test.files or ())
         self._input_size = train.input_size
-        self._view_epochs = epochs = epochs_of_a_view(settings.views, settings.interval, kind)
-        self._epochs, probe = [
-            Stream(number, train, batch_size, count, seed, kind != 'none')
-            for number, count in enumerate((self.steps, train.size // batch_size))]
-        self._pipeline = pipeline(self._epochs, ahead=True)
-        self.train = passes(self._epochs, self._pipeline,
-                            lambda index: view_of_epoch(index + 1, epochs), 1)
+        # For how many epochs a view is shown; 0: all. Without augmentation all views are alike.
+        one_of(settings.views, VIEWS, 'kind of views')
+        self._view_epochs = epochs = 0 if kind == 'none' else (
+            1 if settings.views == 'fresh' else settings.interval)
+        self._epochs = Stream(0, train, batch_size, self.steps, seed, kind != 'none', ahead=True)
+        # Reads nothing in advance: that work would slow down the training steps around it.
+        probe = Stream(1, train, batch_size, all_steps, seed, kind != 'none', ahead=False)
+        self.train = self._epochs.passes(lambda index: index // epochs if epochs else 0, 1)
         self.test = in_order(test, tested_at_once(batch_size))
-        # Reads nothing ahead: that work would slow down the training steps beside it.
-        self.probe = passes(probe, pipeline(probe, ahead=False), lambda index: index, None)
+        self.probe = probe.passes(lambda index: index, None)
 
     def order(self, epoch):
         """Returns the image numbers of an epoch, from 1, as in `train`: (steps, B) int64."""
@@ -61,38 +61,38 @@ class Dataset:
 
     def view(self, epoch):
         """Returns the number, from 0, of the view that an epoch, from 1, shows."""
-        return view_of_epoch(epoch, self._view_epochs)
+        return (epoch - 1) // self._view_epochs if self._view_epochs else 0
 
     def batches(self, numbers, view):
         """Returns tf.data of the batches of these image numbers, (steps, B) int64, in a view."""
-        return untuned(self._pipeline(*self._epochs.drawn(numbers, view)))
+        return self._epochs.batches(numbers, view)
 
     def first_fault(self):
-        """Returns (path, why it cannot be read) of the first such image; None if all can."""
+        """Returns the first image that cannot be read and the reason, or None if all can be."""
         return first_fault(self._files, self._input_size)
 
 
 def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     """Returns the Dataset `name`, with whole images resized to input_size x input_size.
 
-    Each iter(train) begins the next epoch and should be run through.
-    Each iter(probe) continues with a new order.
+    Each iter(train) starts the next epoch, which should be run through. Each iter(probe) continues
+    with a new order.
     cache: 'memory' decodes all images now and keeps them as uint8; 'none' decodes them in each
         epoch; 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
         'unread' is 'none' without checking that all images of a folder can be read.
     settings: fields of DataSettings.
-    Raises UserError for an unknown name, images that cannot be read or downloaded, a batch larger
-    than the training split, and a number of images that is not there or misses a class.
+    Raises UserError for an unknown name, for images that cannot be read or downloaded, for a batch
+    larger than the training split, and for a number of training images that is out of range.
     """
     settings = DataSettings(**settings)
     settings = settings._replace(augmentation=augmentation_of(name, settings.augmentation))
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
     images = load_images(name, input_size, settings)
     if batch_size > images.train.size:
-        raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
-            batch_size, images.train.size, name))
+        raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
+                        'smaller --batch_size'.format(batch_size, images.train.size, name))
     images = images.checked(settings.skip_bad_images)
-    if images.test.files is None:  # of a folder all images are checked, tested or not
+    if images.test.files is None:  # a folder's images are all checked, whether tested or not
         images = images._replace(test=images.test.spaced(_tested(images, batch_size, settings)))
     image_bytes = (images.train.size + images.test.size) * input_size * input_size * 3
     keep = cache == 'memory' or (
@@ -104,20 +104,20 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
 
 
 def _tested(images, batch_size, settings):
-    """Returns how many of the test images are tested on."""
+    """Returns how many test images are used."""
     return min(images.test.size, (settings.validation_steps or images.test.size) * batch_size)
 
 
 def tested_at_once(batch_size):
-    """Returns the images in a batch of tests where training has batches of batch_size."""
+    """Returns the size of a test batch, given that of a training batch."""
     return max(batch_size, min(TESTED_AT_ONCE * batch_size, MOST_TESTED))
 
 
 def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augmentation=None):
-    """Returns ((images, labels), None): the first batch of `probe`; or (None, why there is none).
+    """Returns the first (images, labels) of `probe` and None; or None and why there are none.
 
-    Asks no network and prepares nothing.
-    num_classes: for which there should be labels. The other arguments as in load_dataset.
+    Uses no network and prepares nothing. num_classes: how many the data set must have. The other
+    arguments are those of load_dataset.
     """
     import tensorflow as tf
     reason = unprepared(name, data_dir)

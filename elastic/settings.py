@@ -63,8 +63,9 @@ class DataSettings(NamedTuple):
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
     steps_per_epoch: batches in an epoch at most; each epoch has other images.
     validation_steps: batches of test images at most, evenly spaced among all of them.
-    views, interval: see augmentation.epochs_of_a_view.
-    augmentation: see images.augmentation_of.
+    views: "fresh" shows a new augmented version of the images in each epoch, "held" keeps each
+        one for `interval` epochs (0: for the whole run).
+    augmentation: one of AUGMENTATIONS, or None for the usual one of the data set.
     train_images: number of training images, equally many of each class where the class has them.
     skip_bad_images: leave out images of a folder that cannot be read.
     """

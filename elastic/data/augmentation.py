@@ -1,58 +1,36 @@
-"""Augmentation: how training images are flipped and turned, and which version an epoch shows.
+"""Augmentation: how training images are flipped and rotated.
 
-A view is one draw of a flip and an angle for each training image. All draws of a view are made at
-once and read by image number. So an image is a pure function of (seed, image, view), in whatever
-batch it is and at whatever place.
+A view is one augmented version of every training image. All flips and angles of a view are drawn at
+once and looked up by image number. So an augmented image depends on the seed, the image and the
+view, but not on its batch.
 """
 
 import numpy as np
 
-from elastic.command_line import one_of
-from elastic.settings import VIEWS
-
 ROTATION = 0.2  # of a full turn, to either side, as in the paper
 
 
-def epochs_of_a_view(views, interval, kind):
-    """Returns for how many epochs an image keeps its flip and its angle; 0: for all.
-
-    views: 'fresh', a new view in each epoch, or 'held', the same for `interval` epochs.
-    kind: of augmentation; without one, all views are alike, and so they are one.
-    """
-    one_of(views, VIEWS, 'kind of views')
-    if kind == 'none':
-        return 0
-    return 1 if views == 'fresh' else interval
-
-
-def view_of_epoch(epoch, epochs):
-    """Returns the number, from 0, of the view that an epoch, from 1, shows.
-
-    epochs: for how many an image keeps its view, see epochs_of_a_view.
-    """
-    return (epoch - 1) // epochs if epochs else 0
-
-
 def augmentation_draws(seed, stream, view, count):
-    """Returns the draws of a view for the images 0 to count - 1.
+    """Returns the flips, (count,) bool, and rotations, (count, 2) float32, of the first images.
 
-    flip: (count,) bool. turn: (count, 2) float32, cosine and sine of the angle.
-    stream: int, of the epochs or of the probe.
-    NumPy draws the same numbers beside every version of TensorFlow, whose vectorised cosine also
-    depends on the place of a number in its array. RandomFlip and RandomRotation of Keras draw from
-    global state: a batch would depend on everything drawn before it.
+    A rotation is given by the cosine and the sine of its angle.
+    stream, view: int, the number of the Stream and of the view.
+
+    NumPy draws the same numbers with every version of TensorFlow. The layers of Keras draw from a
+    global state, and TensorFlow's vectorised cosine depends on an element's place in its array.
     """
-    rng = np.random.RandomState([seed, stream, view, 1])  # four numbers: three draw the order
+    rng = np.random.RandomState([seed, stream, view, 1])  # four numbers; the order draws from three
     flip = rng.uniform(size=count) < 0.5
     angle = rng.uniform(-1, 1, count) * ROTATION * 2 * np.pi
     return flip, np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
 
 def augment(images, flip, turn):
-    """Returns the images flipped and turned: bilinear, reflected at the border.
+    """Returns the images, (B, S, S, 3) float32, flipped and rotated.
 
-    Equals RandomFlip('horizontal') and RandomRotation(0.2) of Keras with these draws.
-    images: (B, S, S, 3) float32, as is what is returned. flip: (B,) bool. turn: (B, 2) float32.
+    Equals RandomFlip('horizontal') and RandomRotation(0.2) of Keras: bilinear, and reflected at the
+    border.
+    flip: (B,) bool. turn: (B, 2) float32, cosine and sine.
     """
     import tensorflow as tf
     size = tf.shape(images)[1]

@@ -1,7 +1,7 @@
-"""The digit domains: scikit-learn's bundled 8x8 digits, drawn large and in colour.
+"""The digit domains: the 8x8 digits that come with scikit-learn, drawn large and in colour.
 
-`digits` is the source domain, `digits_shifted` the target, `digits_inverted` another one. All draw
-their test images from the same originals, which no training image of any of them shows.
+`digits` is the source domain; `digits_shifted` and `digits_inverted` are target domains. All three
+draw their test images from the same originals, which no training image shows.
 """
 
 import numpy as np
@@ -10,38 +10,38 @@ from elastic.data.split import SPLIT_SEED, Split, train_and_test
 
 DIGIT_NAMES = ('digits', 'digits_shifted', 'digits_inverted')
 DIGIT_TEST_SHARE = 0.25
-RENDERINGS = {'train': 8, 'test': 5}  # of each original digit: 10,776 and 2,250 images
-DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), levels of noise, ink, paper
-    'digits': (0, 0.1, 8, (150, 255), (0, 60)),
-    'digits_shifted': (1, 0.1, 12, (150, 255), (0, 100)),
-    'digits_inverted': (2, 0.1, 12, (0, 100), (150, 255))}
+RENDERINGS = {'train': 8, 'test': 5}  # images per original: 10,776 and 2,250 in all
+DIGIT_STYLES = {  # quarter turns, shift off the centre (of the image), noise, ink, paper
+    'digits': (0, 0.1, 8, (150, 255), (0, 60)),             # upright, light on dark
+    'digits_shifted': (1, 0.1, 12, (150, 255), (0, 100)),   # turned, a more colourful background
+    'digits_inverted': (2, 0.1, 12, (0, 100), (150, 255))}  # upside down, dark on light
 
 
-def digit_originals(split_name):
-    """Returns which of scikit-learn's 1,797 digits the images of 'train' or 'test' are drawn from.
+def digit_splits(name, input_size, data_dir):
+    """Returns the class names, the training Split and the test Split of a digit domain."""
+    del data_dir  # nothing is read: images are drawn when they are fetched
+    return (tuple('0123456789'),) + tuple(
+        _rendering(name, part, input_size) for part in ('train', 'test'))
 
-    All domains share them: no digit that tests the target domain trained the source domain.
-    """
+
+def digit_originals(part):
+    """Returns which of scikit-learn's 1,797 digits the images of 'train' or 'test' show."""
     from sklearn.datasets import load_digits
     labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
     parts = [train_and_test(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng)
              for label in range(10)]
-    return np.sort(np.concatenate([part[split_name == 'test'] for part in parts]))
+    return np.sort(np.concatenate([each[part == 'test'] for each in parts]))
 
 
-def rendering(name, split_name, input_size):
-    """Returns the Split that draws 8x8 digits large, the same in every run.
-
-    `digits`: upright, light ink of any colour on dark. `digits_shifted`: turned by 90 degrees, on a
-    far more coloured background, noisier. `digits_inverted`: upside down, dark ink on light.
-    """
+def _rendering(name, part, input_size):
+    """Returns the Split of 'train' or 'test', the same in every run."""
     import tensorflow as tf
     from sklearn.datasets import load_digits
     turns, shift, noise_level, ink_levels, paper_levels = DIGIT_STYLES[name]
-    digits, which = load_digits(), np.tile(digit_originals(split_name), RENDERINGS[split_name])
+    digits, which = load_digits(), np.tile(digit_originals(part), RENDERINGS[part])
     shapes = np.rot90(digits.images, turns, axes=(1, 2)) / 16  # (1797, 8, 8), 1 = ink
-    render_seed = [SPLIT_SEED, DIGIT_NAMES.index(name), int(split_name == 'test')]
-    rng, count = np.random.RandomState(render_seed), len(which)
+    rng = np.random.RandomState([SPLIT_SEED, DIGIT_NAMES.index(name), int(part == 'test')])
+    count = len(which)
     step = 8 / (input_size * rng.uniform(0.8, 0.95, (count, 1)))  # original pixels per pixel
     centre = input_size * (0.5 + rng.uniform(-shift, shift, (count, 2)))
     ink, paper = [rng.uniform(*levels, size=(count, 3)) for levels in (ink_levels, paper_levels)]
@@ -63,12 +63,3 @@ def rendering(name, split_name, input_size):
         return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
 
     return Split(input_size, lambda: labels, count, fetch)
-
-
-def digit_splits(name, input_size, data_dir):
-    """Returns the class names and the training and the test Split of a digit domain.
-
-    data_dir: not read; images are drawn when they are fetched.
-    """
-    return (tuple('0123456789'),) + tuple(
-        rendering(name, part, input_size) for part in ('train', 'test'))

@@ -1,7 +1,7 @@
 """A user's own images: one sub-folder of images per class.
 
-Nothing outside the folder is read, no link followed out of it, and no image is decoded whose header
-says that it would fill the memory.
+Nothing outside the folder is read: a link that leaves it is an error. An image too large for the
+memory is recognised by its header and never decoded.
 """
 
 import os
@@ -12,14 +12,14 @@ import numpy as np
 from elastic.command_line import UserError, first_line, nearest
 from elastic.data.split import SPLIT_SEED, Split, resized, train_and_test
 
-FOLDER = 'folder:'  # before the path, where the name of a data set is asked for
+FOLDER = 'folder:'  # what the name of such a data set starts with; the path follows
 TEST_SHARE = 0.2
 IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 MOST_PIXELS = 10 ** 8  # of an image: 300 MB once it is decoded
 
 
 def check_folder(path):
-    """UserError unless there is a folder of folders at `path`. Loads nothing."""
+    """Raises UserError unless there is a folder of folders at `path`. Loads nothing."""
     path = os.path.expanduser(path)
     if not os.path.isdir(path):
         parent, last = os.path.split(os.path.abspath(path))
@@ -31,10 +31,10 @@ def check_folder(path):
 
 
 def folder_splits(path, input_size):
-    """Returns the class names and the training and the test Split of the folder at `path`.
+    """Returns the class names, the training Split and the test Split of the folder at `path`.
 
-    Takes path/train and path/test (or val, validation) if both hold class folders. Else takes the
-    class folders of the path itself, with a fixed, stratified 20 % of their images for testing.
+    Uses path/train and path/test (or val, validation) if both contain class folders. Otherwise the
+    class folders are in `path` itself, and a fixed, stratified 20 % of their images are for tests.
     """
     path = os.path.expanduser(path)
     folders = {folder.lower(): os.path.join(path, folder) for folder in _folders(path)}
@@ -44,8 +44,8 @@ def folder_splits(path, input_size):
                                                                            tests[0])]
         unknown = sorted(set(test_classes) - set(classes))
         if unknown:
-            raise UserError("test class '{}' has no training images: no such folder in {}".format(
-                unknown[0], folders['train']))
+            raise UserError("test class '{}' has no training images; add them in {}".format(
+                unknown[0], os.path.join(folders['train'], unknown[0])))
     else:
         rng, files_of = np.random.RandomState(SPLIT_SEED), _images_by_class(path, path)
         parts = {name: train_and_test(files_of[name], TEST_SHARE, rng)
@@ -53,8 +53,8 @@ def folder_splits(path, input_size):
         classes, test_classes = [{name: parts[name][i] for name in parts} for i in (0, 1)]
     tests = sum(len(files) for files in test_classes.values())
     if len(classes) < 2 or not tests:
-        raise UserError("folder '{}' has {} class(es) and {} test image(s); it takes two classes, "
-                        "and two images of a class to test on one".format(
+        raise UserError("folder '{}' has {} class(es) and {} test image(s); it needs at least two "
+                        "classes, and a class with at least two images".format(
                             path, len(classes), tests))
     names = tuple(sorted(classes))
     return (names,) + tuple(
@@ -67,22 +67,24 @@ def _folders(path):
 
 
 def _check_links(root, path, entries):
-    """UserError where one of the entries of the folder `path` is a link that leaves `root`."""
+    """Raises UserError if an entry of the folder `path` is a link that leaves `root`."""
     inside = os.path.join(os.path.realpath(root), '')
     for entry in entries:
         place = os.path.join(path, entry)
         if os.path.islink(place) and not os.path.realpath(place).startswith(inside):
-            raise UserError("'{}' is a link to {}, outside of {}: copy what it leads to, or give "
-                            'the folder that holds both'.format(place, os.path.realpath(place),
-                                                                root))
+            raise UserError("'{}' is a link to {}, outside of {}; copy what it links to, or give "
+                            'the folder that contains both'.format(
+                                place, os.path.realpath(place), root))
 
 
 def _images_by_class(path, root):
-    """{class name: sorted paths of its images}; UserError naming the classes without images, or a
-    link out of the folder `root`.
+    """Returns class name -> sorted paths of its images.
+
+    Raises UserError for classes without images, and for a link out of the folder `root`.
     """
     classes = {}
-    _check_links(root, os.path.dirname(path), [os.path.basename(path)] if path != root else [])
+    if path != root:
+        _check_links(root, os.path.dirname(path), [os.path.basename(path)])
     _check_links(root, path, _folders(path))
     for name in _folders(path):
         files = [file for file in sorted(os.listdir(os.path.join(path, name)))
@@ -91,8 +93,8 @@ def _images_by_class(path, root):
         classes[name] = [os.path.join(path, name, file) for file in files]
     empty = ["'{}'".format(name) for name in sorted(classes) if not classes[name]]
     if empty:
-        raise UserError('no images ({}) in class folder {} of {}'.format(
-            ', '.join(IMAGE_TYPES), ', '.join(empty), path))
+        raise UserError('no images ({}) in class folder {} of {}; add some or remove the folder'
+                        .format(', '.join(IMAGE_TYPES), ', '.join(empty), path))
     return classes
 
 
@@ -108,9 +110,15 @@ def _folder_split(classes, names, input_size):
     return Split(input_size, lambda: labels, len(files), fetch, files)
 
 
-def fault_of(path, input_size):
-    """Returns why the image at `path` cannot be read, in one line; None where it can."""
-    reason = too_large(path)
+def first_fault(files, input_size):
+    """Returns the first path that cannot be read and the reason, or None if all can be read."""
+    faults = ((path, _fault_of(path, input_size)) for path in files)
+    return next((fault for fault in faults if fault[1] is not None), None)
+
+
+def _fault_of(path, input_size):
+    """Returns in one line why the image cannot be read, or None if it can."""
+    reason = _too_large(path)
     if reason:
         return reason
     import tensorflow as tf
@@ -121,8 +129,8 @@ def fault_of(path, input_size):
         return first_line(getattr(error, 'message', error))
 
 
-def too_large(path):
-    """Returns why the image at `path` must not be decoded, by its header; None where it may be."""
+def _too_large(path):
+    """Returns why the image is too large by its header, or None if it is not."""
     from PIL import Image
     try:
         with warnings.catch_warnings():
@@ -131,7 +139,7 @@ def too_large(path):
                 width, height = image.size
     except Image.DecompressionBombError as error:
         return str(error)
-    except Exception:  # no image, or damaged: decoding it gives the reason
+    except Exception:  # not an image, or damaged: decoding it gives the reason
         return None
     return None if width * height <= MOST_PIXELS else '{:,} x {:,} pixels, {:,} at most'.format(
         width, height, MOST_PIXELS)
@@ -140,21 +148,21 @@ def too_large(path):
 def check_sizes(split):
     """Raises UserError for the first file of the Split whose image is too large to be decoded."""
     for path in split.files or ():
-        reason = too_large(path)
+        reason = _too_large(path)
         if reason:
-            raise UserError("cannot read image '{}': {}; make it smaller, or --skip_bad_images"
+            raise UserError("cannot read image '{}': {}; make it smaller, or use --skip_bad_images"
                             .format(path, reason))
 
 
 def without_bad_images(split):
-    """Returns the Split with each image that cannot be read replaced by the next; and their paths.
+    """Returns the Split with each unreadable image replaced by the next, and the replaced paths.
 
     The number of images does not change, so that an interrupted run resumes in the same order.
     """
     from tqdm import tqdm
     if split.files is None:
         return split, []
-    bad = np.array([fault_of(path, split.input_size) is not None for path in tqdm(
+    bad = np.array([_fault_of(path, split.input_size) is not None for path in tqdm(
         split.files, 'images', unit='image', leave=False, disable=None)])
     if bad.all():
         raise UserError('none of the {} images in {} can be read'.format(
@@ -163,12 +171,3 @@ def without_bad_images(split):
     stand_ins = good[np.searchsorted(good, np.arange(split.size)) % len(good)]
     return (split.only(stand_ins) if bad.any() else split), [
         split.files[i] for i in np.flatnonzero(bad)]
-
-
-def first_fault(files, input_size):
-    """Returns (path, why it cannot be read) of the first file that cannot; None if all can."""
-    for path in files:
-        reason = fault_of(path, input_size)
-        if reason is not None:
-            return path, reason
-    return None

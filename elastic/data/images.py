@@ -1,6 +1,6 @@
-"""The images of a data set by its name, as two splits of numbered images.
+"""The images of a data set, found by its name.
 
-    caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, through TensorFlow Datasets
+    caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, from TensorFlow Datasets
     digits, digits_shifted, digits_inverted             source and target domains; need no network
     folder:PATH                                         one sub-folder of images per class
 """
@@ -19,7 +19,7 @@ from elastic.data.image_folder import (
     without_bad_images,
 )
 from elastic.data.split import Split
-from elastic.data.tfds import TFDS_NAMES, missing_from, tfds_splits
+from elastic.data.tfds import TFDS_NAMES, tfds_splits, unprepared
 from elastic.settings import AUGMENTATIONS
 
 # Name -> function (name, input size, data_dir) -> (class names, training Split, test Split).
@@ -35,20 +35,20 @@ def check_dataset_name(name):
 
 
 def augmentation_of(name, given=None):
-    """Returns 'flip+rotate' or 'none': how the training images of data set `name` are augmented.
+    """Returns `given`, or the usual augmentation of data set `name` if None is given.
 
-    given: one of the two, which decides; None: the name decides. A flip makes another digit of a
-    digit, and a turn overlaps with the shift between the domains.
+    Both are one of AUGMENTATIONS. Digits are not augmented: a flipped digit may be another digit,
+    and a rotation overlaps with the shift between the domains.
     """
-    by_name = 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
-    return by_name if given is None else one_of(given, AUGMENTATIONS, 'augmentation')
+    usual = 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
+    return usual if given is None else one_of(given, AUGMENTATIONS, 'augmentation')
 
 
 class Images(NamedTuple):
     """The images of a data set.
 
-    class_names: in the order of the labels. train, test: their Splits.
-    fingerprint: a hash that changes where images are added or removed, or classes renamed.
+    class_names: in the order of the labels.
+    fingerprint: a hash that changes when images are added or removed, or classes renamed.
     left_out: paths of the images that could not be read.
     """
     class_names: Tuple[str, ...]
@@ -58,7 +58,7 @@ class Images(NamedTuple):
     left_out: Sequence[str] = ()
 
     def checked(self, skip_bad_images):
-        """Returns these Images, without those that cannot be read if skip_bad_images.
+        """Returns these Images, without the unreadable ones if skip_bad_images.
 
         Otherwise raises UserError for an image that is too large to be decoded.
         """
@@ -71,15 +71,25 @@ class Images(NamedTuple):
 
 
 def load_images(name, input_size, settings):
-    """Returns the Images of data set `name`, by settings.DataSettings."""
+    """Returns the Images of data set `name`. settings: DataSettings."""
     class_names, train, test = _splits(name, input_size, settings.data_dir)
     if settings.train_images is not None:
         train = train.subset(settings.train_images, name)
     return Images(class_names, train, test, _fingerprint(class_names, train, test))
 
 
+def sizes_at_hand(name, input_size, data_dir=None):
+    """Returns the number of classes, training images and test images of a data set.
+
+    Returns None if the data set has to be prepared first. Raises UserError for an unusable folder.
+    """
+    if unprepared(name, data_dir):
+        return None
+    class_names, train, test = _splits(name, input_size, data_dir)
+    return len(class_names), train.size, test.size
+
+
 def _splits(name, input_size, data_dir):
-    """Returns (class names, training Split, test Split)."""
     if name.startswith(FOLDER):
         return folder_splits(name[len(FOLDER):], input_size)
     return LOADERS[name](name, input_size, data_dir)
@@ -90,21 +100,3 @@ def _fingerprint(class_names, *splits):
              for split in splits]
     text = repr((class_names, [split.size for split in splits], names))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def unprepared(name, data_dir=None):
-    """Returns why `name` cannot be loaded without preparing it first; None where it can."""
-    missing = missing_from(name, data_dir) if name in TFDS_NAMES else None
-    return missing and '{} is not prepared in {}'.format(name, missing)
-
-
-def sizes_at_hand(name, input_size, data_dir=None):
-    """Returns (classes, training images, test images) of a data set.
-
-    Returns None if the data set has to be prepared first. Raises UserError for a folder that is no
-    data set.
-    """
-    if unprepared(name, data_dir):
-        return None
-    class_names, train, test = _splits(name, input_size, data_dir)
-    return len(class_names), train.size, test.size

@@ -1,6 +1,7 @@
 """The numbered images of a split: fetched one by one, chosen by number, or decoded once.
 
-Data sets (digits.py, image_folder.py, tfds.py) give a Split for training and one for testing.
+The data sets in digits.py, image_folder.py and tfds.py each provide a Split to train on and one to
+test on.
 """
 
 from typing import Callable, NamedTuple, Optional, Sequence
@@ -9,18 +10,18 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line
 
-SPLIT_SEED = 1797  # of the fixed splits; not the run's seed: every run tests on the same images
+SPLIT_SEED = 1797  # fixed, unlike the seed of a run: every run tests on the same images
 DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small image
-PROGRESS_FROM = 300  # images; fewer are decoded before a progress bar could be read
+PROGRESS_FROM = 300  # images; fewer are decoded before anyone could read a progress bar
 
 
 class Split(NamedTuple):
-    """The training or the test images of a data set, numbered from 0.
+    """The training images or the test images of a data set, numbered from 0.
 
     input_size: S, pixels; images are (S, S, 3) uint8.
     labels: () -> (size,) int32, without decoding an image.
     size: number of images.
-    fetch: () int64, a number -> image and () int32 label; runs in a graph.
+    fetch: image number, () int64 -> image and label, () int32; runs in a graph.
     files: paths of a user's images; None for other data sets.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     """
@@ -32,7 +33,7 @@ class Split(NamedTuple):
     kept: bool = False
 
     def only(self, chosen):
-        """Returns the Split of the images with these numbers, an int64 array, in its order."""
+        """Returns the Split of the images with these numbers, (n,) int64, in that order."""
         import tensorflow as tf
         return self._replace(
             size=len(chosen), fetch=lambda index: self.fetch(tf.gather(chosen, index)),
@@ -40,23 +41,23 @@ class Split(NamedTuple):
             files=self.files and [self.files[i] for i in chosen])
 
     def spaced(self, count):
-        """Returns the Split of `count` of the images, evenly spaced."""
+        """Returns the Split of `count` evenly spaced images."""
         if count == self.size:
             return self
         return self.only(np.linspace(0, self.size - 1, count).round().astype(np.int64))
 
     def subset(self, count, name):
-        """Returns the Split of `count` images, equally many of each class where it has them.
+        """Returns the Split of `count` images, equally many of each class if the class has them.
 
         The choice depends on no seed, and a larger subset contains every smaller one.
-        name: of the data set, for the UserError where `count` is out of range.
+        name: of the data set, for the UserError if `count` is out of range.
         """
         labels, shuffled = self.labels(), np.random.RandomState(SPLIT_SEED).permutation(self.size)
         classes = np.unique(labels)
         if not len(classes) <= count <= self.size:
-            raise UserError('{} training images of {} are not to be had; allowed: {} (one of each '
+            raise UserError('{} training images of {} cannot be chosen; allowed: {} (one of each '
                             'class) to {} (all)'.format(count, name, len(classes), self.size))
-        rank = np.empty(self.size, np.int64)  # of an image in its class: all first ones come first
+        rank = np.empty(self.size, np.int64)  # within its class: first all images of rank 0
         for label in classes:
             members = shuffled[labels[shuffled] == label]
             rank[members] = np.arange(len(members))
@@ -65,8 +66,8 @@ class Split(NamedTuple):
     def decoded(self, keep, title):
         """Returns the Split with its images in memory, or itself unless `keep`.
 
-        Decodes now: the first epoch would otherwise take longer than the others. Decodes the files
-        of a user even if they are not kept, and raises UserError for one that cannot be read.
+        A user's files are decoded even if they are not kept, so that a damaged one raises UserError
+        before training starts.
         title: of the progress bar.
         """
         if not keep and self.files is None:
@@ -87,7 +88,7 @@ class Split(NamedTuple):
                         images[done:end] = some
                     bar.update(end - done)
                     done = end
-        except tf.errors.OpError as error:  # raised in order: in the batch that begins at `done`
+        except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
             raise self._unreadable(done, error, title)
         if not keep:
             return self
@@ -96,7 +97,7 @@ class Split(NamedTuple):
             lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
 
     def _unreadable(self, begin, error, title):
-        """Returns the UserError for the first image of the batch at `begin` that fails alone."""
+        """Returns the UserError that names the failing image of the batch starting at `begin`."""
         import tensorflow as tf
         number = begin
         for each in range(begin, min(begin + DECODED_AT_ONCE, self.size)):
@@ -106,14 +107,15 @@ class Split(NamedTuple):
                 number, error = each, own
                 break
         culprit = self.files[number] if self.files else 'number {} of {}'.format(number, title)
-        return UserError("cannot read image '{}'; repair or remove it{} ({})".format(
-            culprit, ', or --skip_bad_images' if self.files else '', first_line(error.message)))
+        return UserError("cannot read image '{}' ({}); repair or remove it{}".format(
+            culprit, first_line(error.message),
+            ', or use --skip_bad_images' if self.files else ''))
 
 
 def train_and_test(members, test_share, rng):
-    """Returns the training part and the test part of one class, each in the order of `members`.
+    """Splits the members of one class into a training and a test part, in their given order.
 
-    Both parts get some of a class with two members; a single one is for training.
+    Both parts get at least one of two members; a single one is for training.
     """
     count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
     order = rng.permutation(len(members))
@@ -123,8 +125,8 @@ def train_and_test(members, test_share, rng):
 def resized(encoded, input_size):
     """Returns an encoded image as (S, S, 3) uint8.
 
-    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. Rounds to whole
-    levels, which take a quarter of the memory of float32.
+    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. Whole levels
+    take a quarter of the memory of float32.
     """
     import tensorflow as tf
     image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels

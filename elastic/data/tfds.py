@@ -1,4 +1,4 @@
-"""The photo sets of the paper, through TensorFlow Datasets; images are read by record number."""
+"""The photo sets of the paper, from TensorFlow Datasets; images are read by record number."""
 
 import os
 import urllib.error
@@ -17,9 +17,9 @@ CONNECT_SECONDS = 5
 
 
 def tfds_splits(name, input_size, data_dir):
-    """Returns the class names and the training and the test Split of a photo set.
+    """Returns the class names, the training Split and the test Split of a photo set.
 
-    Downloads and prepares it where `data_dir` does not have it yet.
+    Downloads and prepares the set first if `data_dir` does not contain it.
     """
     builder = _prepared_builder(name, data_dir)
     label = builder.info.features['label']
@@ -27,13 +27,14 @@ def tfds_splits(name, input_size, data_dir):
     return (names,) + tuple(_split(builder, part, input_size) for part in ('train', 'test'))
 
 
-def missing_from(name, data_dir):
-    """Returns the folder in which photo set `name` is not prepared; None where it is."""
+def unprepared(name, data_dir=None):
+    """Returns why data set `name` has to be prepared before it can load, or None if it can load."""
     root = _root(data_dir)
-    # First by the folder: TensorFlow Datasets takes seconds to import.
-    prepared = os.path.isdir(os.path.join(root, name)) and os.path.isdir(
-        _builder(name, root).data_dir)
-    return None if prepared else root
+    # The folder is looked up first: TensorFlow Datasets takes seconds to import.
+    if name not in TFDS_NAMES or os.path.isdir(os.path.join(root, name)) and os.path.isdir(
+            _builder(name, root).data_dir):
+        return None
+    return '{} is not prepared in {}'.format(name, root)
 
 
 def _root(data_dir):
@@ -47,17 +48,17 @@ def _builder(name, root):
 
 
 def _prepared_builder(name, data_dir):
-    """Returns the builder of a prepared data set; prepares it first if it is not.
+    """Returns the builder of a data set, which it prepares first if necessary.
 
     TensorFlow Datasets retries for minutes before it reports that there is no network. So this
-    asks the network first, unless all archives are in the folder for manual downloads.
+    tries the network first, unless all archives are in the folder for manual downloads.
     """
     import tensorflow_datasets
     root = _root(data_dir)
     builder = _builder(name, root)
     if os.path.isdir(builder.data_dir):
         return builder
-    # One archive may have several addresses; today's is the first by name, so it is set last.
+    # An archive may have several addresses. The current one is the first by name, so it comes last.
     url_of = {info.filename: url for url, info in sorted(builder.url_infos.items(), reverse=True)}
     manual_dir = os.path.join(root, 'downloads', 'manual')
     missing = [file for file in sorted(url_of)
@@ -69,7 +70,7 @@ def _prepared_builder(name, data_dir):
         try:
             builder.download_and_prepare(download_config=config)
             return builder
-        except Exception as error:  # whatever went wrong, the way out is the same
+        except Exception as error:  # whatever went wrong, the remedy is the same
             cause = '{}: {}'.format(type(error).__name__, first_line(error))
     wanted = ''.join('\n  {}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of))
     raise UserError(
@@ -79,11 +80,11 @@ def _prepared_builder(name, data_dir):
 
 
 def _unreachable(url):
-    """Returns why `url` gives no answer; None if its server answers, even with an error."""
+    """Returns why the server of `url` does not answer, or None if it does, even with an error."""
     try:
         urllib.request.urlopen(url, timeout=CONNECT_SECONDS).close()
     except urllib.error.HTTPError:
-        return None  # the builder may know another place
+        return None  # the builder may know another address
     except OSError as error:
         return 'no connection to {} ({})'.format(
             url.split('/')[2], first_line(getattr(error, 'reason', error)))
@@ -91,10 +92,10 @@ def _unreachable(url):
 
 
 def _split(builder, part, input_size):
-    """Returns the prepared Split, read by record number.
+    """Returns the Split 'train' or 'test' of a prepared data set.
 
-    The builder's own reader knows the order of the file only. To shuffle well, it would need a
-    buffer of all images.
+    Records are read by number. The builder's own reader follows the order of the file, and would
+    need a buffer of all images to shuffle well.
     """
     import tensorflow as tf
     paths = [os.path.join(builder.data_dir, os.path.basename(file))
@@ -128,7 +129,7 @@ def _split(builder, part, input_size):
 def _records(path):
     """Yields (path, offset, length) of each record of a TFRecord file.
 
-    Its format: uint64 length, uint32 checksum of that, the record, uint32 checksum of the record.
+    The format: uint64 length, uint32 checksum of the length, record, uint32 checksum of the record.
     """
     with open(path, 'rb') as file:
         for header in iter(lambda: file.read(12), b''):
