@@ -1,9 +1,8 @@
-"""Energy of a training run in joules, from the sensors of the device itself; never estimated.
+"""Measures the energy of training in joules, with the device's own sensors; never estimates it.
 
 Sensors are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel and AMD processors
-(powercap), and NVIDIA GPUs (NVML). A Raspberry Pi 4B has none: metered.py adds the log of an
-external meter. Power is integrated over training alone, without validation, as in all reported
-times.
+(powercap), and NVIDIA GPUs (NVML). A Raspberry Pi 4B has none: elastic.runs.metered adds the log of
+an external meter.
 """
 
 import contextlib
@@ -12,11 +11,11 @@ import time
 
 from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
 
-PERIOD = 0.5   # s between two readings
-CLOCK_STEP = 1.0  # s by which the clock may be set during training, for a meter's log to count
-WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that carry all of a Jetson
-NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); an external meter goes in with '
-             '--meter_csv')
+PERIOD = 0.5  # s between two readings
+CLOCK_STEP = 1.0  # s; a larger jump of the system clock makes a meter's log useless
+WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that supply a whole Jetson
+NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); add the log of an external meter '
+             'with --meter_csv')
 
 
 class Power:
@@ -26,45 +25,48 @@ class Power:
         self.name, self._watts, self._last = name, watts, None
 
     def advance(self, now):
-        """Joules since the last call, 0 at the first; now: monotonic seconds."""
+        """Returns the joules since the last call, 0 at the first. now: monotonic seconds."""
         watts, last = self._watts(), self._last
         self._last = now, watts
         return (now - last[0]) * (watts + last[1]) / 2 if last else 0.0
 
 
 class Counter:
-    """A sensor that counts joules. joules: () -> float; wraps_at: where it starts at 0 again."""
+    """A sensor that counts joules.
+
+    joules: () -> float. wraps_at: joules at which it restarts from 0, or None.
+    """
 
     def __init__(self, name, joules, wraps_at=None):
         self.name, self._joules, self._wraps_at, self._last = name, joules, wraps_at, None
 
     def advance(self, now):
-        """Joules since the last call, 0 at the first."""
+        """Returns the joules since the last call, 0 at the first."""
         joules, last = self._joules(), self._last
         if last is not None and joules < last and self._wraps_at is None:
             raise ValueError('the counter went back')
-        self._last = joules  # a refused reading is not kept: the next is compared with a good one
+        self._last = joules  # only now: the next reading is compared with a good one
         if last is None:
             return 0.0
         return joules - last + (self._wraps_at if joules < last else 0.0)
 
 
-# ---------------------------------------------------------------- what the device offers
+# ---------------------------------------------------------------- sensors of this device
 
 def find_sensors(root='/'):
-    """(sensors, notes): what measures this device as a whole, no part twice; why others do not.
+    """Returns sensors that measure the whole device once, and notes on those that cannot be used.
 
-    root: where sys/ is; the GPUs of NVML are looked for under '/' alone.
+    root: folder that contains sys/. NVML is asked only if it is '/'.
     """
     notes = []
     sensors = jetson_rails(root)
     if not sensors:
         sensors = rapl_counters(root, notes) + (nvidia_gpus(notes) if root == '/' else [])
-    return sensors, notes  # a processor that cannot be read beside a GPU that can stays a note
+    return sensors, notes
 
 
 def jetson_rails(root):
-    """Powers of the INA3221's rails: that of the whole board alone where there is one, else all."""
+    """Returns the Power of the rail of the whole board, or of all rails if there is none."""
     rails = {}
     for path in paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
         channel = path.rsplit('_', 1)[1]
@@ -80,21 +82,21 @@ def jetson_rails(root):
                 float(text(volts)) * float(text(amperes)) / 1e6)  # mV, mA
     whole = [name for name in rails if name in WHOLE_BOARD]
     rails.pop('NC', None)
-    if 'VIN_SYS_5V0' in rails:  # of an AGX Orin: feeds this one
+    if 'VIN_SYS_5V0' in rails:  # an AGX Orin, where this rail feeds the other
         rails.pop('VDDQ_VDD2_1V8AO', None)
     return [Power('rail ' + name, rails[name]) for name in sorted(whole or rails)]
 
 
 def rapl_counters(root, notes):
-    """Counters of processor packages and memory; cores are part of their package.
+    """Returns the Counters of processor packages and memory; a package includes its cores.
 
-    None at all where one of them cannot be read: the rest would pass for the whole.
+    Returns none at all if one cannot be read: the others would be taken for the whole.
     """
     counters, unreadable = [], []
     for zone in paths(root, 'sys/class/powercap/*'):
         name_file, energy = [os.path.join(zone, name) for name in ('name', 'energy_uj')]
         if 'mmio' in os.path.basename(zone) or not os.path.exists(name_file):
-            continue  # the memory-mapped zones count the same packages once more
+            continue  # memory-mapped zones count the same packages again
         name = text(name_file)
         if not (name.startswith('package') or name == 'dram'):
             continue
@@ -113,15 +115,15 @@ def rapl_counters(root, notes):
 
 
 def nvidia_gpus(notes):
-    """The Counter of the GPU that trains, a Power where it does not count; [] where there is none.
+    """Returns a list of the sensor of the GPU that trains; empty if that GPU is unknown.
 
-    That is the first of CUDA_VISIBLE_DEVICES, or the only one; of several none can be told. CUDA
-    counts the fastest GPU first and NVML by PCI bus, unless CUDA_DEVICE_ORDER makes CUDA do so too.
+    It is the only GPU, or the first of CUDA_VISIBLE_DEVICES. CUDA numbers GPUs by speed and NVML by
+    PCI bus, unless CUDA_DEVICE_ORDER says PCI_BUS_ID.
     """
     try:
         import pynvml
         pynvml.nvmlInit()
-    except Exception:  # whatever NVML raises: no NVIDIA driver here
+    except Exception:  # whatever NVML raises: there is no NVIDIA driver
         return []
     try:
         chosen = os.environ.get('CUDA_VISIBLE_DEVICES')
@@ -134,9 +136,9 @@ def nvidia_gpus(notes):
             return []
         first = (chosen or '0').split(',')[0].strip()
         if first.isdigit() and count > 1 and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':
-            notes.append('{} GPUs: which of them is number {} is only certain with '
-                         'CUDA_DEVICE_ORDER=PCI_BUS_ID; set it, or give the UUID in '
-                         'CUDA_VISIBLE_DEVICES'.format(count, first))
+            notes.append('{} GPUs: which one is number {} is only certain with CUDA_DEVICE_ORDER='
+                         'PCI_BUS_ID; set it, or give the UUID in CUDA_VISIBLE_DEVICES'.format(
+                             count, first))
             return []
         handle = (pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit()
                   else pynvml.nvmlDeviceGetHandleByUUID(first))
@@ -147,39 +149,39 @@ def nvidia_gpus(notes):
 
 
 def _gpu_sensor(pynvml, handle, name):
-    def checked(read, scale):
+    def checked(read):
         try:
-            return read(handle) / scale
+            return read(handle) / 1e3  # mJ, mW
         except pynvml.NVMLError as error:
             raise RuntimeError(str(error))
     try:
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        return Counter(name, lambda: checked(pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e3))
-    except pynvml.NVMLError:  # before Volta
+        return Counter(name, lambda: checked(pynvml.nvmlDeviceGetTotalEnergyConsumption))
+    except pynvml.NVMLError:  # GPUs before Volta do not count
         pynvml.nvmlDeviceGetPowerUsage(handle)
-        return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage, 1e3))
+        return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage))
 
 
-# ---------------------------------------------------------------- beside training
+# ---------------------------------------------------------------- energy of training
 
 class Meter:
-    """Adds up the joules of some sensors while `running()`.
+    """Adds up the joules of all sensors within `running()`.
 
-    sensors, notes: as find_sensors gives them. A sensor that stops answering leaves no number at
-    all: a sum without it would be too small.
+    sensors, notes: as returned by find_sensors. If a sensor stops answering there is no result: the
+    sum of the others would be too small.
     """
 
     def __init__(self, sensors, notes=(), period=PERIOD):
-        self.intervals = []  # [start, end] in seconds since 1970, of all that was measured
+        self.intervals = []  # [start, end] of all that was measured, in seconds since 1970
         self._sensors, self._notes = sensors, list(notes)
         self._joules, self._fault = 0.0, None
-        self._was_set = False  # the clock, in a process before this one
-        self._clock_offset = None  # of the wall clock over the monotonic one, at the start
+        self._was_set = False  # whether the system clock was, in an earlier process of this run
+        self._clock_offset = None  # from the monotonic to the system clock, at the start
         self._sampler = Sampler(self._sample, period)
 
     @contextlib.contextmanager
     def running(self):
-        """What happens inside is measured."""
+        """Measures the energy of what happens within this context."""
         if self._clock_offset is None:
             self._clock_offset = time.time() - time.perf_counter()
         begin = time.perf_counter()
@@ -191,25 +193,26 @@ class Meter:
                                    self._clock_offset + time.perf_counter()])
 
     def state(self):
-        """What `restore` takes: all that was measured so far."""
+        """Returns what was measured so far, for `restore`."""
         return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
     def restore(self, state):
-        """Adds what an interrupted run measured, with the same sensors."""
+        """Adds what an interrupted run measured, which needs the same sensors."""
         names = [sensor.name for sensor in self._sensors]
         self._joules += state['joules']
         self._fault = self._fault or state['fault']
         if names != state['sensors']:
-            self._fault = 'sensors are others since the run was interrupted: {} then, {} now' \
-                .format(*[', '.join(of) or 'none' for of in (state['sensors'], names)])
+            self._fault = 'sensors changed since the run was interrupted: {} then, {} now'.format(
+                *[', '.join(each) or 'none' for each in (state['sensors'], names)])
         self.intervals[:0] = state['intervals']
         self._was_set = state['clock_was_set']
 
     def _clock_was_set(self):
-        """Whether the time of day jumped since the first interval: a board without a clock of its
-        own gets it from the network, perhaps in between.
+        """Returns whether the system clock jumped since the first interval.
+
+        A board without a clock battery gets the time from the network, perhaps during training.
         """
         return self._was_set or self._clock_offset is not None and abs(
             time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
@@ -221,7 +224,7 @@ class Meter:
     def _read(self):
         joules = 0.0
         for sensor in self._sensors if self._fault is None else ():
-            for _ in range(2):  # a bus that was busy answers when asked again
+            for _ in range(2):  # a busy bus answers the second time
                 try:
                     joules += sensor.advance(time.perf_counter())
                     break
@@ -232,9 +235,11 @@ class Meter:
         return joules
 
     def result(self):
-        """dict of energy_joules (None where it was not measured), energy_source, energy_note (why
-        not, or what is left out) and training_intervals (seconds since 1970; None where the
-        clock was set meanwhile).
+        """Returns the keys of summary.json on energy.
+
+        energy_joules: None if it was not measured. energy_source: the sensors. energy_note: why it
+        was not measured, or what is left out. training_intervals: seconds since 1970; None if the
+        system clock was set in between.
         """
         source = ', '.join(sensor.name for sensor in self._sensors) or None
         note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)

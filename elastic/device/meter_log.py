@@ -1,7 +1,7 @@
-"""The log of an external power meter, `timestamp,watts` lines, and the joules that it tells.
+"""Reads the log of an external power meter: lines of `timestamp,watts`, seconds since 1970.
 
-For devices that cannot measure themselves, as a Raspberry Pi 4B. Timestamps are seconds since 1970;
-metered.py adds the result to finished runs.
+For devices without a sensor, such as a Raspberry Pi 4B. elastic.runs.metered adds the result to
+finished runs.
 """
 
 import array
@@ -14,31 +14,32 @@ import numpy as np
 
 from elastic.command_line import UserError, finite
 
-MAX_GAP = 5.0  # s between two readings, beyond which they tell nothing
+MAX_GAP = 5.0  # s between two readings; the power during a longer gap is unknown
 
 
 class MeterLog(NamedTuple):
     """An external meter's log.
 
-    stretches: [(times, watts)], arrays of float64, in the order of the file; within one timestamps
-    grow, MAX_GAP apart at most. breaks: [(before, after, why)] around and between them: seconds
-    since 1970, infinite at both ends, and what is wrong there, None where the log just ends.
+    stretches: [(times, watts)], arrays of float64, in the order of the file. Times grow within a
+        stretch, by at most MAX_GAP.
+    breaks: [(before, after, why)] around the stretches: seconds since 1970, infinite at both ends,
+        and what is wrong there. None if the log just ends.
     """
     stretches: list
     breaks: list
 
     def span(self):
-        """(earliest, latest) timestamp; equal where no time passes."""
+        """Returns the earliest and the latest timestamp; they are equal if no time passes."""
         return (min((times[0] for times, _ in self.stretches), default=0.0),
                 max((times[-1] for times, _ in self.stretches), default=0.0))
 
 
 def read_meter(path):
-    """The MeterLog in a file; UserError where it is none.
+    """Returns the MeterLog in a file; raises UserError if it is none.
 
-    A line that is no reading and a timestamp that goes back only break it: a logger may have been
-    restarted, a board without a clock of its own booted in the past. Which clock was right cannot
-    be told, so that readings on the two sides of a break are never joined.
+    A line that is not a reading and a timestamp that goes back only break the log. A logger may
+    have been restarted, or a board without a clock battery booted in the past. Which clock was
+    right is unknown, so readings on the two sides of a break are never joined.
     """
     log, last, why = MeterLog([], []), -math.inf, None
     for line, seconds, watts, fault in _readings(path):
@@ -47,7 +48,7 @@ def read_meter(path):
             if fault:
                 continue
         elif log.stretches and seconds - last > MAX_GAP:
-            why = why or ('the meter log has a hole of {:.0f} s at {:.0f}; during training at most '
+            why = why or ('the meter log has a gap of {:.0f} s at {:.0f}; during training at most '
                           '{:g} s are allowed'.format(seconds - last, last, MAX_GAP))
         if why or not log.stretches:
             log.breaks.append((last, seconds, why))
@@ -65,7 +66,7 @@ def read_meter(path):
 
 
 def _readings(path):
-    """Yields (line number, seconds, watts, None), or what is wrong with the line in the end."""
+    """Yields (line number, seconds, watts, fault) of each line after the header; fault or None."""
     header = []
     for number, line in enumerate(_lines(path), 1):
         seconds, watts, fault = None, None, None
@@ -74,7 +75,7 @@ def _readings(path):
             if not (header and cells):
                 header = header or cells
                 continue
-            if len(cells) > len(header):  # a cut line and the next one
+            if len(cells) > len(header):  # a cut line joined with the next one
                 raise ValueError
             row = dict(zip(header, cells))
             seconds, watts = finite(row['timestamp']), finite(row['watts'])
@@ -86,12 +87,12 @@ def _readings(path):
 
 
 def _cells(line):
-    """One line alone, so that a stray quote in a damaged one does not swallow what follows."""
+    # Line by line, so that a stray quote in a damaged line does not swallow those that follow.
     return next(csv.reader([line], strict=True), [])
 
 
 def _lines(path):
-    """Yields the whole lines of a log; the last one may be half written yet."""
+    """Yields the complete lines of a log, whose last line may still be in writing."""
     try:
         with open(path, encoding='utf-8', errors='replace', newline='') as file:
             for line in file:
@@ -102,9 +103,9 @@ def _lines(path):
 
 
 def check_meter(path):
-    """UserError where this cannot become a meter's log: checked before training starts."""
+    """Raises UserError before training if the file cannot become a meter's log."""
     try:
-        header = _cells(next(_lines(path), 'timestamp,watts'))  # it may start later
+        header = _cells(next(_lines(path), 'timestamp,watts'))  # the log may start later
     except csv.Error as error:
         raise UserError('{}, line 1: {}'.format(path, error))
     if not {'timestamp', 'watts'} <= set(header):
@@ -113,13 +114,14 @@ def check_meter(path):
 
 
 def metered_joules(log, intervals):
-    """Joules by a MeterLog over [start, end] intervals, linear between readings.
+    """Returns the joules in [start, end] intervals, with the power linear between readings.
 
-    UserError where one stretch does not cover an interval alone, and where intervals is None: see
-    Meter.result.
+    intervals: seconds since 1970; None if the system clock was set in between (Meter.result).
+    Raises UserError in that case, and if an interval is not covered by a single stretch.
     """
     if intervals is None:
-        raise UserError('the clock was set during training: a log by that clock does not fit')
+        raise UserError('the system clock was set during training, so that no meter log fits; '
+                        'train again with a clock that is right from the start')
     return sum(_integral(log, start, end) for start, end in intervals)
 
 
@@ -136,7 +138,7 @@ def _integral(log, start, end):
 
 
 def _why_not(log, start, end):
-    """Why [start, end] has no integral: the shortest break in it, which is nearest to it."""
+    """Returns why [start, end] has no integral: the shortest break in it, as that is nearest."""
     breaks = [(max(ends) - min(ends), why) for *ends, why in log.breaks
               if min(ends) < end and max(ends) > start]
     seconds, why = min(breaks, key=lambda item: item[0], default=(0.0, None))

@@ -1,7 +1,6 @@
-"""What reads a device beside training: files below /sys, again and again in a thread of its own.
+"""Reads files of sysfs, and samples them in the background while training runs.
 
-energy.py and thermal.py say which files, and what they mean. They look below the root of a file
-system that is given, so that a recorded tree is read as a device is.
+All paths are below a root that is given, so that tests can use a recorded tree in place of /.
 """
 
 import contextlib
@@ -9,25 +8,25 @@ import glob
 import os
 import threading
 
-READ_ERRORS = (OSError, ValueError, RuntimeError)  # of a sensor that does not answer
+READ_ERRORS = (OSError, ValueError, RuntimeError)  # what a sensor that does not answer raises
 
 
 def paths(root, pattern):
-    """Those of the files below the root that match, sorted."""
+    """Returns the files below `root` that match the pattern, sorted."""
     return sorted(glob.glob(os.path.join(root, pattern)))
 
 
 def text(path):
-    """What a file says, without white space around it."""
+    """Returns the content of a file without surrounding white space."""
     with open(path) as file:
         return file.read().strip()
 
 
 class Sampler:
-    """Calls `sample` while `running()`: as that begins, as it ends, and every `period` seconds in
-    between, in a thread which that is the whole life of.
+    """Within `running()`, calls `sample` on entry, on exit, and every `period` seconds.
 
-    sample: (begins: bool) -> None; never called twice at a time.
+    The calls in between come from a background thread; no two calls overlap.
+    sample: (begins: bool) -> None.
     """
 
     def __init__(self, sample, period):

@@ -1,12 +1,12 @@
-"""Heat and speed of the device while it trains: what it tells itself; never estimated.
+"""Reads temperature, clock and throttling of the device while it trains; estimates nothing.
 
-    python -m elastic.device.thermal        what this device tells, and what it reads now
+    python -m elastic.device.thermal        shows what this device reports now
 
-Each epoch's row gets the highest temperature, the mean clock of the processor, and whether the
-device was throttled: slowed down by heat or by its supply, so that times of that epoch are not
-those of the others. Read are thermal zones, cpufreq, cooling devices that slow something down
-(Jetson and other Arm boards), the counters of Intel processors, and a Raspberry Pi's firmware,
-which slows it down without telling the kernel. What a device does not tell is None.
+Each epoch records the highest temperature, the mean clock of the processor, and whether the device
+was throttled: slowed down by heat or by its power supply, so that the epoch's times do not compare
+with others. Sources are thermal zones, cpufreq, cooling devices that slow something down (Jetson
+and other Arm boards), the counters of Intel processors, and a Raspberry Pi's firmware, which
+throttles without the kernel. What a device does not report is None.
 """
 
 import argparse
@@ -24,25 +24,24 @@ from elastic import command_line
 from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
 
 PERIOD = 2.0  # s between two readings
-FIRMWARE_PERIOD = 10.0  # s between two calls of vcgencmd, a program of its own
+FIRMWARE_PERIOD = 10.0  # s between two calls of vcgencmd, each of which starts a process
 FIRMWARE_TIMEOUT = 5.0  # s
-PLAUSIBLE = (0.0, 150.0)  # °C, without the ends; zones that are off read 0 or -40 or less
-NOT_ITS_HEAT = ('PMIC-Die',  # always 100 °C on a Jetson
-                'thermal-fan-est', 'iwlwifi*', 'INT3400*', '*battery*')
+PLAUSIBLE = (0.0, 150.0)  # °C, exclusive; zones that are off read 0, or -40 and less
+OTHER_ZONES = ('PMIC-Die',  # always 100 °C on a Jetson
+               'thermal-fan-est', 'iwlwifi*', 'INT3400*', '*battery*')
 SLOWS_DOWN = ('cpufreq-*', 'thermal-cpufreq-*', '*-balanced', '*throttle*', 'tegra[-_]heavy')
 CPUS = 'sys/devices/system/cpu/'
 GET_THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
-# Of its number: clock capped, throttled, soft temperature limit. Bit 0, the voltage, shows in them.
-BITS = (1, 2, 3)
-SINCE_BOOT = 16  # bits higher stands for each whether it ever was so
-NOTHING = 'this device tells neither temperature nor clock nor throttling'
+BITS = (1, 2, 3)  # clock capped, throttled, soft limit; bit 0, low voltage, shows in these
+SINCE_BOOT = 16  # so many bits higher: whether this ever happened
+NOTHING = 'this device reports neither temperature nor clock nor throttling'
 
 
 class Reading(NamedTuple):
-    """What a device tells at one moment.
+    """What a device reports at one moment; None for what it does not report.
 
-    temperature_c: of the hottest zone. cpu_mhz: mean of the CPUs. throttled: now. None where not
-    told. counts: name -> what has grown by the next reading if it was throttled in between.
+    temperature_c: of the hottest zone. cpu_mhz: mean of the CPUs. throttled: whether it is now.
+    counts: name -> a count that grows until the next reading if it is throttled in between.
     """
     temperature_c: Optional[float] = None
     cpu_mhz: Optional[float] = None
@@ -50,27 +49,28 @@ class Reading(NamedTuple):
     counts: Dict = {}
 
 
-# ---------------------------------------------------------------- what the device offers
+# ---------------------------------------------------------------- what this device reports
 
 def find_device(root='/', cpus=None):
-    """The Device below a root of the file system; None where it tells nothing.
+    """Returns the Device, or None if it reports nothing.
 
-    cpus: numbers of those whose clock is told; None: those which this process may use.
+    root: of the file system. cpus: numbers of the CPUs to read; default: those of this process.
     """
     device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
     return None if device.read() == Reading() else device
 
 
 class Device:
-    """Where a device tells of its heat and speed. Arguments as find_device."""
+    """The files in which a device reports its heat and speed. Arguments as in find_device."""
 
     def __init__(self, root, cpus):
         self.zones = [path for path in paths(root, 'sys/class/thermal/thermal_zone*/temp')
-                      if not _is_of(path, NOT_ITS_HEAT)]
+                      if not _has_type(path, OTHER_ZONES)]
         self.coolers = [path for path in paths(root, 'sys/class/thermal/cooling_device*/cur_state')
-                        if _is_of(path, SLOWS_DOWN)]
+                        if _has_type(path, SLOWS_DOWN)]
         self.firmware = firmware_of(root)
-        # CPUs of one policy share a file: read once, it counts as often.
+        # CPUs with one policy share a file, which counts once for each of them.
+        # A Raspberry Pi's cpufreq gives the clock that was requested, not the true one.
         self.clocks = {} if self.firmware or _is_raspberry_pi(root) else collections.Counter(
             os.path.realpath(path) for cpu in sorted(cpus) for path in paths(
                 root, '{}cpu{}/cpufreq/scaling_cur_freq'.format(CPUS, cpu)))
@@ -78,7 +78,7 @@ class Device:
             root, '{}cpu{}/thermal_throttle/*_throttle_count'.format(CPUS, cpu))]
 
     def read(self):
-        """The Reading of now; a part that does not answer is left out of it."""
+        """Returns the current Reading, without the parts that do not answer."""
         heat = [degrees for degrees in _numbers(self.zones, 1e3).values()
                 if PLAUSIBLE[0] < degrees < PLAUSIBLE[1]]
         bits, mhz = self.firmware.read() if self.firmware else (None, self._mean_clock())
@@ -86,13 +86,12 @@ class Device:
         return Reading(max(heat) if heat else None, mhz, throttled, counts)
 
     def _mean_clock(self):
-        """MHz, each CPU counting once."""
         mhz = _numbers(self.clocks, 1e3)  # kHz
         cpus = sum(self.clocks[path] for path in mhz)
         return sum(mhz[path] * self.clocks[path] for path in mhz) / cpus if cpus else None
 
     def _throttling(self, bits):
-        """(throttled, counts) of a Reading; bits: the firmware's number or None."""
+        """Returns throttled and counts of a Reading. bits: the firmware's number or None."""
         states, counts, now = _numbers(self.coolers), _numbers(self.counters), False
         if bits is not None:
             now = any(bits >> bit & 1 for bit in BITS)
@@ -103,13 +102,13 @@ class Device:
 
 
 class Firmware:
-    """A Raspberry Pi's, by the program vcgencmd: asked seldom, and read() repeats what it said."""
+    """Asks a Raspberry Pi's firmware through vcgencmd, seldom; read() repeats the last answer."""
 
     def __init__(self, program):
         self._program, self._asked, self._said = program, None, None
 
     def read(self):
-        """(number of get_throttled, MHz of the processor); None for what it does not say."""
+        """Returns the number of get_throttled and the MHz of the processor, or None for either."""
         now = time.perf_counter()
         if self._asked is None or now - self._asked >= FIRMWARE_PERIOD:
             bits = self._ask(r'throttled=(0x[0-9a-f]+)', 'get_throttled')
@@ -119,8 +118,8 @@ class Firmware:
 
     def _ask(self, pattern, *question):
         try:
-            # Without closing files it is spawned: a fork would copy the page tables of a process
-            # that trains, and have each of its pages fault once.
+            # close_fds=False lets Python spawn instead of fork. A fork would copy the page tables
+            # of the training process, and make each of its pages fault once.
             answer = subprocess.check_output((self._program,) + question, close_fds=False,
                                              stderr=subprocess.DEVNULL, timeout=FIRMWARE_TIMEOUT)
         except (OSError, subprocess.SubprocessError):
@@ -130,15 +129,12 @@ class Firmware:
 
 
 class FirmwareFile:
-    """A Raspberry Pi's, by the number that the kernel last had from it. The clock that the kernel
-    has is what it asked for: the true one is not told.
-    """
+    """Reads the number that the kernel last got from a Raspberry Pi's firmware; never a clock."""
 
     def __init__(self, path):
         self._path = path
 
     def read(self):
-        """As Firmware.read."""
         try:
             return int(text(self._path), 16), None
         except READ_ERRORS:
@@ -146,10 +142,10 @@ class FirmwareFile:
 
 
 def firmware_of(root):
-    """The firmware of a Raspberry Pi as it can be asked; None elsewhere.
+    """Returns how to ask a Raspberry Pi's firmware, or None on other devices.
 
-    vcgencmd comes first, as it alone has the true clock, and as the kernel's file is written by
-    another driver, which may be missing, and warns in the kernel's log that it is old.
+    vcgencmd comes first: it alone knows the true clock. The kernel's file needs a driver that may
+    be missing and is deprecated.
     """
     program = shutil.which('vcgencmd', path=os.pathsep.join(
         os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
@@ -167,17 +163,17 @@ def _is_raspberry_pi(root):
         return False
 
 
-def _is_of(path, types):
-    """Whether the `type` beside a file of sysfs matches one of the patterns."""
+def _has_type(path, patterns):
+    """Returns whether the file `type` in the same folder matches one of the patterns."""
     try:
         kind = text(os.path.join(os.path.dirname(path), 'type'))
     except READ_ERRORS:
         return False
-    return any(fnmatch.fnmatchcase(kind, pattern) for pattern in types)
+    return any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns)
 
 
 def _numbers(files, divisor=1):
-    """path -> number, of the files that answer."""
+    """Returns path -> number for the files that answer."""
     found = {}
     for path in files:
         with contextlib.suppress(*READ_ERRORS):
@@ -185,10 +181,10 @@ def _numbers(files, divisor=1):
     return found
 
 
-# ---------------------------------------------------------------- beside training
+# ---------------------------------------------------------------- records of training
 
 class Monitor:
-    """Takes down what a Device tells while `running()`, epoch by epoch. None tells nothing."""
+    """Records epoch by epoch what a Device, or None, reports within `running()`."""
 
     def __init__(self, device=None, period=PERIOD):
         self._device, self._sampler = device, Sampler(self._sample, period)
@@ -199,7 +195,7 @@ class Monitor:
         self._seen = dict(temperature_c=None, throttled=None, mhz_seconds=0.0, seconds=0.0)
 
     def running(self):
-        """A context; what happens inside is watched."""
+        """Returns a context in which the device is watched."""
         return self._sampler.running() if self._device else contextlib.ExitStack()
 
     def _sample(self, begins):
@@ -218,18 +214,18 @@ class Monitor:
         self._last = now
 
     def epoch(self):
-        """dict of folder.DEVICE_COLUMNS since the last call; None for what was not told."""
+        """Returns the columns folder.DEVICE_COLUMNS, a dict, of the time since the last call."""
         seen = self._seen
         self._begin_epoch()
         return dict(temperature_c=seen['temperature_c'], throttled=seen['throttled'],
                     cpu_mhz=seen['mhz_seconds'] / seen['seconds'] if seen['seconds'] else None)
 
     def state(self):
-        """What `restore` takes: what was seen of the epoch so far."""
+        """Returns what was seen in this epoch so far, for `restore`."""
         return self._seen
 
     def restore(self, state):
-        """Goes on from `state`."""
+        """Continues the epoch of an interrupted run."""
         self._seen = dict(state)
 
 
@@ -242,11 +238,11 @@ def main(argv=None):
         print(NOTHING)
         return 0
     reading = device.read()
-    told = [('temperature (°C)', reading.temperature_c, '{:.1f}'.format),
-            ('clock (MHz)', reading.cpu_mhz, '{:.0f}'.format),
-            ('throttled', reading.throttled, {False: 'no', True: 'yes'}.get)]
+    values = [('temperature (°C)', reading.temperature_c, '{:.1f}'.format),
+              ('clock (MHz)', reading.cpu_mhz, '{:.0f}'.format),
+              ('throttled', reading.throttled, {False: 'no', True: 'yes'}.get)]
     print(command_line.table(['', 'now'], [
-        [name, 'not told' if value is None else form(value)] for name, value, form in told]))
+        [name, 'not reported' if value is None else form(value)] for name, value, form in values]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
+"""The energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from elastic.runs.clock import Clock
 
 
 def tree(root, files):
-    """Writes a recorded sysfs tree: path -> content."""
+    """Writes a recorded sysfs tree. files: path -> content."""
     for path, content in files.items():
         path = root / path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -20,14 +20,12 @@ def tree(root, files):
 
 
 IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
-
-
+HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
+RAPL = 'sys/class/powercap/'
 XAVIER_NX = {  # with two more channels of another INA3221, as on a TX2
     IIO + 'rail_name_0': 'VDD_IN', IIO + 'in_power0_input': 4876,
     IIO + 'rail_name_1': 'VDD_CPU_GPU_CV', IIO + 'in_power1_input': 691,
     IIO + 'rail_name_2': 'VDD_SOC', IIO + 'in_power2_input': 1139}
-
-
 TX2 = {  # VDD_M2_IN is the supply of a card, not of the board
     IIO + 'rail_name_0': 'VDD_SYS_GPU', IIO + 'in_power0_input': 152,
     IIO + 'rail_name_1': 'VDD_SYS_SOC', IIO + 'in_power1_input': 458,
@@ -35,27 +33,15 @@ TX2 = {  # VDD_M2_IN is the supply of a card, not of the board
     IIO.replace('40', '41') + 'in_power0_input': 2750,
     IIO.replace('40', '42') + 'rail_name_2': 'VDD_M2_IN',
     IIO.replace('40', '42') + 'in_power2_input': 5}
-
-
 AGX_XAVIER = {
     IIO + 'rail_name_0': 'GPU', IIO + 'in_power0_input': 1500,
     IIO + 'rail_name_1': 'CPU', IIO + 'in_power1_input': 2500,
     IIO.replace('40', '41') + 'rail_name_0': 'CV', IIO.replace('40', '41') + 'in_power0_input': 0,
     IIO.replace('40', '41') + 'rail_name_1': 'NC', IIO.replace('40', '41') + 'in_power1_input': 77}
-
-
-HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
-
-
 ORIN_NANO = {
     HWMON + 'in1_label': 'VDD_IN', HWMON + 'in1_input': 5056, HWMON + 'curr1_input': 1000,
     HWMON + 'in2_label': 'VDD_CPU_GPU_CV', HWMON + 'in2_input': 5048, HWMON + 'curr2_input': 120,
     HWMON + 'in7_label': 'sum of shunt voltages', HWMON + 'in7_input': 12}
-
-
-RAPL = 'sys/class/powercap/'
-
-
 INTEL = {
     RAPL + 'intel-rapl:0/name': 'package-0', RAPL + 'intel-rapl:0/energy_uj': 262143000000,
     RAPL + 'intel-rapl:0/max_energy_range_uj': 262143328850,
@@ -69,9 +55,9 @@ INTEL = {
 
 
 @pytest.mark.parametrize('files, names, watts', [
-    (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the board, not its parts once more
+    (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the board, without its parts
     (TX2, ['rail VDD_IN'], 2.75),
-    (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # no rail of the whole: their sum
+    (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # no rail of the whole board: their sum
     (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
     sensors, notes = energy.find_sensors(tree(tmp_path, files))
@@ -100,7 +86,7 @@ def test_rapl_counts_packages_and_memory_over_a_wrap(tmp_path):
     assert [sensor.advance(1.0) for sensor in sensors] == pytest.approx([2.0, 0.25])
 
 
-def test_a_counter_that_goes_back_without_a_range_is_no_number():
+def test_a_counter_that_goes_back_without_a_range_is_refused():
     readings = iter([5.0, 4.0])
     counter = energy.Counter('GPU 0', lambda: next(readings))
     counter.advance(0.0)
@@ -108,7 +94,7 @@ def test_a_counter_that_goes_back_without_a_range_is_no_number():
         counter.advance(1.0)
 
 
-def test_counters_for_root_alone_are_named_and_the_rest_does_not_pass_for_all(tmp_path):
+def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
     root = tree(tmp_path, INTEL)
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').unlink()
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # cannot be read, whoever runs the tests
@@ -119,7 +105,7 @@ def test_counters_for_root_alone_are_named_and_the_rest_does_not_pass_for_all(tm
 
 
 @pytest.mark.timing
-def test_only_what_runs_is_measured_and_validation_is_left_out(tmp_path):
+def test_energy_excludes_validation(tmp_path):
     root = tree(tmp_path, XAVIER_NX)
     meter = energy.Meter(*energy.find_sensors(root), period=0.02)
     clock = Clock(meter)
@@ -135,11 +121,11 @@ def test_only_what_runs_is_measured_and_validation_is_left_out(tmp_path):
 
 
 @pytest.mark.timing
-def test_power_between_the_ends_is_sampled(tmp_path):
+def test_power_is_sampled_between_start_and_end(tmp_path):
     root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 0}))
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)
 
-    def set_milliwatts(value):  # never half written: the thread may be reading
+    def set_milliwatts(value):  # at once: the thread may be reading
         tree(tmp_path, {'next': value})
         (tmp_path / 'next').replace(tmp_path / IIO / 'in_power0_input')
         time.sleep(0.1)
@@ -152,7 +138,7 @@ def test_power_between_the_ends_is_sampled(tmp_path):
 @pytest.mark.timing
 @pytest.mark.parametrize('files', [AGX_XAVIER, INTEL], ids=['rails', 'counters'])
 def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
-    """Readings alone: how long a device's own bus takes for one is another matter."""
+    """Measures the code alone; the bus of a real device may be slower."""
     assert energy.PERIOD <= 1  # at least one reading a second
     sensors, _ = energy.find_sensors(tree(tmp_path, files))
     meter, count = energy.Meter(sensors), 50
@@ -165,12 +151,11 @@ def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
     assert spent < 0.01 * count * energy.PERIOD
 
 
-def test_a_sensor_that_disappears_leaves_no_number(tmp_path):
+def test_a_sensor_that_disappears_leaves_no_result(tmp_path):
     root = tree(tmp_path, AGX_XAVIER)
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)
     with meter.running():
-        (tmp_path / IIO / 'in_power1_input').unlink()
-        time.sleep(0.05)
+        (tmp_path / IIO / 'in_power1_input').unlink()  # at the latest the last reading fails
     result = meter.result()
     assert result['energy_joules'] is None
     assert 'rail CPU stopped answering' in result['energy_note']
@@ -181,7 +166,7 @@ def test_a_sensor_that_disappears_leaves_no_number(tmp_path):
     ([10.0, 3.0, 15.0], 5),  # one reading of a counter that makes no sense
     ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], None),
     ([10.0, 3.0, 3.0], None)], ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
-def test_a_reading_that_fails_once_is_taken_again(readings, joules):
+def test_a_reading_that_fails_once_is_repeated(readings, joules):
     rest = iter(readings)
 
     def read():
@@ -198,7 +183,7 @@ def test_a_reading_that_fails_once_is_taken_again(readings, joules):
 
 
 class FakeNVML(types.ModuleType):
-    """The part of NVIDIA's pynvml that is used; GPUs are numbered by PCI bus."""
+    """Stands in for pynvml; GPUs are numbered by PCI bus."""
 
     class NVMLError(Exception):
         pass
@@ -239,7 +224,7 @@ class FakeNVML(types.ModuleType):
     (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
     (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
     (['a', 'b'], '', None, None, None)])
-def test_a_gpu_is_measured_only_where_it_is_the_one_that_trains(monkeypatch, gpus, visible, order,
+def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order,
                                                                 chosen, says):
     nvml, notes = FakeNVML(gpus), []
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
@@ -254,7 +239,7 @@ def test_a_gpu_is_measured_only_where_it_is_the_one_that_trains(monkeypatch, gpu
 
 
 @pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # of 1 and 3 J, or W
-def test_a_gpu_counts_joules_or_tells_watts(monkeypatch, counts, joules):
+def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
     nvml, notes = FakeNVML(['a'], counts), []
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
@@ -262,7 +247,7 @@ def test_a_gpu_counts_joules_or_tells_watts(monkeypatch, counts, joules):
     assert gpu.advance(10.0) == 0 and notes == []
     nvml.reading = 3000
     assert gpu.advance(12.0) == pytest.approx(joules)
-    nvml.reading = 0  # the driver raises its own kind of error
+    nvml.reading = 0  # NVML raises an error of its own
     with pytest.raises(RuntimeError, match='Not Found'):
         gpu.advance(13.0)
 

@@ -1,4 +1,4 @@
-"""The log of an external meter: energy of the training intervals, damage, holes, two clocks."""
+"""The log of an external meter: energy of training intervals, damage, gaps, two clocks."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ def meter_log(path, rows, header='timestamp,watts'):
 
 
 def energy_of(tmp_path, path, intervals):
-    """The energy in the summary of a run that trained then, by the log in `path`."""
+    """Returns the energy in the summary of a run that trained in these intervals."""
     run = make_run(tmp_path, 'metered', training_intervals=intervals, energy_joules=None)
     try:
         metered.add_to_run(str(run), path)
@@ -48,12 +48,12 @@ def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
     ([(100, 2), (100, 3)], 'timestamp,watts', 'line 3.*must grow'),
     ([(100, 2), (101, -3)], 'timestamp,watts', 'line 3.*negative'),
     ([(100, 2)], 'timestamp,watts', 'has 1 readings')])
-def test_a_log_that_is_none_is_refused_with_its_line(tmp_path, rows, header, says):
+def test_an_invalid_log_is_refused_with_its_line(tmp_path, rows, header, says):
     with pytest.raises(UserError, match=says):
         read_meter(meter_log(tmp_path / 'meter.csv', rows, header))
 
 
-def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
+def test_a_growing_log_is_read_up_to_its_last_complete_line(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2)])
     with open(path, 'a') as log:
         log.write('102')
@@ -68,9 +68,9 @@ def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path)
         check_meter(str(tmp_path / 'none'))
 
 
-def test_a_log_with_a_hole_or_too_short_gives_no_number_but_the_reason(tmp_path):
+def test_a_log_with_a_gap_or_too_short_gives_the_reason(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (110, 2), (111, 2)])
-    for interval, says in (([100, 111], 'a hole of 9 s at 101'), ([99, 101], 'covers 100 to 111'),
+    for interval, says in (([100, 111], 'a gap of 9 s at 101'), ([99, 101], 'covers 100 to 111'),
                            ([110, 112], 'covers 100 to 111')):
         result = energy_of(tmp_path, path, [interval])
         assert result['energy_joules'] is None and says in result['energy_note']
@@ -78,14 +78,14 @@ def test_a_log_with_a_hole_or_too_short_gives_no_number_but_the_reason(tmp_path)
     assert 'cannot read' in energy_of(tmp_path, str(tmp_path / 'none'), [[1, 2]])['energy_note']
 
 
-DAMAGED = {  # what stands between the readings of 102 s and of 104 s
+DAMAGED = {  # the line between the readings at 102 s and at 104 s
     'header again': 'timestamp,watts', 'cut line': '103', 'cut into the next': '103,2103.5,2',
     'stray quote': '103,"2', 'NUL bytes': '\0' * 100, 'NUL block': '\0' * 200000,
     'no text': '\udcff', 'negative': '103,-2', 'went back': '101.5,7'}
 
 
 @pytest.mark.parametrize('line', list(DAMAGED.values()), ids=list(DAMAGED))
-def test_a_damaged_line_counts_only_within_training(tmp_path, line):
+def test_a_damaged_line_matters_only_within_training(tmp_path, line):
     path = tmp_path / 'meter.csv'
     path.write_bytes('\n'.join(['timestamp,watts', '100,2', '101,2', '102,2', line, '104,2',
                                 '105,2', '106,2', '']).encode('utf-8', 'surrogateescape'))
@@ -96,29 +96,29 @@ def test_a_damaged_line_counts_only_within_training(tmp_path, line):
     assert bad['energy_note'].startswith('{}, line 5: '.format(path))
 
 
-def test_a_log_that_ends_in_damage_names_it(tmp_path):
+def test_damage_at_the_end_of_a_log_is_named(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(100, 2), (101, 2), (102, '\0')])
     assert energy_of(tmp_path, path, [[100, 101]])['energy_joules'] == pytest.approx(2)
     assert 'line 4: ' in energy_of(tmp_path, path, [[100, 102]])['energy_note']
 
 
 def test_readings_of_two_clocks_are_never_mixed(tmp_path):
-    """A board boots with an older time, later gets the right one, and boots again in 1970."""
+    """A board boots with an old time, gets the right one, and boots again in 1970."""
     seconds = list(range(100, 120)) + list(range(110, 125)) + list(range(300, 310)) + [5, 6, 310]
     watts = [2] * 20 + [50] * 15 + [3] * 13
     path = meter_log(tmp_path / 'meter.csv', zip(seconds, watts))
     for interval, joules in (([100, 110], 20), ([120, 124], 200), ([301, 305], 12)):
         assert energy_of(tmp_path, path, [interval])['energy_joules'] == pytest.approx(joules)
-    for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # told by both clocks
+    for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # in both clocks
                            ([112, 118], 'line 22: timestamps must grow'),
                            ([118, 122], 'line 22: timestamps must grow'),
-                           ([123, 301], 'a hole of 176 s at 124')):
+                           ([123, 301], 'a gap of 176 s at 124')):
         result = energy_of(tmp_path, path, [interval])
         assert result['energy_joules'] is None and says in result['energy_note']
 
 
 def peak_memory(call, *arguments):
-    """Bytes that the call held at once."""
+    """Returns the most bytes that the call held at once."""
     tracemalloc.start()
     try:
         call(*arguments)
@@ -127,11 +127,11 @@ def peak_memory(call, *arguments):
         tracemalloc.stop()
 
 
-def test_a_long_log_fits_into_a_small_board(tmp_path):
+def test_reading_a_long_log_needs_little_memory(tmp_path):
     path = meter_log(tmp_path / 'meter.csv', [(1700000000 + i, 2.5) for i in range(20000)])
     assert peak_memory(read_meter, path) < 20000 * 100
     with open(path, 'r+b') as log:
-        log.truncate(1 << 25)  # zeros without a line's end: to be read whole or not at all
+        log.truncate(1 << 25)  # zeros without a line end
     assert peak_memory(check_meter, path) < 1e6
 
 
@@ -148,7 +148,7 @@ def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):
     assert capsys.readouterr().out.endswith('10.0 J\n')
     assert json.loads((run / 'summary.json').read_text())['energy_joules'] == pytest.approx(10)
     stepped = make_run(tmp_path, 'stepped', training_intervals=None, energy_joules=None)
-    with pytest.raises(UserError, match='the clock was set during training'):
+    with pytest.raises(UserError, match='the system clock was set during training'):
         metered.main([str(stepped), '--meter_csv', path])
     measured = make_run(tmp_path, 'measured', training_intervals=[[90, 102]], energy_joules=7)
     before = (measured / 'summary.json').read_bytes()
@@ -159,7 +159,7 @@ def test_a_log_is_added_to_a_finished_run(tmp_path, capsys):
         metered.main([str(run)])
 
 
-def test_the_script_lists_what_this_device_offers(capsys):
+def test_the_command_lists_the_sensors_of_this_device(capsys):
     metered.main([])
     out = capsys.readouterr().out
     assert 'power (W)' in out or NO_SENSOR in out

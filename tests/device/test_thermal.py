@@ -1,13 +1,13 @@
-"""Heat, clock and throttling that devices tell, and what becomes of them in a run's records."""
+"""Temperature, clock and throttling of devices, and their way into the records of a run."""
 
 import csv
 import glob
+import itertools
 import os
 import time
 
 import pytest
 import tensorflow as tf
-from test_resume import StopsBehind
 
 import main
 import train
@@ -36,16 +36,22 @@ from elastic.settings import Settings
 HOT = ZONE.format(0) + 'temp'
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Waits for vcgencmd however busy the machine is."""
+    monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
+
+
 @pytest.mark.parametrize('name, reading', [
-    ('RASPBERRY_PI_4B', (48.686, None, False)),  # cpufreq has there what was asked for
+    ('RASPBERRY_PI_4B', (48.686, None, False)),  # cpufreq gives the clock that was requested
     ('TX2', (45.5, (4 * 2035.2 + 2 * 345.6) / 6, False)), ('PC', (61.0, 3200.0, False)),
     ('OTHER_ARM', (52.0, 1200.0, False))])
-def test_boards_tell_their_heat_and_speed(tmp_path, name, reading):
+def test_boards_report_temperature_and_clock(tmp_path, name, reading):
     found = thermal.find_device(*board(tmp_path, name)).read()
     assert found[:3] == pytest.approx(reading)
 
 
-def test_a_container_tells_nothing_and_nothing_is_made_up(tmp_path):
+def test_a_container_reports_nothing_and_nothing_is_invented(tmp_path):
     (tmp_path / 'sys/class/thermal').mkdir(parents=True)
     assert thermal.find_device(str(tmp_path)) is None
     monitor = thermal.Monitor(thermal.find_device(str(tmp_path)))
@@ -78,13 +84,13 @@ def test_zones_that_are_off_are_left_out(tmp_path):
     ('RASPBERRY_PI_4B', {THROTTLED: 'e0002'}, True),
     ('RASPBERRY_PI_4B', {THROTTLED: '80008'}, True),
     ('RASPBERRY_PI_4B', {THROTTLED: '1'}, False)])
-def test_what_slows_down_now_is_throttling(tmp_path, name, changed, throttled):
+def test_whatever_slows_the_device_down_now_is_throttling(tmp_path, name, changed, throttled):
     device = thermal.find_device(*board(tmp_path, name))
     change(tmp_path, changed)
     assert device.read().throttled is throttled
 
 
-def test_a_device_without_a_word_on_throttling_leaves_that_open(tmp_path):
+def test_throttling_is_none_if_the_device_does_not_report_it(tmp_path):
     root, cpus = board(tmp_path, 'OTHER_ARM')
     change(tmp_path, {COOLER.format(0) + 'type': 'gpio-fan'})
     monitor = thermal.Monitor(thermal.find_device(root, cpus))
@@ -100,7 +106,7 @@ SAYS = dict(get_throttled='throttled=0x0', measure_clock='frequency(48)=60011718
 
 
 @pytest.mark.parametrize('place', ['usr/bin', 'opt/vc/bin'])
-def test_vcgencmd_tells_the_true_clock_and_the_bits(tmp_path, monkeypatch, place):
+def test_vcgencmd_reports_the_true_clock_and_the_bits(tmp_path, monkeypatch, place):
     monkeypatch.setattr(thermal, 'FIRMWARE_PERIOD', 0)
     root, cpus = board(tmp_path, 'RASPBERRY_PI_4B')
     vcgencmd(tmp_path, SAYS, place)
@@ -110,7 +116,8 @@ def test_vcgencmd_tells_the_true_clock_and_the_bits(tmp_path, monkeypatch, place
     assert device.read()[1:3] == (600.117184, True)
 
 
-def test_vcgencmd_is_asked_seldom(tmp_path):
+def test_vcgencmd_is_asked_seldom(tmp_path, monkeypatch):
+    monkeypatch.setattr(thermal, 'FIRMWARE_PERIOD', 1000)
     root, cpus = board(tmp_path, 'RASPBERRY_PI_4B')
     vcgencmd(tmp_path, SAYS)
     device = thermal.find_device(root, cpus)
@@ -122,7 +129,7 @@ def test_vcgencmd_is_asked_seldom(tmp_path):
 @pytest.mark.parametrize('says', [
     {}, dict.fromkeys(SAYS, 'error=1 error_msg="Command not registered"'),
     dict.fromkeys(SAYS, 'VCHI initialization failed')], ids=['no answer', 'error', 'no permission'])
-def test_without_vcgencmd_the_kernels_file_tells_the_bits_and_nothing_the_clock(tmp_path, says):
+def test_without_vcgencmd_the_kernels_file_has_the_bits_but_no_clock(tmp_path, says):
     root, cpus = board(tmp_path, 'RASPBERRY_PI_4B')
     vcgencmd(tmp_path, says)
     assert thermal.find_device(root, cpus).read()[1:3] == (None, False)
@@ -133,7 +140,7 @@ def test_without_vcgencmd_the_kernels_file_tells_the_bits_and_nothing_the_clock(
 # ---------------------------------------------------------------- epochs
 
 def watched(monitor, root, before=None, within=None):
-    """The epoch's columns, of a root that changes before training and within it."""
+    """Returns the columns of an epoch; files change before and within training."""
     change(root, before or {})
     with monitor.running():
         change(root, within or {})
@@ -146,10 +153,10 @@ def test_bits_since_boot_mark_the_epoch_in_which_they_turned_on(tmp_path):
         ({THROTTLED: '20000'}, {}), ({}, {THROTTLED: '60000'}), ({}, {}),
         ({THROTTLED: 'e0000'}, {}), ({}, {THROTTLED: 'f0000'}), ({}, {THROTTLED: 'e0004'}),
         ({THROTTLED: 'e0000'}, {}))]
-    assert flags == [0, 1, 0, 0, 0, 1, 0]  # the voltage alone, 1, does not
+    assert flags == [0, 1, 0, 0, 0, 1, 0]  # not where low voltage alone, 1, is set
 
 
-def test_counters_mark_the_epoch_in_which_they_grew_and_not_validation(tmp_path):
+def test_counters_mark_the_epoch_in_which_they_grew(tmp_path):
     monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'PC')))
     core, package = COUNT.format(1, 'core'), COUNT.format(0, 'package')
     flags = [watched(monitor, tmp_path, *changes)['throttled'] for changes in (
@@ -157,7 +164,7 @@ def test_counters_mark_the_epoch_in_which_they_grew_and_not_validation(tmp_path)
     assert flags == [0, 1, 0, 1, 0]
 
 
-def test_an_epoch_has_its_highest_temperature_and_begins_anew(tmp_path):
+def test_each_epoch_has_its_own_highest_temperature(tmp_path):
     monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'OTHER_ARM')))
     heat = [watched(monitor, tmp_path, {HOT: before}, {HOT: within})['temperature_c']
             for before, within in ((70000, 55000), (50000, 60000), (40000, 40000))]
@@ -179,7 +186,7 @@ def test_the_clock_is_the_mean_over_time_without_validation(tmp_path):
 
 
 @pytest.mark.timing
-def test_what_happens_between_the_ends_is_seen(tmp_path):
+def test_the_device_is_watched_between_start_and_end(tmp_path):
     monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'TX2')), period=0.01)
     with monitor.running():
         for heat, state in ((85000, 1), (50000, 0)):
@@ -192,7 +199,7 @@ def test_what_happens_between_the_ends_is_seen(tmp_path):
 @pytest.mark.timing
 @pytest.mark.parametrize('name', ['RASPBERRY_PI_4B', 'TX2', 'PC'])
 def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
-    """The files alone: how long a device's own drivers take is another matter."""
+    """Measures the code alone; the drivers of a real device may be slower."""
     root, cpus = board(tmp_path, name)
     vcgencmd(tmp_path, SAYS)
     device, count = thermal.find_device(root, cpus), 50
@@ -204,8 +211,8 @@ def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
 
 # ---------------------------------------------------------------- real runs
 
-def test_a_run_records_what_its_board_told(tmp_path, monkeypatch, capsys):
-    """From main to what figures read, TensorBoard and the terminal."""
+def test_a_run_records_what_its_board_reported(tmp_path, monkeypatch, capsys):
+    """Checks the records that figures read, TensorBoard, and the terminal."""
     root, cpus = board(tmp_path / 'board', 'TX2')
     find, pays = thermal.find_device, checkpoint.Keeper.pays
     epochs = iter([(83000, 1), (47000, 0)])
@@ -239,7 +246,7 @@ def test_a_run_records_what_its_board_told(tmp_path, monkeypatch, capsys):
 
 
 def shown(folder, tag):
-    """What TensorBoard shows of it, by epoch."""
+    """Returns the values of this tag in TensorBoard, by epoch."""
     values = {event.step: float(tf.make_ndarray(value.tensor))
               for path in glob.glob(os.path.join(folder, 'events.out.*'))
               for event in tf.compat.v1.train.summary_iterator(path)
@@ -247,8 +254,8 @@ def shown(folder, tag):
     return [values[epoch] for epoch in sorted(values)]
 
 
-def test_a_run_of_a_device_that_tells_nothing_has_empty_cells(tmp_path):
-    trained(tmp_path, StopsBehind(None, 10 ** 9), None)
+def test_a_device_that_reports_nothing_leaves_empty_cells(tmp_path):
+    trained(tmp_path, checkpoint.Keeper(), None)
     rows = rows_of(tmp_path)
     assert [[row[column] for column in DEVICE_COLUMNS] for row in rows] == [['', '', '']] * 2
     assert shown(str(tmp_path), 'device/temperature_c') == []
@@ -256,7 +263,7 @@ def test_a_run_of_a_device_that_tells_nothing_has_empty_cells(tmp_path):
 
 
 def trained(folder, keeper, device):
-    """One process of a run of two epochs of seven steps; its summary, None where it was stopped."""
+    """Trains as one process of a run of 14 steps; returns its summary, or None if interrupted."""
     model, dataset = network(), digits()
     settings = Settings(num_epochs=2, learning_rate=0.01)
     resumed = checkpoint.read(str(folder), train.RECORDS)
@@ -276,19 +283,21 @@ def rows_of(folder):
         return list(csv.DictReader(source))
 
 
-def test_an_epoch_that_was_cut_keeps_what_was_seen_before(tmp_path):
+def test_an_interrupted_epoch_keeps_what_was_seen_before(tmp_path):
     root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
     cooler, logs = COOLER.format(0) + 'cur_state', tmp_path / 'run'
     change(root, {HOT: 90000, cooler: 1})
-    assert trained(logs, StopsBehind(str(logs), 4), thermal.find_device(root, cpus)) is None
+    steps = itertools.count(1)
+    stopped = checkpoint.Keeper(str(logs), stop=lambda: next(steps) >= 4)
+    assert trained(logs, stopped, thermal.find_device(root, cpus)) is None
     change(root, {HOT: 30000, cooler: 0})
-    result = trained(logs, StopsBehind(str(logs), 10 ** 9), thermal.find_device(root, cpus))
+    result = trained(logs, checkpoint.Keeper(str(logs)), thermal.find_device(root, cpus))
     assert [(float(row['temperature_c']), row['throttled']) for row in rows_of(logs)] == [
         (90.0, '1'), (30.0, '0')]
     assert result['throttled_epochs'] == 1
 
 
-def test_the_script_shows_what_a_device_tells(tmp_path, monkeypatch, capsys):
+def test_the_command_shows_what_the_device_reports(tmp_path, monkeypatch, capsys):
     thermal.main([])
     here = thermal.find_device()
     assert (capsys.readouterr().out.strip() == thermal.NOTHING) == (here is None)
@@ -298,4 +307,4 @@ def test_the_script_shows_what_a_device_tells(tmp_path, monkeypatch, capsys):
     thermal.main([])
     rows = [line.rsplit('  ', 1) for line in capsys.readouterr().out.splitlines()[2:]]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ['temperature (°C)', '48.7'], ['clock (MHz)', 'not told'], ['throttled', 'no']]
+        ['temperature (°C)', '48.7'], ['clock (MHz)', 'not reported'], ['throttled', 'no']]

@@ -1,4 +1,4 @@
-"""Files of sysfs as boards have them, of heat, clocks and throttling."""
+"""Files of sysfs on several boards: temperature, clock and throttling."""
 
 import os
 
@@ -8,15 +8,15 @@ THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
 COUNT = 'sys/devices/system/cpu/cpu{}/thermal_throttle/{}_throttle_count'
 
 
-def zones(*of):
-    """Thermal zones: (type, what temp reads)."""
-    return {ZONE.format(number) + name: value for number, zone in enumerate(of)
+def zones(*zones):
+    """Returns the files of thermal zones, each (type, temp)."""
+    return {ZONE.format(number) + name: value for number, zone in enumerate(zones)
             for name, value in zip(('type', 'temp'), zone)}
 
 
-def coolers(*of):
-    """Cooling devices: (type, cur_state)."""
-    return {COOLER.format(number) + name: value for number, cooler in enumerate(of)
+def coolers(*coolers):
+    """Returns the files of cooling devices, each (type, cur_state)."""
+    return {COOLER.format(number) + name: value for number, cooler in enumerate(coolers)
             for name, value in zip(('type', 'cur_state'), cooler)}
 
 
@@ -43,30 +43,28 @@ CPUS = {'RASPBERRY_PI_4B': {0: 0, 1: 0, 2: 0, 3: 0}, 'TX2': {0: 0, 1: 1, 2: 1, 3
 
 
 def change(root, files):
-    """Writes files of a tree: path -> content, each at once, as a thread may be reading."""
+    """Writes files, path -> content, each at once, as a thread may be reading."""
     for path, content in files.items():
         path = os.path.join(str(root), path)
-        if not os.path.isdir(os.path.dirname(path)):
-            os.makedirs(os.path.dirname(path))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path + '.part', 'w') as out:
             out.write('{}\n'.format(content))
         os.replace(path + '.part', path)
 
 
 def board(root, name):
-    """(root, numbers of its CPUs) of a board's tree, written there."""
+    """Writes the tree of a board and returns root and the numbers of its CPUs."""
     change(root, globals()[name])
     for cpu, policy in CPUS[name].items():
         folder = os.path.join(str(root), 'sys/devices/system/cpu/cpu{}'.format(cpu))
-        if not os.path.isdir(folder):
-            os.makedirs(folder)
+        os.makedirs(folder, exist_ok=True)
         os.symlink('../cpufreq/policy{}'.format(policy), os.path.join(folder, 'cpufreq'))
     return str(root), sorted(CPUS[name])
 
 
 def vcgencmd(root, says, place='usr/bin'):
-    """Puts a vcgencmd into the tree; says: question -> its answer. It notes what it was asked."""
-    change(root, dict({'answers/' + question: answer for question, answer in says.items()}))
+    """Adds a vcgencmd that logs each question. says: question -> answer."""
+    change(root, {'answers/' + question: answer for question, answer in says.items()})
     change(root, {place + '/vcgencmd': '#!/bin/sh\necho $1 >> {0}/asked\nexec cat {0}/answers/$1'
                   .format(root)})
     os.chmod(os.path.join(str(root), place, 'vcgencmd'), 0o755)
