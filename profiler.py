@@ -187,7 +187,7 @@ def table_key(settings, model):
     from tensorflow import keras
 
     from elastic.compat.keras_stack import flat_layers
-    from models import is_saved
+    from elastic.networks.names import is_saved
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
     return dict(
@@ -409,10 +409,11 @@ def main(argv=None):
     args = parse_arguments(argv)
     from elastic import costs
     from elastic.data.images import augmentation_of
-    from models import build_model, canonical_name
+    from elastic.networks.names import canonical_name
     args.augmentation = augmentation_of(args.dataset_name, args.augmentation)
     args.model_name = canonical_name(args.model_name)
     command_line.start_tensorflow(args.inter_op_threads)
+    from models import build_model
     classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
                                       args.data_dir)
     args.num_classes = args.num_classes or classes

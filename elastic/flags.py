@@ -148,7 +148,7 @@ def check_arguments(args):
     """The arguments with aliases and names resolved; UserError for any that cannot work."""
     from elastic.cache.stores import check_cache_flags
     from elastic.data.images import check_dataset_name
-    from models import canonical_name, check_weights
+    from elastic.networks.names import canonical_name, check_weights
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     metric = ABLATIONS.get(args.train_type)

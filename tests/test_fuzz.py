@@ -14,7 +14,7 @@ from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.device.meter_log import metered_joules, read_meter
 from elastic.files import checksum_of_file, read_json, write_json
-from elastic.networks.backbone import from_saved_model
+from elastic.networks.saved_model import from_saved_model
 from elastic.runs import checkpoint
 from elastic.runs.folder import read_run
 from elastic.timing.table import TensorTimings

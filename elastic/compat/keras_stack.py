@@ -4,10 +4,8 @@ What is said of 2.7 holds for 2.6 too where that is not named.
 """
 
 import contextlib
-import json
 import os
 import random
-import zipfile
 
 import numpy as np
 import tensorflow as tf
@@ -225,43 +223,6 @@ def load_model(path, trust):
     if KERAS_3:
         return keras.models.load_model(path, compile=False, safe_mode=not trust)
     return keras.models.load_model(path, compile=False)
-
-
-def holds_code(path):
-    """Whether a saved model has a Lambda layer, by its configuration, which every format has in
-    JSON. Reads no more than that; False for what is no model. What zipfile, h5py or json raise
-    where it is damaged: then it cannot be told.
-    """
-    return any(_has_lambda(json.loads(text)) for text in _configurations(path))
-
-
-def _configurations(path):
-    """Generator of JSON texts: of each format that the file may be taken for."""
-    if os.path.isdir(path):
-        name = os.path.join(path, 'keras_metadata.pb')
-        if os.path.exists(name):
-            with open(name, encoding='utf-8', errors='replace') as file:
-                text, at = file.read(), 0
-            while text.find('{"', at) >= 0:  # JSON among the bytes of a protocol buffer
-                begin = text.find('{"', at)
-                at = json.JSONDecoder().raw_decode(text, begin)[1]
-                yield text[begin:at]
-        return
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if 'config.json' in archive.namelist():
-                yield archive.read('config.json')
-    import h5py
-    if h5py.is_hdf5(path):
-        with h5py.File(path, 'r') as file:
-            if 'model_config' in file.attrs:
-                yield file.attrs['model_config']
-
-
-def _has_lambda(config):
-    if isinstance(config, dict):
-        return config.get('class_name') == 'Lambda' or any(map(_has_lambda, config.values()))
-    return isinstance(config, list) and any(map(_has_lambda, config))
 
 
 def weights_were_set(model):

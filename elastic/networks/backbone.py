@@ -1,4 +1,4 @@
-"""The Keras side of models.py: the frozen backbone, the head on it, pretrained weights."""
+"""Makes backbones with frozen or trained batch statistics, and classifiers on top of them."""
 
 import os
 import re
@@ -8,18 +8,21 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 
-# A network trained from scratch for a few hundred steps is evaluated at chance with Keras' own
-# 0.99 or 0.999, because the moving statistics have not caught up.
+# With Keras' 0.99 or 0.999 the moving statistics lag: a network trained from scratch for a few
+# hundred steps is then evaluated at chance.
 BN_MOMENTUM_TRAIN = 0.95
 
 
 @keras_stack.register
 class Backbone(keras.layers.Layer):
-    """A network without its head, behind its family's preprocessing.
+    """Runs a network without its head, after the preprocessing of its family.
 
-    Frozen means frozen: in Keras 3 `base(x, training=False)` inside a functional model is
-    overridden when the outer model is called with training=True, and the moving statistics change.
-    Inside the call() of a layer it holds, on both stacks.
+    base: the network. preprocessing: name of a keras.applications module, or None.
+    train_statistics: whether batch normalization uses and tracks the statistics of the batch.
+
+    In Keras 3, `base(x, training=False)` inside a functional model is overridden when the outer
+    model is called with training=True, and the moving statistics change. Inside the call() of a
+    layer they stay frozen, on every stack.
     """
 
     def __init__(self, base, preprocessing=None, train_statistics=False, **kwargs):
@@ -29,7 +32,7 @@ class Backbone(keras.layers.Layer):
         self.set_statistics(train_statistics)
 
     def set_statistics(self, train):
-        """train: whether batch normalization uses and tracks the statistics of the batch."""
+        """Sets whether batch normalization uses and tracks the statistics of the batch."""
         self.train_statistics = train
         for layer in keras_stack.flat_layers(self.base):
             if train and isinstance(layer, keras.layers.BatchNormalization):
@@ -57,10 +60,10 @@ class Backbone(keras.layers.Layer):
 
 
 def classifier(base, preprocessing, input_shape, num_classes, bn_statistics):
-    """Input -> Backbone -> global average pooling -> dropout 0.2 -> Dense logits."""
+    """Returns the model: Backbone, global average pooling, dropout 0.2, Dense logits."""
     inputs = keras.Input(input_shape)
     x = Backbone(base, preprocessing, bn_statistics == 'train', name='backbone')(inputs)
-    if len(x.shape) == 4:  # (B, h, w, C) -> (B, C); vit gives its class token, (B, C)
+    if len(x.shape) == 4:  # (B, h, w, C) -> (B, C); vit returns its class token, (B, C)
         x = keras.layers.GlobalAveragePooling2D(name='pooling')(x)
     x = keras.layers.Dropout(0.2, name='dropout')(x)
     outputs = keras.layers.Dense(num_classes, name='head')(x)
@@ -68,9 +71,9 @@ def classifier(base, preprocessing, input_shape, num_classes, bn_statistics):
 
 
 def build_base(name, input_shape, weights, alpha):
-    """(network without top, name of the keras.applications module that preprocesses for it).
+    """Returns a network without top, and the keras.applications module of its preprocessing.
 
-    weights: 'imagenet', the path of a .h5 file, or None for random ones.
+    weights: 'imagenet', the path of a .h5 file, or None for random weights.
     """
     try:
         if name == 'vit':
@@ -86,12 +89,12 @@ def build_base(name, input_shape, weights, alpha):
         return build(**options), build.__module__.rsplit('.', 1)[1]
     except UserError:
         raise
-    except Exception as error:  # Keras reports every failure differently; one line says which
+    except Exception as error:  # Keras raises many types of error
         raise _readable(error, name, input_shape, weights)
 
 
 def applications():
-    """Returns name -> function of the networks in keras.applications."""
+    """Returns the functions that build networks in keras.applications, by name."""
     return {name: build for name, build in vars(keras.applications).items()
             if callable(build) and name[0].isupper()}
 
@@ -101,9 +104,9 @@ def _vit(input_shape, weights):
         from vit_keras import vit
     except ImportError as error:
         raise UserError('vit needs the package vit-keras, which is not installed ({}); it exists '
-                        'for Python 3.8 to 3.11 on x86-64: see requirements.txt'.format(error))
+                        'for Python 3.8 to 3.11 on x86-64, see requirements.txt'.format(error))
     if input_shape[0] % 16 or input_shape[1] % 16:
-        raise UserError('vit takes input sizes that are multiples of 16; got {}'.format(
+        raise UserError('vit takes input sizes that are multiples of 16, not {}'.format(
             input_shape[0]))
     if weights not in (None, 'imagenet'):
         raise UserError("vit takes --weights imagenet, none or a .npz of this project; got '{}'"
@@ -113,15 +116,15 @@ def _vit(input_shape, weights):
 
 
 def _readable(error, name, input_shape, weights):
-    """The UserError for what keras.applications or vit-keras raised."""
+    """Returns a UserError in one line for an error of keras.applications or vit-keras."""
     text = ' '.join(str(error).split())
     url = re.search(r'https?://[^\s\'"]+', text)
     if weights == 'imagenet' and url:
         wanted = os.path.basename(url.group().rstrip(':.,'))
         folder = os.path.join(keras_stack.cache_folder(), 'weights' if name == 'vit' else 'models')
         return UserError(
-            'the ImageNet weights of {} could not be downloaded: wanted {}; put that file into {} '
-            'by hand, or use --weights none or --weights FILE'.format(name, wanted, folder))
+            'the ImageNet weights of {} could not be downloaded: put {} into {} by hand, or use '
+            '--weights none or --weights FILE'.format(name, wanted, folder))
     if 'nput size must be' in text or 'nput_shape' in text or 'dimension' in text:
         return UserError('{} cannot take images of {}x{}: {}'.format(name, *input_shape[:2], text))
     if weights not in (None, 'imagenet'):
@@ -130,64 +133,8 @@ def _readable(error, name, input_shape, weights):
     return UserError('{} cannot be built: {}'.format(name, text[:500]))
 
 
-def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
-    """A model saved by this project or any other Keras classifier or feature extractor.
-
-    trust: whether Python code in it, of Lambda layers, may run; else UserError where there is some.
-
-    A network that ends in a feature map (rank 4) gets a new head; one that ends in classes is used
-    with the head it has.
-    """
-    try:
-        if not trust and keras_stack.holds_code(path):
-            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
-                            'if you trust whoever made it, --trust_model'.format(path))
-        model = keras_stack.load_model(path, trust)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
-            path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))
-    _check_saved(path, model, input_shape)
-    own = [layer for layer in model.layers if isinstance(layer, Backbone)]
-    if len(model.output_shape) == 4:
-        return classifier(model, None, input_shape, num_classes, bn_statistics)
-    if model.output_shape[-1] != num_classes:
-        raise UserError("'{}' tells {} classes apart, the data has {}".format(
-            path, model.output_shape[-1], num_classes))
-    if own:
-        own[0].set_statistics(bn_statistics == 'train')
-        return model
-    inputs = keras.Input(input_shape)
-    outputs = Backbone(model, None, bn_statistics == 'train', name='backbone')(inputs)
-    return keras.Model(inputs, outputs)
-
-
-def _check_saved(path, model, input_shape):
-    """UserError for a loaded model that is no classifier, or feature extractor, of such images."""
-    inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
-    if len(inputs) != 1 or len(outputs) != 1:
-        raise UserError("'{}' has {} inputs and {} outputs; needed is a functional or Sequential "
-                        'model from one batch of images to one output'.format(
-                            path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
-    given = tuple(inputs[0].shape[1:])
-    if len(given) != 3 or given[2] not in (None, input_shape[2]):
-        raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
-                        'width x 3'.format(path, 'x'.join(map(str, given))))
-    if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
-        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
-            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
-    if len(outputs[0].shape) not in (2, 4):
-        raise UserError("'{}' gives arrays of {}; needed is a row of class scores, or a feature "
-                        'map, for each image'.format(
-                            path, 'x'.join(map(str, outputs[0].shape[1:]))))
-    if len(outputs[0].shape) == 2 and not model.trainable_weights:
-        raise UserError("'{}' has no trainable weights: set trainable = True and save it again"
-                        .format(path))
-
-
 def output_layer(model):
-    """The last layer that has weights, that of nested models too."""
+    """Returns the last layer that has weights, also inside nested models."""
     while isinstance(model, Backbone) or getattr(model, 'layers', None):
         inner = [model.base] if isinstance(model, Backbone) else model.layers
         model = [layer for layer in inner if layer.trainable_weights][-1]
@@ -195,12 +142,13 @@ def output_layer(model):
 
 
 def statistics_from_batch(model, inputs):
-    """Sets every moving statistic to that of one batch: frozen normalisation then normalises.
+    """Sets every moving statistic to that of one batch, so that frozen normalization normalizes.
+
+    inputs: one batch, in the structure that the model takes.
 
     In an untrained network with frozen statistics the signal shrinks layer by layer into denormal
-    numbers, on which some convolutions take ten times as long: nothing to time or to train.
-    inputs: one batch as the model takes it: a tensor, or a list or dict of them. Modes and momenta
-    are as before afterwards, also after an error.
+    numbers, on which some convolutions take ten times as long. Modes and momenta are restored, also
+    after an error.
     """
     layers = keras_stack.flat_layers(model)
     changed = [(layer, 'train_statistics', True) for layer in layers if isinstance(layer, Backbone)]

@@ -1,7 +1,7 @@
-"""Portable weights: they come back exactly, or are refused and nothing is assigned.
+"""Weights files: they load exactly, or are refused and nothing is assigned.
 
-`python tests/networks/test_weights.py`, run on the paper's stack, writes the files in tests/support
-that today's stack is compared with.
+On the paper's stack, `PYTHONPATH=.:tests/support python tests/networks/test_weights.py` writes the
+files in tests/support that today's stack is compared with.
 """
 
 import json
@@ -21,6 +21,7 @@ from small_models import (
     DATA,
     MOBILENET_VARIABLES,
     SMALL,
+    backbones,
     described,
     photos,
     set_to_distinct_values,
@@ -61,38 +62,44 @@ def test_weights_round_trip_exactly(weights_file):
     assert not os.path.exists(path + '.part')
 
 
+def with_normalization():
+    """Returns a classifier with a Normalization layer, as EfficientNet has one."""
+    inputs = keras.Input(SMALL)
+    x = keras.layers.Normalization(name='normalization')(inputs)
+    x = keras.layers.Conv2D(8, 3, activation='relu')(x)
+    return backbone.classifier(keras.Model(inputs, x), None, SMALL, 3, 'frozen')
+
+
 @pytest.mark.parametrize('name', ['weights.npz', keras_stack.MODEL_FILE, 'model.h5'])
-def test_what_normalization_was_set_to_survives_saving(name, tmp_path):
-    """Keras' layer of that name, in EfficientNet, reads its weights only when told to."""
-    def build(*weights):
-        return models.build_model('EfficientNetB0', (32, 32, 3), 3, *weights,
-                                  bn_statistics='frozen')
+def test_a_normalization_layer_keeps_its_statistics_when_saved(name, tmp_path):
+    """This layer of Keras computes constants from its weights, and must do so after loading."""
     keras_stack.set_seed(0)
-    model, images = build('none'), photos(batch=16)
-    layer = next(layer for layer in keras_stack.flat_layers(model)
-                 if isinstance(layer, keras.layers.Normalization))
+    model, images = with_normalization(), photos(SMALL)
+    layer = next(layer for layer in keras_stack.flat_layers(model) if layer.name == 'normalization')
     layer.set_weights([np.array([0.2, 0.5, 0.7]), np.array([0.1, 0.4, 0.9]), np.array(1)])
     layer.finalize_state()
-    backbone.statistics_from_batch(model, images)  # else the image does not show in the output
     path = str(tmp_path / name)
     if name.endswith('.npz'):
         models.save_weights(model, path)
-        again = build(path)
+        again = with_normalization()
+        models.load_weights(again, path)
     else:
         model.save(path)
-        again = models.build_model(path, (32, 32, 3), 3)
+        again = models.build_model(path, SMALL, 3)
     expected = model(images, training=False).numpy()
-    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max()
+    assert np.abs(with_normalization()(images, training=False) - expected).max() > 1e-2
     np.testing.assert_allclose(again(images, training=False).numpy(), expected, rtol=0,
                                atol=1e-5 * np.abs(expected).max())
 
 
-def test_weights_are_read_by_build_model(tmp_path):
+def test_build_model_reads_weights_and_then_freezes_statistics(tmp_path):
     path = str(tmp_path / 'weights.npz')
     model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)
+    assert backbones(model)[0].train_statistics  # the default for random weights alone
     set_to_distinct_values(model)
     models.save_weights(model, path)
     again = models.build_model('mobilenetv2', (32, 32, 3), 3, path, alpha=0.35)
+    assert not backbones(again)[0].train_statistics
     for mine, loaded in zip(values(model.weights), values(again.weights)):
         np.testing.assert_array_equal(mine, loaded)
 
@@ -138,7 +145,7 @@ def test_a_single_array_under_the_name_of_an_archive_is_refused(tmp_path):
     assert_untouched_by(small_classifier(), path, 'weights.npz')
 
 
-def test_any_damaged_byte_is_refused_or_harmless_but_never_crashes(weights_file):
+def test_a_damaged_byte_is_refused_or_harmless(weights_file):
     model, path = weights_file
     with open(path, 'rb') as whole:
         content = whole.read()
@@ -159,7 +166,7 @@ def test_any_damaged_byte_is_refused_or_harmless_but_never_crashes(weights_file)
     assert refused > 150
 
 
-def test_another_program_s_npz_is_refused(tmp_path):
+def test_a_npz_of_another_program_is_refused(tmp_path):
     path = str(tmp_path / 'weights.npz')
     np.savez(path, kernel=np.ones((3, 3)))
     assert_untouched_by(small_classifier(), path, 'is not of this project.s format')
@@ -191,11 +198,11 @@ def test_a_file_with_fewer_arrays_says_how_many(weights_file):
     assert_untouched_by(model, path, '9 trainable arrays in the file, 10 in the model')
 
 
-def test_another_number_of_classes_starts_the_head_anew_and_says_so(weights_file):
+def test_a_head_for_other_classes_is_left_out_with_a_warning(weights_file):
     model, path = weights_file
     other = small_classifier(num_classes=9)
     head = values(other.trainable_weights[-2:])
-    with pytest.warns(UserWarning, match='the head starts anew .*head/kernel 8x3 in the file'):
+    with pytest.warns(UserWarning, match='the head keeps its .*head/kernel 8x3 in the file'):
         models.load_weights(other, path)
     for mine, now in zip(head, values(other.trainable_weights[-2:])):
         np.testing.assert_array_equal(mine, now)
@@ -212,7 +219,7 @@ def test_the_same_number_of_classes_loads_without_a_warning(weights_file):
         models.load_weights(small_classifier(), weights_file[1])
 
 
-def test_weights_written_on_the_paper_s_stack_give_the_stored_output():
+def test_weights_of_the_papers_stack_give_the_stored_output():
     with open(PAPER_OUTPUT) as stored:
         expected = np.array(json.load(stored))
     model = small_classifier(num_classes=5)
@@ -222,7 +229,7 @@ def test_weights_written_on_the_paper_s_stack_give_the_stored_output():
 
 
 def stored_images():
-    """(4, 16, 16, 3) float32, the same on every version of NumPy, each of another brightness."""
+    """Returns (4, 16, 16, 3) float32 images of different brightness, equal on every NumPy."""
     return photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
 
 

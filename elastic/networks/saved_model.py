@@ -1,0 +1,105 @@
+"""Turns a saved Keras model into a classifier that can be trained."""
+
+import json
+import os
+import zipfile
+
+from tensorflow import keras
+
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks.backbone import Backbone, classifier
+
+
+def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
+    """Returns the classifier in a saved model of this project, or of any Keras user.
+
+    A network that ends in a feature map (rank 4) gets a new head; one that ends in class scores
+    keeps its own. input_shape, num_classes, bn_statistics: as for models.build_model.
+    trust: whether the Python code of Lambda layers may run. Raises UserError where there is such
+    code without trust, and for a model that cannot be used.
+    """
+    try:
+        if not trust and holds_code(path):
+            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
+                            'if you trust its author, use --trust_model'.format(path))
+        model = keras_stack.load_model(path, trust)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
+            path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))
+    _check(path, model, input_shape, num_classes)
+    keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
+    own = [layer for layer in model.layers if isinstance(layer, Backbone)]
+    if len(model.output_shape) == 4:
+        return classifier(model, None, input_shape, num_classes, bn_statistics)
+    if own:
+        own[0].set_statistics(bn_statistics == 'train')
+        return model
+    inputs = keras.Input(input_shape)
+    outputs = Backbone(model, None, bn_statistics == 'train', name='backbone')(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def _check(path, model, input_shape, num_classes):
+    """Raises UserError unless the model maps such images to class scores or a feature map."""
+    inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise UserError("'{}' has {} inputs and {} outputs; needed is a functional or Sequential "
+                        'model from one batch of images to one output'.format(
+                            path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
+    given, output = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape)
+    if len(given) != 3 or given[2] not in (None, input_shape[2]):
+        raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
+                        'width x 3'.format(path, 'x'.join(map(str, given))))
+    if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
+        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
+            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
+    if len(output) not in (2, 4):
+        raise UserError("'{}' returns arrays of {}; needed is a vector of class scores, or a "
+                        'feature map, for each image'.format(path, 'x'.join(map(str, output[1:]))))
+    if len(output) == 2 and not model.trainable_weights:
+        raise UserError("'{}' has no trainable weights: set trainable = True and save it again"
+                        .format(path))
+    if len(output) == 2 and output[-1] != num_classes:
+        raise UserError("'{}' has {} classes, the data has {}: save it with a head of that size, "
+                        'or without a head'.format(path, output[-1], num_classes))
+
+
+def holds_code(path):
+    """Returns whether a saved model has a Lambda layer; loads no layer.
+
+    Every format stores the configuration as JSON. False for a file that is no model. A damaged
+    file raises what zipfile, h5py or json raise.
+    """
+    return any(_has_lambda(json.loads(text)) for text in _configurations(path))
+
+
+def _configurations(path):
+    """Yields the JSON texts of every format that the file may be read as."""
+    if os.path.isdir(path):
+        name = os.path.join(path, 'keras_metadata.pb')
+        if os.path.exists(name):
+            with open(name, encoding='utf-8', errors='replace') as file:
+                text, at = file.read(), 0
+            while text.find('{"', at) >= 0:  # JSON among the bytes of a protocol buffer
+                begin = text.find('{"', at)
+                at = json.JSONDecoder().raw_decode(text, begin)[1]
+                yield text[begin:at]
+        return
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if 'config.json' in archive.namelist():
+                yield archive.read('config.json')
+    import h5py
+    if h5py.is_hdf5(path):
+        with h5py.File(path, 'r') as file:
+            if 'model_config' in file.attrs:
+                yield file.attrs['model_config']
+
+
+def _has_lambda(config):
+    if isinstance(config, dict):
+        return config.get('class_name') == 'Lambda' or any(map(_has_lambda, config.values()))
+    return isinstance(config, list) and any(map(_has_lambda, config))

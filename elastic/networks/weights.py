@@ -1,0 +1,61 @@
+"""Writes the weights of a model to a .npz file, and reads them back on any stack."""
+
+import warnings
+
+from elastic.command_line import UserError
+from elastic.compat.keras_stack import variable_name, weights_were_set
+from elastic.files import read_npz, write_npz
+
+WEIGHTS_FORMAT = 'elastic-weights-1'
+
+
+def save_weights(model, path):
+    """Writes all weights of a model to a .npz file, trainable arrays first, then BN statistics.
+
+    Both generations of Keras list variables in the same order, so each reads the other's file. The
+    file appears whole or not at all.
+    """
+    arrays = {}
+    for kind, variables in _kinds(model):
+        for i, variable in enumerate(variables):
+            arrays['{}/{:05d}/{}'.format(kind, i, variable_name(variable))] = variable
+    write_npz(path, WEIGHTS_FORMAT, arrays)
+
+
+def load_weights(model, path):
+    """Reads a file of save_weights into a model; assigns either every array or none.
+
+    A head (the last two trainable arrays) for another number of classes keeps its initial values,
+    with a warning. Raises UserError with all other mismatches. Reads no pickled objects.
+    """
+    stored = read_npz(path, WEIGHTS_FORMAT)
+    head = {id(variable) for variable in model.trainable_weights[-2:]}
+    assignments, mismatches, only_head = [], [], True
+    for kind, variables in _kinds(model):
+        arrays = [(key.split('/', 2)[2], stored[key]) for key in sorted(stored)
+                  if key.startswith(kind + '/')]
+        if len(arrays) != len(variables):
+            mismatches.append('{} {} arrays in the file, {} in the model'.format(
+                len(arrays), kind, len(variables)))
+            only_head = False
+        for variable, (name, array) in zip(variables, arrays):
+            own = variable_name(variable)
+            if tuple(variable.shape) == array.shape and own.split('/')[-1] == name.split('/')[-1]:
+                assignments.append((variable, array))
+                continue
+            mismatches.append('{} {} in the file, {} {} in the model'.format(
+                name, 'x'.join(map(str, array.shape)), own, 'x'.join(map(str, variable.shape))))
+            only_head = only_head and id(variable) in head
+    if mismatches and not only_head:
+        raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
+            path, len(mismatches), '\n  '.join(mismatches)))
+    if mismatches:
+        warnings.warn('{} was trained on other classes; the head keeps its initial weights '
+                      '({})'.format(path, '; '.join(mismatches)))
+    for variable, array in assignments:
+        variable.assign(array)
+    weights_were_set(model)
+
+
+def _kinds(model):
+    return (('trainable', model.trainable_weights), ('statistics', model.non_trainable_weights))

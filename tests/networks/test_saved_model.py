@@ -1,0 +1,159 @@
+"""Saved models: what loads, what gets a new head, what is refused."""
+
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import models
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.networks.saved_model import from_saved_model, holds_code
+from elastic.steps.training_step import evaluation_function
+from small_models import (
+    DATA,
+    SMALL,
+    backbones,
+    described,
+    photos,
+    saved,
+    sequential,
+    set_to_distinct_values,
+    small_base,
+    small_classifier,
+    user_classifier,
+    values,
+)
+
+# Class scores of photos of growing brightness, by models saved at commit 9773f57, when all modules
+# stood in the root: of Keras 3.15.1 and of Keras 2.7.0.
+FORMER_OUTPUTS = {
+    'saved_before_the_package.keras':
+        [[-0.6517079, -0.3490128, 0.4695595],
+         [-0.6368609, -0.3595887, 0.1896054],
+         [-1.0456942, -0.5907544, 0.2874281],
+         [-1.304004, -0.7823045, 0.295957]],
+    'saved_before_the_package.h5':
+        [[-0.873437, -0.9957624, -1.1076376],
+         [-0.3896444, -0.3502008, -1.073585],
+         [-0.4002695, -0.0587963, -0.9226031],
+         [-0.4014921, 0.1732078, -0.7819548]]}
+
+
+def test_a_model_saved_before_the_package_loads():
+    name = 'saved_before_the_package' + os.path.splitext(keras_stack.MODEL_FILE)[1]
+    model = models.build_model(os.path.join(DATA, name), SMALL, 3)
+    images = photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
+    assert len(backbones(model)) == 1 and backbones(model)[0].preprocessing == 'mobilenet_v2'
+    np.testing.assert_allclose(model(images, training=False), FORMER_OUTPUTS[name], atol=1e-5)
+
+
+def test_a_classifier_of_ours_loads_with_its_weights_and_one_backbone(tmp_path):
+    model = small_classifier()
+    set_to_distinct_values(model)
+    images = photos(SMALL)
+    again = models.build_model(saved(model, tmp_path), SMALL, 3)
+    np.testing.assert_allclose(again(images, training=False), model(images, training=False),
+                               rtol=1e-5)
+    assert len(backbones(again)) == 1
+    assert described(again) == described(model)
+
+
+@pytest.mark.parametrize('build, in_logits', [
+    (lambda: user_classifier(activation='softmax'), False),
+    (lambda: user_classifier(activation=None), True),
+    (lambda: sequential(keras.layers.Dense(3), keras.layers.Softmax()), False),
+    (lambda: sequential(keras.layers.Dense(3), keras.layers.Activation('softmax')), False),
+    (lambda: sequential(keras.layers.Dense(3, activation='softmax')), False),
+    (lambda: sequential(keras.layers.Dense(7, activation='softmax'), keras.layers.Dense(3)), True)],
+    ids=['nested softmax', 'nested logits', 'Softmax layer', 'Activation layer', 'softmax',
+         'softmax inside'])
+def test_the_loss_fits_the_kind_of_output_of_a_saved_classifier(build, in_logits, tmp_path):
+    model = models.build_model(saved(build(), tmp_path), SMALL, 3)
+    images, labels = photos(SMALL), np.array([0, 1, 2, 1])
+    outputs = model(images, training=False).numpy().astype(np.float64)
+    if in_logits:
+        outputs = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(outputs.sum(axis=1), 1, atol=1e-5)
+    by_hand = -np.log(outputs[np.arange(4), labels]).sum()
+    loss, _ = evaluation_function(model)(tf.constant(images), tf.constant(labels, tf.int32))
+    assert float(loss) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_a_saved_feature_map_gets_a_new_head_and_keeps_its_weights(tmp_path):
+    base = small_base()
+    set_to_distinct_values(base)
+    model = models.build_model(saved(base, tmp_path), SMALL, 7)
+    assert model.output_shape == (None, 7)
+    assert [keras_stack.variable_name(v) for v in model.trainable_weights[-2:]] == [
+        'head/kernel', 'head/bias']
+    for mine, loaded in zip(values(base.trainable_weights), values(model.trainable_weights)):
+        np.testing.assert_array_equal(mine, loaded)
+
+
+def test_a_saved_classifier_for_another_number_of_classes_is_refused(tmp_path):
+    path = saved(user_classifier(num_classes=4), tmp_path)
+    with pytest.raises(UserError, match='has 4 classes, the data has 3'):
+        models.build_model(path, SMALL, 3)
+
+
+def test_a_saved_model_for_another_input_size_is_refused(tmp_path):
+    path = saved(user_classifier(), tmp_path)
+    with pytest.raises(UserError, match='takes images of 16x16x3, not 32x32x3: set --input_size'):
+        models.build_model(path, (32, 32, 3), 3)
+
+
+def test_weights_beside_a_saved_model_are_never_ignored(tmp_path):
+    path = saved(user_classifier(), tmp_path)
+    with pytest.raises(UserError, match='saved model .* has its own weights'):
+        models.build_model(path, SMALL, 3, 'none')
+    h5 = str(tmp_path / 'other.h5')
+    with open(h5, 'wb') as out:
+        out.write(b'any weights')
+    with pytest.raises(UserError):
+        models.build_model(path, SMALL, 3, h5)
+
+
+# --- code in a model
+
+
+def saved_with_lambda(folder, suffix):
+    inputs = keras.Input(SMALL)
+    x = keras.layers.Lambda(lambda images: images / 255, output_shape=SMALL)(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return saved(keras.Model(inputs, keras.layers.Dense(3)(x)), folder, 'model' + suffix)
+
+
+@pytest.mark.parametrize('suffix', ['.keras', '.h5'] if keras_stack.KERAS_3 else ['.h5', ''])
+def test_a_model_with_code_in_it_is_refused_unless_trusted(tmp_path, suffix):
+    path = saved_with_lambda(tmp_path, suffix)
+    with pytest.raises(UserError, match='Lambda layer, .*--trust_model'):
+        from_saved_model(path, SMALL, 3, 'frozen')
+    assert from_saved_model(path, SMALL, 3, 'frozen', trust=True).output_shape == (None, 3)
+
+
+def test_a_layer_named_lambda_needs_no_trust(tmp_path):
+    inputs = keras.Input(SMALL)
+    x = keras.layers.GlobalAveragePooling2D(name='Lambda')(inputs)
+    path = saved(keras.Model(inputs, keras.layers.Dense(3)(x)), tmp_path)
+    assert from_saved_model(path, SMALL, 3, 'frozen').output_shape == (None, 3)
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'not a model', b'PK\x03\x04', b'\x89HDF\r\n\x1a\n' + bytes(100)])
+def test_a_file_that_is_no_saved_model_is_refused(tmp_path, content):
+    path = tmp_path / keras_stack.MODEL_FILE
+    path.write_bytes(content)
+    with pytest.raises(UserError, match='is not a saved Keras model that this stack can read'):
+        models.build_model(str(path), SMALL, 3)
+
+
+def test_code_is_found_in_a_zip_with_any_spacing(tmp_path):
+    path = str(tmp_path / 'model.keras')
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('config.json', json.dumps({'class_name': 'Lambda'}))
+    assert holds_code(path)
