@@ -21,20 +21,17 @@ from elastic.runs.progress import announce, epoch_label, print_epoch, record_epo
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.cache_costs import Budget, CachePrices
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
-from elastic.selection.importance import Evaluator, Trial, evaluate_importance
+from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.steps.epoch import (
     READ,
     Diverged,
     EpochProgress,
-    EpochResult,
     plain_calls,
     run_epoch,
     validate,
 )
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.prefix_cut import Cut
 from elastic.steps.training_step import evaluation_function, optimizer_for
-from elastic.timing.table import CachePrice, Profile, TensorTimings
 from selection_solver_DP import choose_tensors, layers_of, reachable
 
 
@@ -46,10 +43,6 @@ def step_maker(model, dataset, settings, penalty=None):
 
 
 # ---------------------------------------------------------------- the loop
-
-# What checkpoints hold.
-RECORDS = (Choice, Trial, TensorTimings, Profile, CachePrice, Cut, EpochResult)
-
 
 class _Run:
     """What changes while a run trains, but for the scheme, the cache and the clock.

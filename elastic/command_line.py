@@ -1,6 +1,6 @@
-"""What the command lines share: argument types, one-line errors, aligned tables, quiet start-up.
+"""What all command lines share: flags, one-line errors, aligned tables, a quiet TensorFlow.
 
-Imports nothing heavy, so that `--help` and a mistyped flag answer at once.
+Imports nothing heavy: `--help` and a mistyped flag answer at once.
 """
 
 import argparse
@@ -16,44 +16,43 @@ import warnings
 
 from elastic.settings import AUGMENTATIONS, LOGS_DIR, MODEL, TRAINING
 
-VERSION = '1.0.0'  # CHANGELOG.md tells what is new
-
+VERSION = '1.0.0'
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERMISSIONS = (errno.EACCES, errno.EPERM)
-DISK_REMEDY = ('; once the disk takes files again, run the same command to resume from the last '
-               'checkpoint, if there is one')
+DISK_REMEDY = ('; once the disk can be written again, run the same command to resume from the '
+               'last checkpoint, if there is one')
 
 
 class UserError(ValueError):
-    """Something the user gave cannot be used.
+    """Says that something the user gave cannot be used.
 
     The message says what was given, what is allowed and what to do. Its first line stands alone;
-    further lines, where there are any, list details. Scripts print it and exit with status 2.
+    any further lines list details. Scripts print it and exit with status 2.
     """
 
 
 def nearest(given, allowed):
-    """` (did you mean 'x'?)` for the allowed name nearest to `given`, or an empty string."""
+    """Returns ` (did you mean 'x'?)` with the most similar allowed name, or an empty string."""
     by_lower = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
     return " (did you mean '{}'?)".format(by_lower[close[0]]) if close else ''
 
 
 def first_line(error):
-    """Of an error's text, 200 characters at most."""
+    """Returns the first line of an error's text, at most 200 characters."""
     return (str(error).strip().splitlines() or [''])[0][:200]
 
 
 def finite(text):
-    """Returns the number in a text or in a cell of a table; ValueError where it is not finite."""
+    """Returns the number that a text holds; raises ValueError unless it is finite."""
     if not math.isfinite(float(text)):
         raise ValueError
     return float(text)
 
 
 def one_of(given, allowed, what):
-    """`given` itself if it is one of `allowed`; UserError naming the nearest one otherwise."""
+    """Returns `given` if it is one of `allowed`; else raises UserError with the most similar."""
     if given in allowed:
         return given
     raise UserError("unknown {} '{}'{}; allowed: {}".format(
@@ -61,7 +60,7 @@ def one_of(given, allowed, what):
 
 
 def boolean(text):
-    """argparse type of a flag that may be bare, 1/0 or true/false: never 'False' read as true."""
+    """Is the argparse type of a boolean: 'False' is never read as true."""
     value = {'1': True, 'true': True, 'yes': True, '0': False, 'false': False, 'no': False}.get(
         text.lower())
     if value is None:
@@ -70,7 +69,7 @@ def boolean(text):
 
 
 def number(kind, low=None, high=None, above=None, below=None):
-    """argparse type: a finite number of `kind` with low <= x <= high and above < x < below."""
+    """Returns an argparse type: finite numbers of `kind`, low <= x <= high, above < x < below."""
     limits = [text for text, bound in (('at least {}'.format(low), low),
                                        ('above {}'.format(above), above),
                                        ('at most {}'.format(high), high),
@@ -91,15 +90,15 @@ def number(kind, low=None, high=None, above=None, below=None):
 
 
 def add_flag(parser, name, help_text, default=False):
-    """Adds a boolean flag that may be given bare, or with 1/0, true/false."""
+    """Adds a boolean flag, which may be bare or followed by 1/0 or true/false."""
     parser.add_argument(name, type=boolean, nargs='?', const=True, default=default, metavar='BOOL',
                         help=help_text + (' (default: true)' if default else ''))
 
 
 def add_model_flags(parser):
-    """Adds the flags that decide what is timed, common to training and profiling; and --version."""
+    """Adds --version and the flags that training and profiling share."""
     parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
-    parser.add_argument('--model_name', default='resnet50', metavar='NAME',
+    parser.add_argument('--model_name', default=MODEL.model_name, metavar='NAME',
                         help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
                              'the path of a saved Keras model (default: %(default)s)')
     add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
@@ -109,12 +108,13 @@ def add_model_flags(parser):
                              'digits_shifted, digits_inverted or folder:PATH '
                              '(default: %(default)s)')
     parser.add_argument('--data_dir', metavar='DIR',
-                        help='where TensorFlow Datasets keeps its data')
+                        help='folder of TensorFlow Datasets')
     parser.add_argument('--augmentation', choices=AUGMENTATIONS,
-                        help='what is drawn for training images: a flip, and a turn of up to 72 '
-                             'degrees; none where that makes another class of an image, as of '
-                             'letters (default: none for digits*, flip+rotate for any other data)')
-    parser.add_argument('--input_size', type=number(int, low=8), default=224, metavar='PIXELS',
+                        help='flip training images at random and rotate them by up to 72 degrees; '
+                             'use none where that changes the class, as for letters (default: '
+                             'none for digits*, flip+rotate for all other data)')
+    parser.add_argument('--input_size', type=number(int, low=8), default=MODEL.input_size,
+                        metavar='PIXELS',
                         help='images are resized to this square (default: %(default)s)')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
                         help='images per step (default: %(default)s)')
@@ -128,28 +128,27 @@ def add_model_flags(parser):
                         default=TRAINING.weight_decay, metavar='X',
                         help='decoupled, times the learning rate (default: %(default)s)')
     parser.add_argument('--clip_norm', type=number(float, above=0), metavar='X',
-                        help="shorten each tensor's gradient to this norm where it is longer, "
-                             'with every scheme: for losses that are no longer finite (default: '
-                             'never)')
+                        help="clip the norm of each tensor's gradient to X, with every scheme: "
+                             'helps where the loss stops being finite (default: no clipping)')
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
-                        help="ops that TensorFlow may run at once; 0: its own choice, one per "
-                             'core, the fastest where we measured (default: %(default)s)')
+                        help='ops that TensorFlow may run at once; 0: one per core, its own '
+                             'choice and the fastest that we measured (default: %(default)s)')
     parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
-                        help='where runs and timing tables are written (default: %(default)s)')
+                        help='folder of runs and timing tables (default: %(default)s)')
 
 
 def settings_of(args, kind):
-    """Returns the NamedTuple `kind` whose fields are the flags of the same names."""
+    """Returns the NamedTuple `kind`, each field from the argument of its name."""
     return kind(**{field: getattr(args, field) for field in kind._fields})
 
 
 def in_one_line(error):
-    """What a model or a flag made TensorFlow or Keras raise, in one line that names the layer.
+    """Returns one line that names the layer for an error that a model or a flag causes.
 
-    None for any other error: that is a bug, and its traceback is wanted.
+    Returns None for any other error: that is a bug, whose traceback is wanted.
     """
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
-    chain = [error]  # tf.function raises another error in its place, AutoGraph hides what it was
+    chain = [error]  # tf.function raises a second error, AutoGraph hides the first
     while chain[-1].__context__ is not None and (
             not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
         chain.append(chain[-1].__context__)
@@ -173,18 +172,18 @@ def in_one_line(error):
 
 
 def _is_ours(path):
-    """Whether a file is of this project."""
+    """Returns whether a file belongs to this project."""
     package = os.path.dirname(os.path.abspath(__file__))
     path = os.path.abspath(path or os.sep)
     return path.startswith(package + os.sep) or os.path.dirname(path) == os.path.dirname(package)
 
 
 def _layer(chain, frames):
-    """(name, class) of the innermost layer that was at work; None for none, or where it is ours."""
-    # AutoGraph drops frames of Keras 2.7, which names the layer itself.
-    told = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
-    if told and told[-1][1] != 'Backbone':
-        return told[-1]
+    """Returns (name, class) of the innermost layer that was running; None for one of ours."""
+    # AutoGraph drops the frames of Keras 2.7, whose message names the layer.
+    named = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
+    if named and named[-1][1] != 'Backbone':
+        return named[-1]
     tensorflow = sys.modules.get('tensorflow')
     for frame in reversed(frames if tensorflow else []):
         layer = frame.f_locals.get('self')
@@ -196,7 +195,7 @@ def _layer(chain, frames):
 
 
 def _place(chain, frames):
-    """`layer 'x' (Class): `, `node layer/Op: ` as TensorFlow names it, or nothing."""
+    """Returns `layer 'x' (Class): `, else `node layer/Op: `, else an empty string."""
     layer = _layer(chain, frames)
     if layer:
         return "layer '{}' ({}): ".format(*layer)
@@ -207,13 +206,13 @@ def _place(chain, frames):
 
 
 def _reason(error):
-    """The line of an error's text that tells most: the last one before TensorFlow names a node."""
+    """Returns the most specific line of an error's text."""
     text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
     lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]
     calls = [i for i, line in enumerate(lines) if 'Exception encountered when calling' in line]
-    if calls and calls[-1] + 1 < len(lines):  # so Keras 2.7 begins what it passes on
+    if calls and calls[-1] + 1 < len(lines):  # Keras 2.7 puts the reason below
         return lines[calls[-1] + 1][:400]
-    if lines[0] == 'in user code:':  # tf.function's way to say where
+    if lines[0] == 'in user code:':  # tf.function puts the place above
         lines = [line for line in lines if re.match(r'\w+(Error|Exception): ', line)] or lines
         return lines[-1][:400]
     nodes = [i for i, line in enumerate(lines) if line.startswith('[[')]
@@ -221,9 +220,9 @@ def _reason(error):
 
 
 def run(main, argv=None):
-    """Calls main(argv) and exits: a UserError as one line on stderr with status 2.
+    """Calls main(argv) and exits with its result.
 
-    So does what a model or a flag made TensorFlow raise.
+    A UserError, and any error that a model or a flag causes, is printed as one line; status 2.
     """
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
     try:
@@ -243,10 +242,10 @@ def run(main, argv=None):
 
 
 def quiet_tensorflow():
-    """Imports TensorFlow without its start-up notices, which no log level silences.
+    """Imports TensorFlow without its start-up notices.
 
-    They are written straight to file descriptor 2 by its C++ side. If the import fails they are
-    shown after all. A user who set TF_CPP_MIN_LOG_LEVEL sees everything.
+    No log level silences them: C++ writes them to file descriptor 2. They are shown if the import
+    fails, or if the user has set TF_CPP_MIN_LOG_LEVEL.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
         return
@@ -270,27 +269,39 @@ def quiet_tensorflow():
 
 
 def usable_cpus():
-    """Set of the numbers of the CPUs that this process may use; all where the system tells none."""
+    """Returns the numbers of the CPUs that this process may use, a set."""
     if hasattr(os, 'sched_getaffinity'):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
-def start_tensorflow(inter_op_threads=0):
-    """Imports TensorFlow quietly and sets the number of ops it may run at once (0: its own)."""
+def start_tensorflow(inter_op_threads=0, deterministic=False, seed=None):
+    """Imports TensorFlow quietly and sets its threads, determinism and seed.
+
+    inter_op_threads: ops that may run at once; 0: TensorFlow's own choice.
+    Raises UserError if this TensorFlow has no deterministic ops.
+    """
     quiet_tensorflow()
     import tensorflow as tf
-    if inter_op_threads != tf.config.threading.get_inter_op_parallelism_threads():
-        tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
+
     from elastic.compat import keras_stack
     keras_stack.keep_tracebacks()  # in_one_line reads them
+    if inter_op_threads != tf.config.threading.get_inter_op_parallelism_threads():
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads)
+    if deterministic:
+        if not hasattr(tf.config.experimental, 'enable_op_determinism'):
+            raise UserError('--deterministic needs TensorFlow 2.9 or later; this is {}'.format(
+                tf.__version__))
+        tf.config.experimental.enable_op_determinism()
+    if seed is not None:
+        keras_stack.set_seed(seed)
 
 
 def table(header, rows, align=None):
-    """Text of a table with aligned columns.
+    """Returns the text of a table with aligned columns.
 
-    header: column titles, with units; rows: sequences of str or numbers already formatted;
-    align: one of '<' or '>' per column (default: first column left, the others right).
+    header: column titles, with units. rows: sequences of str or int.
+    align: one '<' or '>' per column; default: the first column left, the others right.
     """
     rows = [[str(cell) for cell in row] for row in rows]
     align = align or '<' + '>' * (len(header) - 1)

@@ -1,22 +1,40 @@
-"""The flags of main.py: what they are and may be, and which of them decide a run's outcome."""
+"""The flags of main.py: what they may be, and which of them decide a run's outcome."""
 
 import argparse
 import os
 
 from elastic import command_line
-from elastic.command_line import UserError, number
+from elastic.cache.stores import check_cache_flags
+from elastic.command_line import UserError, number, settings_of
+from elastic.data.images import check_dataset_name
 from elastic.device.meter_log import check_meter
+from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import DATA, MODEL, TRAINING, VIEWS, statistics_of
+from elastic.settings import (
+    CACHE,
+    DATA,
+    MODEL,
+    PRUNE,
+    RECORDING,
+    TRAINING,
+    VIEWS,
+    CacheSettings,
+    DataSettings,
+    ModelSettings,
+    RecordSettings,
+    RunSettings,
+    Settings,
+    statistics_of,
+)
 
-ALIASES = {'prunetrain': 'prune_training'}
+ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
              'elastic_training_grad_magnitude': 'grad_magnitude'}
 
 
 def parse_arguments(argv=None):
-    """The arguments as given; check_arguments makes them whole."""
+    """Returns the arguments as given; check_arguments completes them."""
     parser = argparse.ArgumentParser(
         usage='%(prog)s [--flag VALUE ...]',  # all of them would hide the error beneath
         description='Trains one network with one scheme, fully or elastically.',
@@ -32,16 +50,16 @@ def parse_arguments(argv=None):
 
 
 def _add_training_flags(parser):
-    parser.add_argument('--train_type', default='elastic_training', metavar='TYPE',
+    parser.add_argument('--train_type', default=TRAINING.train_type, metavar='TYPE',
                         help='{} (default: %(default)s)'.format(', '.join(SCHEMES)))
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
-                        help='checked against the data set, which decides by default')
+                        help='must match the data set (default: that of the data set)')
     parser.add_argument('--learning_rate', type=number(float, low=0),
                         default=TRAINING.learning_rate, metavar='X',
-                        help='the highest; decays to 0 on a cosine (default: %(default)s)')
+                        help='the peak; decays to 0 on a cosine (default: %(default)s)')
     parser.add_argument('--warmup_steps', type=number(int, low=0),
                         default=TRAINING.warmup_steps, metavar='N',
-                        help='raise the learning rate to its highest over the first N steps '
+                        help='raise the learning rate linearly to its peak over the first N steps '
                              '(default: %(default)s)')
     parser.add_argument('--num_epochs', type=number(int, low=1), default=TRAINING.num_epochs,
                         metavar='N', help='(default: %(default)s)')
@@ -53,24 +71,25 @@ def _add_training_flags(parser):
                              'also turns off dropout and stochastic depth inside the base, as in '
                              'the original, or train (default with --weights none)')
     parser.add_argument('--seed', type=number(int, low=0), default=TRAINING.seed, metavar='N',
-                        help='of data order, augmentation, dropout, new weights '
+                        help='fixes data order, augmentation, dropout and new weights '
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--deterministic',
-                          'bit-identical runs of one seed, slower (from TensorFlow 2.9)')
+                          'give bit-identical runs for one seed; slower, needs TensorFlow 2.9')
 
 
 def _add_data_flags(parser):
     parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
-                        help='end an epoch after so many steps, each epoch on other images '
+                        help='end each epoch after N steps; every epoch has other images '
                              '(default: all training images)')
     parser.add_argument('--train_images', type=number(int, low=2), metavar='N',
-                        help='train on N images only, of each class equally many as far as it has '
-                             'them, the same ones whatever seed and scheme (default: all)')
+                        help='train on only N images, the same number of each class where it has '
+                             'enough, and the same images for every seed and scheme (default: all)')
     command_line.add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot '
                           'be read when the run starts; the summary counts them')
     parser.add_argument('--views', choices=VIEWS, default=DATA.views,
-                        help='augment each image anew in every epoch, or as before for --interval '
-                             'epochs (0: always), with every scheme (default: %(default)s)')
+                        help='fresh: draw new augmentations in every epoch; held: keep those of '
+                             'each image for --interval epochs (0: for the whole run), with every '
+                             'scheme (default: %(default)s)')
     parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
                         help='test on N batches, evenly spaced among the test images '
                              '(default: all)')
@@ -79,63 +98,65 @@ def _add_data_flags(parser):
 def _add_elastic_flags(parser):
     parser.add_argument('--rho', type=number(float, above=0, high=1), default=TRAINING.rho,
                         metavar='X',
-                        help='step time as a share of full training, 0.5 = twice as fast; '
-                             'with a prefix cache the mean of the run (default: %(default)s)')
+                        help='step time as a share of full training, 0.5 = twice as fast; with a '
+                             'prefix cache the mean over the run (default: %(default)s)')
     parser.add_argument('--interval', type=number(int, low=0), default=TRAINING.interval,
-                        metavar='EPOCHS', help='select again every so many epochs; 0: once; see '
-                                               'also --views (default: %(default)s)')
+                        metavar='EPOCHS', help='epochs from one selection to the next; 0: select '
+                                               'only once; also used by --views (default: '
+                                               '%(default)s)')
     parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
-                        help='{} (default: {}); fisher squares the '
-                             "batch's mean gradient, not each example's".format(
-                                 ', '.join(METRICS), TRAINING.importance))
+                        help='{} (default: {}); fisher squares the mean gradient of the batch, '
+                             "not each example's".format(', '.join(METRICS), TRAINING.importance))
     parser.add_argument('--granularity', choices=('tensor', 'layer'),
                         default=TRAINING.granularity,
-                        help='choose single tensors, or all of a layer together '
-                             '(default: %(default)s)')
+                        help='select single tensors, or whole layers (default: %(default)s)')
     parser.add_argument('--probe_batches', type=number(int, low=1),
                         default=TRAINING.probe_batches, metavar='N',
-                        help='batches each importance is averaged over (default: %(default)s)')
+                        help='batches that each importance is averaged over (default: '
+                             '%(default)s)')
     command_line.add_flag(parser, '--closed_loop',
-                          'measure both passes anew at each selection, so that rho holds '
-                          'while the device changes speed; always off with --deterministic',
+                          'time both passes again at each selection, so that rho holds while the '
+                          'device changes speed; always off with --deterministic',
                           default=TRAINING.closed_loop)
 
 
 def _add_cache_flags(parser):
-    parser.add_argument('--prefix_cache', choices=('auto', 'on', 'off'), default='auto',
-                        help='compute the layers in front of the tensors in training once for each '
-                             'image and selection, and read the result back: auto where images '
-                             'come back unchanged; on holds views for that (default: %(default)s)')
+    parser.add_argument('--prefix_cache', choices=('auto', 'on', 'off'),
+                        default=CACHE.prefix_cache,
+                        help='compute the frozen layers in front of the trained tensors once for '
+                             'each image and selection, and reuse their output: auto where images '
+                             'come back unchanged; on sets --views held (default: %(default)s)')
     parser.add_argument('--cache_dir', metavar='DIR',
-                        help='of a prefix cache that does not fit into memory (default: '
+                        help='folder for a prefix cache that does not fit into memory (default: '
                              '--logs_dir)')
     parser.add_argument('--cache_gb', type=number(float, above=0), metavar='GB',
-                        help='it may take that much disk (default: half of what is free)')
+                        help='the most disk that it may take (default: half of what is free)')
 
 
 def _add_pruning_flags(parser):
     parser.add_argument('--prune_interval', type=number(int, low=0),
                         default=TRAINING.prune_interval, metavar='EPOCHS',
-                        help='remove vanished channels every so many epochs; 0: '
-                             'never (default: %(default)s)')
+                        help='epochs from one removal of vanished channels to the next; 0: never '
+                             'remove any (default: %(default)s)')
     parser.add_argument('--prune_penalty_ratio', type=number(float, above=0, below=1),
                         default=TRAINING.prune_penalty_ratio, metavar='X',
-                        help='share of the group lasso in loss plus penalty before '
-                             'training (default: %(default)s)')
+                        help='share of the group lasso in loss plus penalty before training '
+                             '(default: %(default)s)')
     parser.add_argument('--prune_threshold', type=number(float, above=0),
-                        default=TRAINING.prune_threshold,
-                        metavar='X', help='a channel has vanished where all its '
-                                          'weights are smaller (default: %(default)s)')
+                        default=TRAINING.prune_threshold, metavar='X',
+                        help='a channel has vanished when all its weights are smaller (default: '
+                             '%(default)s)')
 
 
 def _add_record_flags(parser):
-    parser.add_argument('--run_name', default='auto', metavar='NAME',
+    parser.add_argument('--run_name', default=RECORDING.run_name, metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
-    parser.add_argument('--checkpoint_minutes', type=number(float, above=0), default=10,
-                        metavar='X', help='an interrupted run resumes from the end of its last '
-                        'epoch, or from where it was at most so long ago (default: %(default)s)')
-    command_line.add_flag(parser, '--restart', 'start over what is there under this name, '
-                          'interrupted or finished')
+    parser.add_argument('--checkpoint_minutes', type=number(float, above=0),
+                        default=RECORDING.checkpoint_minutes, metavar='X',
+                        help='write a checkpoint at least this often, besides those at the end of '
+                             'epochs (default: %(default)s)')
+    command_line.add_flag(parser, '--restart', 'discard the run of this name, interrupted or '
+                          'finished, and start over')
     command_line.add_flag(parser, '--save_model',
                           'keep the trained weights and model in checkpoint/')
     command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
@@ -145,15 +166,12 @@ def _add_record_flags(parser):
 
 
 def check_arguments(args):
-    """The arguments with aliases and names resolved; UserError for any that cannot work."""
-    from elastic.cache.stores import check_cache_flags
-    from elastic.data.images import check_dataset_name
-    from elastic.networks.names import canonical_name, check_weights
+    """Returns the arguments with names and defaults resolved; UserError if one cannot work."""
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
-        raise UserError('--train_type {} uses {}; --importance {} contradicts it'.format(
+        raise UserError('--train_type {} uses {}; leave --importance {} out'.format(
             args.train_type, metric, args.importance))
     args.importance = metric or args.importance or TRAINING.importance
     check_dataset_name(args.dataset_name)
@@ -168,60 +186,69 @@ def check_arguments(args):
     args.closed_loop = args.closed_loop and not args.deterministic
     if args.prefix_cache == 'on':
         if args.bn_statistics == 'train':
-            raise UserError('--prefix_cache on needs --bn_statistics frozen: with statistics of '
-                            "the batch, an image's activations depend on the others")
+            raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
+                            "statistics, an image's activations depend on the rest of its batch")
         args.views = 'held'
-    if args.run_name != 'auto':
-        check_run_name(args.run_name, args.logs_dir)
+    if args.run_name != RECORDING.run_name:
+        args.run_name = checked_run_name(args.run_name, args.logs_dir)
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
-    args.run_name = run_name(args)
+    if args.run_name == RECORDING.run_name:
+        args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
+                                         args.rho, args.seed)
     return args
 
 
-def is_elastic(args):
-    """Whether tensors are chosen anew while the run trains."""
-    return args.train_type.startswith('elastic')
-
-
-def may_use_cache(args):
-    """Whether layers next to the input may be frozen."""
-    return SCHEMES[args.train_type].frozen_front
-
-
-def check_run_name(name, logs_dir):
-    """UserError where a run of this name would not lie below `logs_dir`."""
-    if not name.strip() or os.path.isabs(name) or '..' in name.replace('\\', '/').split('/') or (
-            os.path.normpath(name) == '.'):
+def checked_run_name(name, logs_dir):
+    """Returns the name as a plain path; UserError if it does not lie below `logs_dir`."""
+    plain = os.path.normpath(name)
+    if not name.strip() or os.path.isabs(name) or plain == '.' or (
+            '..' in name.replace('\\', '/').split('/')):
         raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(name, logs_dir))
+    return plain
 
 
-def run_name(args):
-    """Returns the path of the run's folder below --logs_dir."""
-    if args.run_name == 'auto':
-        plain = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0]
-        data = args.dataset_name.replace('folder:', '').strip('/').replace('/', '-')
-        name = '{}_{}_{}'.format(plain, data, args.train_type)
-        return name + ('_rho{:g}'.format(args.rho) if is_elastic(args) else '') + (
-            '_seed{}'.format(args.seed) if args.seed else '')
-    return os.path.normpath(args.run_name)
+def default_run_name(model_name, dataset_name, train_type, rho, seed):
+    """Returns the name of a run that was given none."""
+    plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
+    data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
+    return '{}_{}_{}'.format(plain, data, train_type) + (
+        '_rho{:g}'.format(rho) if is_elastic(train_type) else '') + (
+        '_seed{}'.format(seed) if seed else '')
 
 
-NO_SETTINGS = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',
-               'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images')
+def is_elastic(train_type):
+    """Returns whether the scheme selects tensors while the run trains."""
+    return train_type.startswith('elastic')
 
 
 def run_settings(args):
-    """dict of what decides the outcome of a run: a folder is reused only by the same."""
-    settings = {flag: value for flag, value in vars(args).items()
-                if flag not in NO_SETTINGS}
-    if not is_elastic(args):
-        settings.update(dict.fromkeys(('rho', 'interval', 'importance', 'granularity',
-                                       'probe_batches', 'closed_loop')))
-    if args.views == 'held':  # of every scheme
-        settings['interval'] = args.interval
-    if not may_use_cache(args):
-        settings['prefix_cache'] = None
-    if args.train_type != 'prune_training':
-        settings.update(dict.fromkeys(('prune_interval', 'prune_penalty_ratio',
-                                       'prune_threshold')))
-    return settings
+    """Returns the RunSettings of checked arguments."""
+    return RunSettings(args.dataset_name, args.batch_size, args.num_classes, args.inter_op_threads,
+                       args.deterministic, *[settings_of(args, kind) for kind in (
+                           ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)])
+
+
+NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',
+                'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images')
+
+
+def decisive_settings(settings):
+    """Returns a dict of the flags that decide a run's outcome: only the same reuse its folder.
+
+    settings: RunSettings. A flag that does not apply to the scheme is None.
+    """
+    found = {}
+    for name, value in settings._asdict().items():
+        found.update(value._asdict() if hasattr(value, '_asdict') else {name: value})
+    for name in NOT_DECISIVE:
+        del found[name]
+    scheme = settings.training.train_type
+    irrelevant = [] if is_elastic(scheme) else [
+        'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop']
+    if not is_elastic(scheme) and settings.data.views != 'held':  # held views last an interval
+        irrelevant.append('interval')
+    if not SCHEMES[scheme].frozen_front:
+        irrelevant.append('prefix_cache')
+    if scheme != PRUNE:
+        irrelevant += ['prune_interval', 'prune_penalty_ratio', 'prune_threshold']
+    return dict(found, **dict.fromkeys(irrelevant))

@@ -1,8 +1,9 @@
-"""Settings of a run and their defaults, from which every command line takes its own.
+"""The settings of a run and their defaults, from which every command line takes its own.
 
 Imports nothing heavy: `--help` and a wrong flag answer at once. flags.py explains each setting.
 """
 
+import os
 from typing import NamedTuple, Optional
 
 LOGS_DIR = 'logs'
@@ -17,9 +18,16 @@ PAPER_SETS = {  # the paper's: classes, training images, test images
 
 class ModelSettings(NamedTuple):
     """How models.build_model makes a network."""
+    model_name: str = 'resnet50'
+    input_size: int = 224
     weights: str = 'imagenet'
     alpha: float = 1.0
-    bn_statistics: Optional[str] = None  # see statistics_of
+    bn_statistics: Optional[str] = None  # None: decided by statistics_of
+    trust_model: bool = False
+
+    @property
+    def image_shape(self):
+        return self.input_size, self.input_size, 3
 
 
 MODEL = ModelSettings()  # the defaults
@@ -51,6 +59,7 @@ class Settings(NamedTuple):
     prune_penalty_ratio: float = 0.2
     prune_threshold: float = 1e-4
     seed: int = 0
+    train_type: str = ELASTIC
 
 
 TRAINING = Settings()  # the defaults
@@ -81,3 +90,46 @@ class DataSettings(NamedTuple):
 
 
 DATA = DataSettings()  # the defaults
+
+
+class CacheSettings(NamedTuple):
+    """Whether a run has a prefix cache, and where it may lie."""
+    prefix_cache: str = 'auto'
+    cache_dir: Optional[str] = None
+    cache_gb: Optional[float] = None
+
+
+CACHE = CacheSettings()  # the defaults
+
+
+class RecordSettings(NamedTuple):
+    """Where a run is recorded, and what is kept of it."""
+    logs_dir: str = LOGS_DIR
+    run_name: str = 'auto'
+    checkpoint_minutes: float = 10
+    restart: bool = False
+    save_model: bool = False
+    save_txt: bool = False
+    meter_csv: Optional[str] = None
+
+    @property
+    def folder(self):
+        """The run's folder."""
+        return os.path.join(self.logs_dir, self.run_name)
+
+
+RECORDING = RecordSettings()  # the defaults
+
+
+class RunSettings(NamedTuple):
+    """All settings of one run of main.py."""
+    dataset_name: str
+    batch_size: int
+    num_classes: Optional[int]
+    inter_op_threads: int
+    deterministic: bool
+    model: ModelSettings
+    data: DataSettings
+    training: Settings
+    cache: CacheSettings
+    records: RecordSettings

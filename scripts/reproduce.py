@@ -44,8 +44,8 @@ def is_done(run):
     """Returns whether the run is finished; raises UserError if it has other settings."""
     import main
     from elastic.runs.folder import is_finished
-    args = main.check_arguments(arguments_of(run))
-    return is_finished(os.path.join(args.logs_dir, args.run_name), main.run_settings(args))
+    settings = main.run_settings(main.check_arguments(arguments_of(run)))
+    return is_finished(settings.records.folder, main.decisive_settings(settings))
 
 
 def finished_names(runs):

@@ -46,19 +46,20 @@ def test_a_real_process_says_so_in_one_line(tmp_path):
 def test_where_a_cache_lies_does_not_decide_the_outcome_of_a_run(tmp_path):
     one = checked(tmp_path, '--cache_dir', str(tmp_path), '--cache_gb', '0.5')
     assert one.cache_gb == 0.5
-    assert main.run_settings(one) == main.run_settings(checked(tmp_path))
+    assert main.decisive_settings(main.run_settings(one)) == main.decisive_settings(
+        main.run_settings(checked(tmp_path)))
 
 
 # ---------------------------------------------------------------- whether there is one
 
 def cache_of(tmp_path, *more):
     """(PrefixCache or None) of these flags and the digits."""
-    args = checked(tmp_path, *(FROZEN + list(more)))
-    return main.prefix_cache_of(args, main.load_data(args))
+    settings = main.run_settings(checked(tmp_path, *(FROZEN + list(more))))
+    return main.prefix_cache_of(settings, main.load_data(settings))
 
 
 AUGMENTED = ['--augmentation', 'flip+rotate']
-FRESH = 'no prefix cache: images are augmented anew in each epoch; --views held holds them'
+FRESH = 'no prefix cache: each epoch draws new augmentations; --views held keeps them'
 ONE_EPOCH = 'no prefix cache: no image comes back in one epoch'
 
 
@@ -99,7 +100,7 @@ def test_on_holds_views(tmp_path):
 def test_asked_for_where_nothing_comes_back_is_refused(tmp_path):
     with pytest.raises(UserError, match='--prefix_cache on: no image comes back in one epoch'):
         cache_of(tmp_path, '--prefix_cache', 'on', '--num_epochs', '1')
-    with pytest.raises(UserError, match='--prefix_cache on: images are augmented anew'):
+    with pytest.raises(UserError, match='--prefix_cache on: each epoch draws new augmentations'):
         cache_of(tmp_path, '--prefix_cache', 'on', '--interval', '1', *AUGMENTED)
 
 

@@ -69,7 +69,8 @@ def test_interrupted_run_starts_over(logs, capsys):
     arguments = arguments + ['--run_name', 'two', '--train_type', 'traditional_tl_training',
                              '--num_epochs', '1']
     (folder / 'two').mkdir()
-    settings = main.run_settings(main.check_arguments(main.parse_arguments(arguments)))
+    settings = main.decisive_settings(main.run_settings(main.check_arguments(
+        main.parse_arguments(arguments))))
     (folder / 'two' / 'settings.json').write_text(json.dumps(settings))
     (folder / 'two' / 'epochs.csv').write_text('half a line')
     (folder / 'two' / 'summary.json').write_text('')  # the power failed as it was written
@@ -99,9 +100,9 @@ def test_a_run_that_another_process_finished_meanwhile_is_kept(logs, capsys, mon
     folder, arguments = logs
     load = main.load_data
 
-    def load_slowly(args):
+    def load_slowly(settings):
         shutil.copytree(str(folder / 'one'), str(folder / 'late'))
-        return load(args)
+        return load(settings)
     monkeypatch.setattr(main, 'load_data', load_slowly)
     assert main.main(arguments + ['--run_name', 'late']) == 0
     assert 'already finished with the same settings' in capsys.readouterr().out
@@ -228,9 +229,9 @@ def test_profiler_command_prints_and_writes_its_table(tmp_path, capsys):
     assert '12 epochs of 5,994 images' in out
     assert profiler.main(arguments + digits) == 0
     assert costs_in(capsys.readouterr().out) == first
-    args = main.check_arguments(main.parse_arguments(arguments + digits))
-    model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', args.alpha, args.bn_statistics)
-    main.profile(args, model, main.load_data(args))
+    settings = main.run_settings(main.check_arguments(main.parse_arguments(arguments + digits)))
+    model = build_model('mobilenetv2', (32, 32, 3), 10, 'none', 0.35, 'frozen')
+    main.profile(settings, model, main.load_data(settings))
     assert 'timing table: ' in capsys.readouterr().out
 
 

@@ -249,10 +249,11 @@ def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkey
 
 def test_a_run_with_other_settings_under_that_name_is_an_error(here):
     run = runs_of('15ad', rehearse=True)[0]
-    args = main.check_arguments(main.parse_arguments(list(run.flags)))
+    settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
     folder = here / 'logs/rehearsal' / run.name
     folder.mkdir(parents=True)
-    (folder / 'settings.json').write_text(json.dumps(dict(main.run_settings(args), rho=0.9)))
+    (folder / 'settings.json').write_text(json.dumps(
+        dict(main.decisive_settings(settings), rho=0.9)))
     with pytest.raises(UserError, match='exists with other settings .*rho'):
         reproduce.main(['15ad', '--rehearse'])
 
@@ -260,8 +261,8 @@ def test_a_run_with_other_settings_under_that_name_is_an_error(here):
 def made(here, run, **changes):
     """The folder of a finished run as main.py leaves it, of made-up numbers."""
     folder = make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, **changes)
-    args = main.check_arguments(reproduce.arguments_of(run))
-    (folder / 'settings.json').write_text(json.dumps(main.run_settings(args)))
+    settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
+    (folder / 'settings.json').write_text(json.dumps(main.decisive_settings(settings)))
 
 
 def test_runs_of_another_device_are_told_before_more_are_added_to_them(here, capsys):

@@ -27,7 +27,7 @@ from elastic.cache import stores
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
-from elastic.runs import checkpoint
+from elastic.runs import checkpoint, resume
 from elastic.runs.checkpoint import Interrupted, Keeper
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS
 from elastic.runs.recorder import Recorder
@@ -103,11 +103,11 @@ class Setting:
 
     def __init__(self, name, folder, timings, rates=None, model=network, cached=False, data=None,
                  **settings):
-        self.name, self.folder, self.timings, self.rates = name, str(folder), timings, rates
+        self.folder, self.timings, self.rates = str(folder), timings, rates
         self.model, self.cached, self.data = model, cached, data or {}
         self.settings = Settings(**dict(dict(
             num_epochs=EPOCHS, interval=2, rho=0.6, learning_rate=0.05, closed_loop=False,
-            prune_interval=1, prune_penalty_ratio=0.5), **settings))
+            prune_interval=1, prune_penalty_ratio=0.5, train_type=name), **settings))
 
     def process(self, behind=10 ** 9, kind=StopsBehind):
         """As one process does: from the checkpoint that is there to the end, or to a stop behind so
@@ -115,7 +115,7 @@ class Setting:
         """
         keras.backend.clear_session()  # names of layers begin anew
         dataset, model = digits(**self.data), self.model()
-        resumed = checkpoint.read(self.folder, train.RECORDS)
+        resumed = checkpoint.read(self.folder, resume.RECORDS)
         cache = None
         if self.cached:
             cache = PrefixCache(dataset, self.folder, exact=True)
@@ -123,9 +123,8 @@ class Setting:
         recorder = Recorder(self.folder, resumed=resumed and resumed['records'])
         session = Session(recorder, None, kind(self.folder, behind), resumed)
         maker = train.step_maker(model, dataset, self.settings, main.penalty_of(
-            self.name, model, dataset, self.settings, resumed))
-        scheme = main.scheme_of(self.name, maker, dataset, self.settings,
-                                self.timings if self.name == 'elastic_training' else None, cache)
+            model, dataset, self.settings, resumed))
+        scheme = main.scheme_of(maker, dataset, self.settings, self.timings, cache)
         try:
             result, model = train.train(scheme, dataset, self.settings, session, cache)
         except Interrupted:
@@ -227,9 +226,9 @@ def test_the_closed_loop_goes_on_with_the_table_as_it_was(tmp_path, timings):
     """Times decide there: two runs cannot be the same, but what was learned is not lost."""
     run = Setting('elastic_training', tmp_path, timings, interval=1, closed_loop=True)
     assert run.process(STEPS + 3) is None
-    before = checkpoint.read(run.folder, train.RECORDS)['run']['scheme']
+    before = checkpoint.read(run.folder, resume.RECORDS)['run']['scheme']
     assert run.process(1) is None
-    after = checkpoint.read(run.folder, train.RECORDS)['run']['scheme']
+    after = checkpoint.read(run.folder, resume.RECORDS)['run']['scheme']
     assert before['loop'][0].t_step != timings.t_step
     for one, other in zip(before['loop'], after['loop']):
         assert one.t_step == other.t_step
@@ -271,7 +270,7 @@ def test_a_cut_between_selections_of_forced_depth(tmp_path, rates):
         for steps in cuts + [10 ** 9]:
             keras.backend.clear_session()
             dataset, model = digits(), network()
-            resumed = checkpoint.read(folder, train.RECORDS)
+            resumed = checkpoint.read(folder, resume.RECORDS)
             cache = PrefixCache(dataset, folder, exact=True)
             cache._measured = dict(rates)
             recorder = Recorder(folder, resumed=resumed and resumed['records'])
@@ -300,21 +299,22 @@ def test_training_time_counts_each_step_once(tmp_path, timings):
 def test_another_device_or_software_is_told_and_other_settings_are_refused(tmp_path, capsys):
     args = main.check_arguments(main.parse_arguments([
         '--dataset_name', 'digits', '--logs_dir', str(tmp_path), '--run_name', 'run']))
-    settings, folder = main.run_settings(args), str(tmp_path / 'run')
+    settings = main.decisive_settings(main.run_settings(args))
+    folder = str(tmp_path / 'run')
     os.mkdir(folder)
-    about = main.about_this(settings)
+    about = resume.about_this(settings)
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
         checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
-        assert main.interrupted_run(folder, settings) is not None
+        assert resume.interrupted_run(folder, settings) is not None
         assert words in capsys.readouterr().out
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
-    assert main.interrupted_run(folder, settings) is not None  # of before there was the flag
+    assert resume.interrupted_run(folder, settings) is not None  # of before there was the flag
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
-    with pytest.raises(UserError, match='of other settings; .* --restart .seed 9 there, 0 now'):
-        main.interrupted_run(folder, settings)
-    assert main.interrupted_run(folder, settings, restart=True) is None
+    with pytest.raises(UserError, match='has other settings .seed 9 there, 0 now.*--restart'):
+        resume.interrupted_run(folder, settings)
+    assert resume.interrupted_run(folder, settings, restart=True) is None
 
 
 def test_what_was_recorded_behind_a_checkpoint_is_taken_back(tmp_path):

@@ -31,6 +31,17 @@ class Interrupted(Exception):
     """
 
 
+def where_it_stopped(error, folder, restart):
+    """Returns the words that say where a stopped run stopped, and how to resume it."""
+    if not isinstance(error, Interrupted):
+        return ' before training began; run the same command to {}'.format(
+            'resume' if stamps(folder) else 'start again')
+    epoch, step, kept = error.args
+    return ' in epoch {} after step {}; run the same command{} to resume{}'.format(
+        epoch, step, ' without --restart' if restart else '',
+        '' if kept else ' from the last checkpoint, if there is one')
+
+
 # ---------------------------------------------------------------- trees
 
 def _packed(value, arrays):

@@ -357,7 +357,7 @@ SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
 
 
 def arguments(*flags):
-    return main.check_arguments(main.parse_arguments(SMALL + list(flags)))
+    return main.run_settings(main.check_arguments(main.parse_arguments(SMALL + list(flags))))
 
 
 def test_flags_reach_the_data(photos):
@@ -375,8 +375,8 @@ def test_flags_reach_the_data(photos):
 
 def test_interval_counts_for_every_scheme_whose_views_are_held():
     fixed = ['--train_type', 'full_training', '--interval', '3']
-    assert main.run_settings(arguments(*fixed))['interval'] is None
-    assert main.run_settings(arguments(*fixed, '--views', 'held'))['interval'] == 3
+    assert main.decisive_settings(arguments(*fixed))['interval'] is None
+    assert main.decisive_settings(arguments(*fixed, '--views', 'held'))['interval'] == 3
 
 
 def test_subset_out_of_reach_is_refused_before_anything_is_written(tmp_path):

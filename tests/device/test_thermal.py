@@ -25,8 +25,12 @@ from boards import (
 from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
+<<<<<<< HEAD
 from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
+=======
+from elastic.runs import checkpoint, resume
+>>>>>>> 5e99656 (main.run is the page that shows a whole run; settings objects carry its flags from there on)
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
@@ -266,7 +270,7 @@ def trained(folder, keeper, device):
     """Trains as one process of a run of 14 steps; returns its summary, or None if interrupted."""
     model, dataset = network(), digits()
     settings = Settings(num_epochs=2, learning_rate=0.01)
-    resumed = checkpoint.read(str(folder), train.RECORDS)
+    resumed = checkpoint.read(str(folder), resume.RECORDS)
     recorder = Recorder(str(folder), resumed=resumed and resumed['records'])
     try:
         return train.train(
