@@ -42,7 +42,7 @@ from small_runs import flags, script
     (['--run_name', '../outside'], 'leaves'), (['--run_name', '/tmp/outside'], 'leaves'),
     (['--run_name', 'a/../../b'], 'leaves'), (['--run_name', '.'], 'leaves'),
     (['--train_type', 'elastic_training_weight_magnitude', '--importance', 'gradient_update'],
-     'contradicts'),
+     'leave --importance'),
     (['--dataset_name', 'folder:/nowhere/at/all'], '/nowhere/at/all'),
 ])
 def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
