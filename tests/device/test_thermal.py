@@ -25,12 +25,8 @@ from boards import (
 from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
-<<<<<<< HEAD
-from elastic.runs import checkpoint
-from elastic.runs.clock import Clock
-=======
 from elastic.runs import checkpoint, resume
->>>>>>> 5e99656 (main.run is the page that shows a whole run; settings objects carry its flags from there on)
+from elastic.runs.clock import Clock
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
