@@ -337,5 +337,5 @@ def test_what_was_recorded_behind_a_checkpoint_is_taken_back(tmp_path):
              for value in event.summary.value if value.tag == 'train/accuracy']
     assert steps == [1, 2]
     (tmp_path / 'epochs.csv').write_text('')
-    with pytest.raises(UserError, match='epochs.csv lost what the checkpoint says .*--restart'):
+    with pytest.raises(UserError, match='epochs.csv is shorter than .*--restart'):
         Recorder(str(tmp_path), resumed=state)

@@ -1,10 +1,8 @@
-"""The checkpoint of a run: all that it takes to resume as if nothing had happened.
+"""Reads and writes the checkpoints of a run, from which it resumes as if it had never stopped.
 
-    resume/last     in the run's folder, the newest one; `before` is the one before it
-
-A file is a .npz of arrays and of `tree`, the JSON that says what each array is. At any instant
-there is a whole one, whatever fails. Reading it runs no code in it. This module takes and returns
-trees of plain values and arrays; train.py knows what they mean.
+The run's folder holds two: resume/last, the newest, and resume/before. Each is a .npz file of
+arrays and of `tree`, the JSON that says where they belong. One of them is whole at any instant,
+whatever fails. Reading runs no code from the file.
 """
 
 import contextlib
@@ -21,13 +19,14 @@ from elastic.files import read_npz, write_npz
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
 FORMAT = 'elastic-checkpoint-2'
 TREE = 'tree'
-COST = 0.01  # of a run's time, that checkpoints at the end of short epochs may take
-ALIVE_SECONDS = 10  # how often a run shows, by its checkpoint's time, that it still trains
+COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
+ALIVE_SECONDS = 10  # how often a run sets its checkpoint's time, to show how long it trained
 
 
 class Interrupted(Exception):
-    """A run was told to stop, and has: (epoch, 1-based; steps of it that are done; whether there is
-    a checkpoint of that).
+    """Says that a run has stopped after a signal.
+
+    args: epoch, from 1; steps of it that are done; whether a checkpoint of them could be written.
     """
 
 
@@ -45,7 +44,7 @@ def where_it_stopped(error, folder, restart):
 # ---------------------------------------------------------------- trees
 
 def _packed(value, arrays):
-    """JSON of a tree, whose arrays are added to the dict `arrays`."""
+    """Returns a tree as JSON, and adds its arrays to the dict `arrays`."""
     if isinstance(value, np.generic):
         value = value.item()
     if hasattr(value, 'read_value') or (
@@ -62,7 +61,7 @@ def _packed(value, arrays):
             items = sorted(value) if kind is frozenset else value
             return {name: [_packed(item, arrays) for item in items]}
     if not (value is None or isinstance(value, (bool, int, float, str))):
-        raise TypeError('{!r} does not go into a checkpoint'.format(value))
+        raise TypeError('a checkpoint cannot hold {!r}'.format(value))
     return value
 
 
@@ -70,7 +69,7 @@ COLLECTIONS = {'list': list, 'tuple': tuple, 'frozenset': frozenset}
 
 
 def _unpacked(value, arrays, records):
-    """The tree of _packed; records: name -> the NamedTuple of that name."""
+    """Returns the tree that was packed. records: name -> NamedTuple class."""
     if not isinstance(value, dict):
         return value
     if 'array' in value:
@@ -86,11 +85,11 @@ def _unpacked(value, arrays, records):
 # ---------------------------------------------------------------- files
 
 def write(folder, tree):
-    """Writes the checkpoint of the run in `folder`; the newest one so far becomes the one before.
+    """Writes a checkpoint of the run in `folder`, and keeps the last one as `before`.
 
-    tree: dicts (keys are str), lists, tuples, frozensets, NamedTuples, arrays, tf.Variables (each
-    becomes an array as it is written), numbers, str, None.
-    Raises OSError where it cannot be written: then all is as it was.
+    tree: dicts with str keys, lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None,
+    and tf.Variables, each of which becomes an array.
+    Raises OSError if it cannot be written: then nothing has changed.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
     packed = json.dumps(_packed(tree, arrays)).encode()
@@ -100,12 +99,12 @@ def write(folder, tree):
 
 
 def read(folder, records=()):
-    """Returns the tree of the newest whole checkpoint of the run in `folder`, None where none is.
+    """Returns the tree of the newest whole checkpoint of the run in `folder`; None without one.
 
-    records: the NamedTuple classes that a tree may hold.
-    The tree also holds `stamps`; `lost_seconds`, for which the run trained after the checkpoint;
-    and `damaged`, a line on why it is not the newest, else None.
-    Raises UserError where there are checkpoints and none is whole.
+    records: the NamedTuple classes that the tree may hold.
+    The tree also holds `stamps`; `lost_seconds`, for how long the run trained after it; and
+    `damaged`, None or a line on why a newer checkpoint cannot be read.
+    Raises UserError if there are checkpoints and none is whole.
     """
     reasons, found = [], stamps(folder)
     for path in _paths(folder):
@@ -122,7 +121,7 @@ def read(folder, records=()):
 
 
 def stamps(folder):
-    """Returns a list that changes whenever a checkpoint is written; it is empty without one."""
+    """Returns a list that changes whenever a checkpoint is written; empty without one."""
     found = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
@@ -132,7 +131,7 @@ def stamps(folder):
 
 
 def _paths(folder):
-    """Returns the paths of the checkpoints there are, the newest first."""
+    """Returns the paths of the existing checkpoints, the newest first."""
     paths = [os.path.join(folder, FOLDER, name) for name in (LAST, BEFORE)]
     return [path for path in paths if os.path.exists(path)]
 
@@ -143,11 +142,11 @@ def _read_file(path, records):
         tree = json.loads(arrays[TREE].tobytes().decode())
         return _unpacked(tree, arrays, {kind.__name__: kind for kind in records})
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError('{} is of another version: {}'.format(path, error))
+        raise UserError('{} was written by another version: {}'.format(path, error))
 
 
 def remove_damaged(folder):
-    """Removes the newest checkpoint, so that the one before it is not replaced by it."""
+    """Removes the newest checkpoint, which must not replace the whole one before it."""
     with contextlib.suppress(OSError):
         os.remove(os.path.join(folder, FOLDER, LAST))
 
@@ -158,11 +157,12 @@ def remove(folder):
 
 
 class Keeper:
-    """Says when a checkpoint is due, and writes it.
+    """Decides when a checkpoint is due, and writes it.
 
-    folder: of the run. minutes: at most between two, beside those at the end of epochs. about:
-    dict, what is true of this process and goes into each. stop: () -> bool, whether the run shall
-    end. written: of the checkpoint that the run resumes from. Without a folder it keeps nothing.
+    folder: the run's; None: it keeps nothing. minutes: the most between two checkpoints.
+    about: dict that describes this process and goes into each checkpoint.
+    stop: () -> bool, whether the run should stop.
+    written: time.time() of the checkpoint that the run resumes from; None if it starts.
     """
 
     def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
@@ -173,25 +173,27 @@ class Keeper:
         self._written, self._failed, self._took = written, False, 0.0
 
     def due(self):
-        """Whether the step that has just ended is one to write a checkpoint behind."""
+        """Returns whether to write a checkpoint after the step that has just ended."""
         now = time.perf_counter()
         if self._written is not None and now - self._alive > ALIVE_SECONDS:
             self._alive = now
-            with contextlib.suppress(OSError):  # not the time of day, which may be set
+            with contextlib.suppress(OSError):  # counted from `written`: the clock may be set
                 os.utime(os.path.join(self._folder, FOLDER, LAST),
                          (time.time(), self._written + now - self._last))
         return self.stop() or now - self._last > self._seconds
 
     def pays(self):
-        """Whether the epoch that has just ended is one to write a checkpoint behind: where epochs
-        are so short that it would take more than COST of the time, not each is.
+        """Returns whether to write a checkpoint after the epoch that has just ended.
+
+        After short epochs, checkpoints are left out where they would take more than COST.
         """
         passed = time.perf_counter() - self._last
         return self.stop() or self._folder is not None and passed * COST >= self._took
 
     def keep(self, tree):
-        """Writes a checkpoint of tree(); whether it could. Where not, it says so, once, and the run
-        goes on.
+        """Writes a checkpoint of tree(); returns whether it could.
+
+        Prints the first of several failures in a row; the run continues.
         """
         if self._folder is None:
             return False

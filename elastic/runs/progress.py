@@ -1,4 +1,4 @@
-"""What a run reports while it trains: lines on the terminal, rows of its records, its summary."""
+"""Reports a run while it trains: lines on the terminal, records, and its summary."""
 
 import numpy as np
 
@@ -8,7 +8,8 @@ from elastic.compat import keras_stack
 def summary_of(rows, clock, scheme, step_ms, cache):
     """Returns the measured part of summary.json, a dict.
 
-    rows: of record_epoch. step_ms: kind of step -> ms of each. scheme, cache: as in train.train.
+    rows: dicts of record_epoch. step_ms: kind of step -> ms of each step.
+    scheme, cache: as in train.train.
     """
     return dict(
         epochs=len(rows), throttled_epochs=_throttled_epochs(rows),
@@ -23,13 +24,16 @@ def summary_of(rows, clock, scheme, step_ms, cache):
 
 
 def _throttled_epochs(rows):
-    """Returns their number; None where the device did not report throttling."""
+    """Returns the number of throttled epochs; None if the device reports no throttling."""
     reported = [row['throttled'] for row in rows if row.get('throttled') is not None]
     return sum(reported) if reported else None
 
 
 def _step_summary(step_ms, cache):
-    """step_ms: kind of step -> ms of each. One number is a median, of several kinds the mean."""
+    """Returns the step times and the totals of the cache, as summary.json names them.
+
+    step_ms is the median of one kind of steps, but the mean over several kinds.
+    """
     everything = np.concatenate(list(step_ms.values()))
     found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
     for kind in (step_ms if cache is not None else ()):
@@ -44,7 +48,9 @@ def _cache_scalars(cache):
 
 
 def record_epoch(recorder, scheme, choice, row, result, cache):
-    """Records one epoch. choice: the Choice that was made before it, or None. row: of epochs.csv.
+    """Records one epoch.
+
+    choice: the Choice that was made before it, or None. row: dict of folder.EPOCH_COLUMNS.
     result: its EpochResult.
     """
     if choice is not None:
@@ -78,7 +84,7 @@ def _record_choice(recorder, model, choice, epoch):
 
 
 def announce(choice, settings, seconds, cache):
-    """Prints what was chosen, in how many seconds, and what is odd about it."""
+    """Prints what was selected, how long that took, and warnings about it."""
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
     else:
@@ -89,7 +95,7 @@ def announce(choice, settings, seconds, cache):
                   100 * choice.importance[choice.mask].sum()
                   / max(choice.importance[choice.importance > 0].sum(), 1e-12),
                   choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
-                  '; {:.2f} are left'.format(choice.rho) if left else '', seconds))
+                  '; {:.2f} left'.format(choice.rho) if left else '', seconds))
     if cache is not None and cache.cut is not None:
         print('  ' + cache.describe(choice.timings))
     elif cache is not None and choice.timings is not None:
@@ -97,24 +103,24 @@ def announce(choice, settings, seconds, cache):
         if why is not None:
             print('  without the prefix cache: ' + why)
     if any(trial.scale < 1 for trial in choice.trials):
-        print('  a full trial update overshoots: importance taken at {:g} of it'.format(
+        print('  a full trial update overshoots: importance measured at {:g} of it'.format(
             min(trial.scale for trial in choice.trials)))
     if choice.trials and not choice.trials[-1].holds:
         print('  warning: even {:g} of an update does not lower the loss as its gradient predicts '
-              '({:+.2g} predicted, {:+.2g} real): the importance says little; use a smaller '
+              '({:+.2g} predicted, {:+.2g} measured): importances are unreliable; use a smaller '
               '--learning_rate'.format(*choice.trials[-1]))
     if choice.fallback:
-        print('  no tensor within reach had positive importance: training the least bad ones; a '
-              'smaller --learning_rate or more --probe_batches may help')
+        print('  no affordable tensor has positive importance: training the least negative ones; '
+              'a smaller --learning_rate or more --probe_batches may help')
 
 
 def epoch_label(epoch, num_epochs):
-    """'epoch  3/12'."""
+    """Returns a text like 'epoch  3/12'."""
     return 'epoch {:>{}}/{}'.format(epoch, len(str(num_epochs)), num_epochs)
 
 
 def print_epoch(row, num_epochs):
-    """Prints the line of one epoch; row: as record_epoch takes it."""
+    """Prints the line of one epoch; row: dict of folder.EPOCH_COLUMNS."""
     penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
     print('{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
           '{:7.1f} ms/step   {:7.1f} s trained{}'.format(

@@ -1,4 +1,4 @@
-"""Writes a run's folder, logs/<run_name>/, as it trains: what folder.py reads, and TensorBoard."""
+"""Writes the records of a run as it trains: tables that folder.py reads, and TensorBoard."""
 
 import contextlib
 import csv
@@ -21,22 +21,23 @@ from elastic.runs.folder import (
 
 
 def open_run(folder, settings, resumed=None, restart=False):
-    """Makes the folder ready; the records of an interrupted run are cleared where it starts over.
+    """Prepares the folder of a run, and removes the records of a run that starts over.
 
-    resumed: the tree of the checkpoint that it resumes from, None to start over; restart: see
-    folder.is_finished.
-    Returns the lock that Recorder holds, or None and changes nothing where the run is finished by
-    now. UserError as is_finished, and where another process trains this run, or has meanwhile.
+    settings: dict of flags.decisive_settings.
+    resumed: the tree of the checkpoint that it resumes from; None if it starts.
+    restart: replace whatever run the folder holds.
+    Returns the lock for Recorder, or None, with nothing changed, if the run is finished by now.
+    Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
     os.makedirs(folder, exist_ok=True)
     lock = _lock(folder)
     with contextlib.ExitStack() as unless_opened:
         unless_opened.callback(os.close, lock)
-        if is_finished(folder, settings, restart):  # what held before need not hold any more
+        if is_finished(folder, settings, restart):  # another process may have finished it
             return None
         expected = [] if resumed is None else resumed['stamps']
         if not restart and checkpoint.stamps(folder) != expected:
-            raise fault(folder, 'another process has trained it meanwhile; start again')
+            raise fault(folder, 'another process has trained it in the meantime; start again')
         remove_parts(folder)
         if resumed is None:
             _clear(folder)
@@ -48,14 +49,14 @@ def open_run(folder, settings, resumed=None, restart=False):
 
 
 def records_of(folder):
-    """Names of the files in a run's folder that grow while it trains."""
+    """Returns the names of the files in a run's folder that grow while it trains."""
     paths = glob.glob(os.path.join(glob.escape(folder), 'events.out.*')) + [
         os.path.join(folder, name) for name in ('epochs.csv', 'selections.csv')]
     return [os.path.basename(path) for path in paths if os.path.exists(path)]
 
 
 def _clear(folder):
-    """Removes the records of a run, but for its settings; what it could go on from first."""
+    """Removes all records of a run but its settings; its checkpoints go first."""
     checkpoint.remove(folder)
     for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
         if os.path.exists(os.path.join(folder, stale)):
@@ -64,10 +65,7 @@ def _clear(folder):
 
 
 def _lock(folder):
-    """An exclusive lock on a run's folder, which the system frees with the process at the latest.
-
-    A number, to be closed with os.close.
-    """
+    """Returns an exclusive lock on a run's folder; os.close or the end of the process frees it."""
     import fcntl
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -79,24 +77,24 @@ def _lock(folder):
 
 
 class Recorder:
-    """Writes the records of one run as it goes: CSV for the figures, TensorBoard for the eye.
+    """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
-    lock: of open_run, freed when the run is finished or this object goes. resumed: `state` of the
-    records to go on from: what was written later goes. As a context manager it leaves nothing
-    behind of a run that fails before there is anything to go on from.
+    lock: from open_run; freed when the run is finished or this object is deleted.
+    resumed: the result of `state` to resume from: what was written after it is removed.
+    As a context manager, it removes the records of a run that failed before it could be resumed.
     """
 
     def __init__(self, folder, lock=None, resumed=None):
         import tensorflow as tf
         self.folder, self._lock = folder, lock
-        self.masks = []  # (first epoch, mask), one a selection
+        self.masks = []  # (first epoch, mask) of each selection
         if resumed is not None:
             self._rewind(resumed)
         self.summary = tf.summary
         self.writer = tf.summary.create_file_writer(folder)
 
     def epoch(self, row):
-        """row: dict of EPOCH_COLUMNS; every value also becomes a TensorBoard scalar, but None."""
+        """Records an epoch; row: dict of EPOCH_COLUMNS."""
         self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
         tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
                 'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
@@ -108,7 +106,7 @@ class Recorder:
         self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
 
     def elastic(self, scalars, epoch):
-        """scalars: name -> value, shown in TensorBoard as elastic/<name>."""
+        """Records scalars, name -> value, in TensorBoard as elastic/<name>."""
         self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
 
     def _scalars(self, values, epoch):
@@ -118,7 +116,7 @@ class Recorder:
         self.writer.flush()
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
-        """One selection, made before `epoch`; importance, time_share: (N,) or None."""
+        """Records a selection, made before `epoch`; importance, time_share: (N,) or None."""
         blank = [''] * len(names)
         rows = zip([epoch] * len(names), range(len(names)), names,
                    ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
@@ -131,7 +129,7 @@ class Recorder:
         self.writer.flush()
 
     def state(self):
-        """What `resumed` takes; all that was written is on the disk."""
+        """Returns what `resumed` takes, once everything written so far is on the disk."""
         self.writer.flush()
         sizes = {}
         for name in records_of(self.folder):
@@ -145,9 +143,9 @@ class Recorder:
         present = {name: os.path.getsize(os.path.join(self.folder, name))
                    for name in records_of(self.folder)}
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
-                 and name.endswith('.csv')]  # TensorBoard's may be cleared
+                 and name.endswith('.csv')]  # TensorBoard's may be deleted
         if short:
-            raise fault(self.folder, '{} lost what the checkpoint says it held; start over with '
+            raise fault(self.folder, '{} is shorter than at the last checkpoint; start over with '
                         '--restart'.format(', '.join(short)))
         for name in present:
             if name in sizes and present[name] > sizes[name]:
@@ -157,7 +155,7 @@ class Recorder:
 
     def finish(self, summary):
         """Writes summary.json: from now on the run counts as finished."""
-        self.state()  # on the disk before the summary is
+        self.state()  # puts all records on the disk before the summary
         self.writer.close()
         files = {name: checksum_of_file(os.path.join(self.folder, name))
                  for name in records_of(self.folder) if name.endswith('.csv')}
@@ -187,7 +185,7 @@ class Recorder:
     __del__ = _unlock
 
     def text(self):
-        """Writes epochs.txt: the table of epochs for people."""
+        """Writes epochs.txt, the table of epochs for people."""
         with open(os.path.join(self.folder, 'epochs.csv'), newline='') as source:
             header, *rows = list(csv.reader(source))
         rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
@@ -206,10 +204,10 @@ class Recorder:
 
 
 def mask_image(masks, tensor_pixels=4, epoch_pixels=16):
-    """(1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8: trained tensors in blue.
+    """Returns a picture of the trained tensors, blue, in each epoch.
 
-    masks: (first epoch, (N,) bool) of each selection. The output is at the top, as in a network
-    drawn from the ground up; a selection is as wide as the epochs that it lasted.
+    masks: (first epoch, (N,) bool) of each selection, which lasts until the next one.
+    Returns (1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8, the output layer at the top.
     """
     columns = []
     for i, (epoch, mask) in enumerate(masks):

@@ -1,4 +1,4 @@
-"""Signals that end a run: it keeps a checkpoint and goes; the same one again ends it at once."""
+"""Stops a run on a signal, after a checkpoint; the same signal again ends it at once."""
 
 import signal
 import subprocess
@@ -6,15 +6,16 @@ import sys
 import threading
 
 SIGNALS = ('SIGINT', 'SIGTERM', 'SIGHUP')  # a closed terminal and a shutdown send two of them
-ORPHANED = signal.SIGUSR1  # what a run gets where the script that started it was killed
+ORPHANED = signal.SIGUSR1  # what a run gets if the script that started it was killed
+NUMBERS = [getattr(signal, name) for name in SIGNALS] + [ORPHANED]
 
 
 class Signals:
-    """Within `with`, SIGNALS are caught; the same one again does what it always does.
+    """Catches SIGNALS within `with`; a second one has its usual effect.
 
-    Where `deferred`, which the training loop is, that only sets `caught`, the signal's number, and
-    the loop stops behind its step; else KeyboardInterrupt is raised. One that is ignored stays so,
-    as SIGHUP under nohup. Outside the main thread nothing is caught: Python's rule.
+    A signal raises KeyboardInterrupt; while `deferred`, it only sets `caught`, its number, and the
+    training loop stops after its step. A signal that is ignored stays ignored, as SIGHUP under
+    nohup. Outside the main thread nothing is caught: Python allows it only there.
     """
 
     def __init__(self):
@@ -22,7 +23,7 @@ class Signals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in [getattr(signal, name) for name in SIGNALS] + [ORPHANED]:
+            for number in NUMBERS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._catch)
         return self
@@ -32,7 +33,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _catch(self, number, frame):
-        signal.signal(number, signal.SIG_DFL)  # at once then, even in the middle of an op
+        signal.signal(number, signal.SIG_DFL)  # so that the next one ends even a long op
         if self.caught is not None:
             return
         self.caught = number
@@ -40,39 +41,39 @@ class Signals:
             raise KeyboardInterrupt
 
     def stop(self):
-        """Whether one was caught."""
+        """Returns whether a signal was caught."""
         return self.caught is not None
 
     @property
     def name(self):
-        """Of the one that was caught, for people."""
+        """The name of the caught signal, for people."""
         return 'its script' if self.caught == ORPHANED else signal.Signals(self.caught).name
 
 
-# ---------------------------------------------------------------- of a script that runs others
+# ---------------------------------------------------------------- scripts that start runs
 
 def status_of(command, folder):
-    """Exit status of a child, run in `folder`. One of SIGNALS that this process gets is passed on,
-    and the child waited for, which stops behind a checkpoint.
+    """Runs a command in `folder`; returns its exit status.
+
+    If this process gets one of SIGNALS, it passes it on and waits until the child has stopped.
     """
     with Signals() as signals:
-        child = subprocess.Popen(command, cwd=folder, preexec_fn=_tell_orphan)
+        child = subprocess.Popen(command, cwd=folder, preexec_fn=_stop_with_parent)
         try:
             return child.wait()
         except KeyboardInterrupt:
-            child.send_signal(ORPHANED)  # no second one, where it got the same from the terminal
+            child.send_signal(ORPHANED)  # another one: the terminal may have sent the first to both
             child.wait()
             return 128 + signals.caught
 
 
 def was_stopped(status):
-    """Whether one of SIGNALS ended a child: behind a checkpoint, or at once."""
-    numbers = [getattr(signal, name) for name in SIGNALS] + [ORPHANED]
-    return status - 128 in numbers or -status in numbers
+    """Returns whether a signal ended a child, after a checkpoint or at once."""
+    return status - 128 in NUMBERS or -status in NUMBERS
 
 
-def _tell_orphan():
-    """In the child: a killed script leaves no training behind that the next one would meet."""
+def _stop_with_parent():
+    """Has Linux stop this child if the script that started it is killed."""
     if sys.platform.startswith('linux'):
         import ctypes
         ctypes.CDLL(None).prctl(1, ORPHANED)  # PR_SET_PDEATHSIG

@@ -173,7 +173,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path):
 
 def test_an_unknown_record_is_refused(tmp_path):
     written(tmp_path)
-    with pytest.raises(UserError, match='of another version'):
+    with pytest.raises(UserError, match='written by another version'):
         checkpoint.read(str(tmp_path), [])
 
 
