@@ -1,4 +1,4 @@
-"""The picture of accuracy.py: what each scheme's training time bought."""
+"""Draws the figure of accuracy.py: accuracy against training time."""
 
 import math
 
@@ -10,13 +10,10 @@ from plot import write_figure
 
 
 def accuracy_against_time(points, output):
-    """Final accuracy against training time, one panel a model: up and to the left is better.
+    """Draws final accuracy against training time, one panel per model; returns the paths.
 
-    points: dicts of model, label, scheme (a key of SCHEMES), rho (None for fixed schemes), variant
-    (True for another choice of tensors than the paper's at that rho: drawn beside it by accuracy,
-    called what follows the comma in its label), learning_rate, and seconds, accuracy (0..1), each
-    with its standard error seconds_se, accuracy_se (NaN where there is one run), n.
-    Returns the paths written.
+    points: dicts as accuracy.result_of makes them. Variants have a panel of their own beside the
+    others, by accuracy, named by what follows the comma in their label.
     """
     if not points:
         raise UserError('no run given')
@@ -44,7 +41,7 @@ def _draw_models(figure, models, points):
                 point for point in of_model if point['rho'] in varied])
 
 
-# Of a label, points from its marker, and alignment; the first at which it hides nothing is taken.
+# Offset of a label from its marker, in points, and alignment; the first that hides nothing is used.
 PLACES = [((x, y), 'left' if x > 0 else 'right' if x < 0 else 'center')
           for x, y in ((8, -3), (0, 7), (0, -14), (-8, -3), (7, 5), (7, -12), (-7, 5), (-7, -12),
                        (0, 18), (0, -25), (12, 14), (12, -22))]
@@ -71,7 +68,7 @@ def _draw_points(axis, points):
 
 
 def _label(axis, points):
-    """Writes what each point is where it covers no marker and no label written before."""
+    """Writes each label where it covers no marker and no other label."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import Bbox
     renderer = FigureCanvasAgg(axis.figure).get_renderer()
@@ -91,7 +88,7 @@ def _label(axis, points):
 
 
 def _draw_variants(axis, points):
-    """Accuracies one above the other, the best on top, of choices within one budget."""
+    """Draws the accuracies of several choices at one rho, the best on top."""
     points = sorted(points, key=lambda point: point['accuracy'])
     names = [point['label'].partition(', ')[2] or point['label'] for point in points]
     for y, point in enumerate(points):

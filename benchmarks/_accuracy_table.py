@@ -1,5 +1,6 @@
-"""The table of accuracy.py, and the targets that its lines are held to."""
+"""Makes the table of accuracy.py, and compares its rows with their goals."""
 
+import _bench
 import numpy as np
 
 from elastic import command_line
@@ -8,10 +9,10 @@ FULL = 'full'
 RHO = 0.5
 REACHED = (0.95, 0.99)  # of full training's final accuracy
 SHORTER = {0.5: 2, 0.35: 3, 0.25: 4}  # rho with the cache -> full training in 1/n of the epochs
-# By rho: points that elastic training may lose, and its speed-up.
+# rho -> (points that elastic training may lose, its speed-up).
 GOALS = {0.5: (1.0, 1.9), 0.35: (2.0, 2.6)}
 CACHED_GOALS = {0.5: (0.7, 1.9), 0.35: (1.5, 2.6), 0.25: (4.0, 3.5)}
-HEAD_LOSES = 5.0  # points, or the task is too easy to tell anything
+HEAD_LOSES = 5.0  # points; if it loses less, the task is too easy
 
 
 def in_a_part(n):
@@ -19,14 +20,14 @@ def in_a_part(n):
 
 
 def mean_error(values):
-    """(mean, standard error); the latter NaN for one value."""
+    """Returns (mean, standard error); the latter is NaN for one value."""
     values = np.asarray(values, dtype=float)
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float('nan')
     return float(values.mean()), float(error)
 
 
 def verdict(result, results):
-    """Text of the targets that one line is held to."""
+    """Returns whether one row meets each of its goals."""
     checks = []
     head = [other for other in results if other['label'] == 'head only']
     if result['label'] == FULL and head:
@@ -48,12 +49,14 @@ def verdict(result, results):
         checks.append(('{:,.0f} channels removed'.format(result['channels_removed']), True))
         if result['flags']:
             checks.append((' '.join(result['flags']), True))
-    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
+    return _bench.verdict(checks)
 
 
 def opponents(result, results):
-    """Lines that had no more time; with the cache all but elastic training with it, and full
-    training in that part of the epochs which rho is of a step, whatever time that took.
+    """Returns the rows that took no more time, which a result is compared with.
+
+    A result with the cache is also compared with full training in a share rho of the epochs, but
+    not with other elastic training with the cache.
     """
     same = in_a_part(SHORTER[result['rho']]) if result['cached'] else None
     others = [other for other in results if not (
@@ -67,9 +70,9 @@ def plus_minus(mean, error, form):
 
 
 def report(results):
-    """Aligned text of the lines of one network; energy and a cache's size where there are any.
+    """Returns the table of one network, with columns for energy and cache size if there are any.
 
-    peak (MB): of the process, a cache in memory with it.
+    peak (MB) is the whole process, with a cache in memory.
     """
     metered = any(r['joules'] is not None for r in results)
     cached = any(r['cache_mb'] for r in results)
@@ -89,12 +92,12 @@ def report(results):
     return command_line.table(
         [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'select (s)',
          'speed-up', 'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED]
-        + ['peak (MB)'] + ['cache (MB)'] * cached + ['energy (J)'] * metered + ['target'], cells,
+        + ['peak (MB)'] + ['cache (MB)'] * cached + ['energy (J)'] * metered + ['goals'], cells,
         '<' + '>' * (11 + cached + metered) + '<')
 
 
 def _reached(seconds):
-    """Mean, standard error of the seeds that got there, and how many if not all did."""
+    """Returns mean and standard error of the seeds that got there, and their number if not all."""
     there = [value for value in seconds if value == value]
     share = ' ({}/{})'.format(len(there), len(seconds)) if len(there) < len(seconds) else ''
     return plus_minus(*mean_error(there), '{:.0f}') + share if there else 'never'

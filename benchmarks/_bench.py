@@ -1,4 +1,4 @@
-"""What the benchmarks of training steps share: a prepared network, interleaved timing, JSON."""
+"""Shared by the benchmarks: a prepared network, interleaved timing, flags, JSON."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from elastic.timing.stopwatch import settled_ms, undisturbed
 
 BATCH_SIZE = {'mobilenetv2': 8}  # others: 4
 NUM_CLASSES = 10
-OTHERS_LIMIT = 0.1  # cores
+OTHERS_LIMIT = 0.1  # cores; other processes on two cores turned 5 points of error into 20
 
 
 class Prepared(NamedTuple):
-    """A network whose batch normalisation passes the signal on, its steps, and one batch."""
+    """A network with useful batch-normalisation statistics, its step maker, and one batch."""
     model: Any
     maker: Any
     images: Any  # (B, S, S, 3) float32
@@ -35,14 +35,19 @@ class Prepared(NamedTuple):
     def everything(self):
         return np.ones(self.num_tensors, dtype=bool)
 
+    @property
+    def batch(self):
+        return self.images, self.labels
+
 
 def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batch_size=None):
-    """Prepared for `name`, SGD with decay; batch_size: BATCH_SIZE's where None.
+    """Returns the Prepared network `name`, trained by SGD with weight decay.
 
-    data: 'noise' or the name of a data set, whose first batch is taken.
-    The learning rate is so small that a network which is timed stays as it is. One that hundreds of
-    timed steps train on a single batch dies, and a dead network's steps take other times: on
-    TensorFlow 2.7 Relu6Grad takes a third where its branches can be foreseen.
+    data: 'noise', or the name of a data set, whose first batch is used. batch_size: default
+    BATCH_SIZE.
+    The learning rate is so small that timed steps leave the network as it is. Hundreds of real
+    steps on one batch would kill it, and steps of a dead network take other times: on TensorFlow
+    2.7 Relu6Grad takes a third if its branches are predictable.
     """
     command_line.quiet_tensorflow()
     import tensorflow as tf
@@ -66,8 +71,20 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
     return Prepared(model, maker, images, labels, batch_size)
 
 
+def chosen_by(prepared):
+    """Returns what selections are made of: (TensorTimings, importance (N,), ClosedLoop)."""
+    from elastic.selection.closed_loop import ClosedLoop
+    from elastic.selection.importance import Evaluator, evaluate_importance
+    from profiler import profile_model
+    maker = prepared.maker
+    table = profile_model(prepared.model, batch=prepared.batch)
+    importance = evaluate_importance(maker.model, maker.optimizer, [prepared.batch],
+                                     evaluator=Evaluator(maker))
+    return table, importance, ClosedLoop(table, maker)
+
+
 def machine():
-    """dict: processor, cores, versions."""
+    """Returns a dict of processor, cores and versions."""
     command_line.quiet_tensorflow()
     import tensorflow as tf
     from tensorflow import keras
@@ -78,7 +95,7 @@ def machine():
 
 
 class OtherLoad:
-    """Cores that other processes used since the last call: all busy time less our own."""
+    """Returns at each call how many cores other processes used since the last one."""
 
     def __init__(self):
         self.last = self._read()
@@ -88,7 +105,7 @@ class OtherLoad:
         with open('/proc/stat') as stat:
             fields = [int(x) for x in stat.readline().split()[1:9]]
         ticks = os.sysconf('SC_CLK_TCK')
-        busy = (sum(fields) - fields[3] - fields[4]) / ticks  # all but idle and iowait
+        busy = (sum(fields) - fields[3] - fields[4]) / ticks  # without idle and iowait
         own = os.times()
         return time.perf_counter(), busy, own.user + own.system
 
@@ -99,10 +116,10 @@ class OtherLoad:
 
 
 def interleaved(functions, rounds, warm=2, sample=settled_ms):
-    """((kept, functions) ms, dropped): calls in turn; quiet rounds only, beside no other process
-    and undisturbed; of all where none is quiet.
+    """Calls the functions in turn; returns ((kept, functions) ms, number of dropped rounds).
 
-    functions: of no argument, each of which waits for the device. sample: function -> ms of a call.
+    Keeps undisturbed rounds during which no other process ran; if there are none, undisturbed ones.
+    functions: take no argument, and wait for the device. sample: function -> ms of a call.
     """
     for function in functions:
         for _ in range(warm):
@@ -124,14 +141,28 @@ def milliseconds(function):
 
 
 def call(step, prepared):
-    """A function of no argument that runs `step` on the batch and waits for it."""
-    return lambda: step(prepared.images, prepared.labels)[0].numpy()
+    """Returns a function that runs `step` on the batch and waits for it."""
+    return lambda: step(*prepared.batch)[0].numpy()
+
+
+def spread(values):
+    """Returns [10 %, 90 %] of the values."""
+    return [float(np.percentile(values, q)) for q in (10, 90)]
+
+
+def with_spread(value, bounds, digits=3):
+    return '{:.{d}f} [{:.{d}f}, {:.{d}f}]'.format(value, *bounds, d=digits)
+
+
+def verdict(checks):
+    """Returns the texts of some (text, whether the goal is met), which mark goals MISSED."""
+    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
 
 
 def in_own_process(module, function, *arguments):
-    """The JSON-able result of module.function(*arguments) in a fresh interpreter, or None.
+    """Returns the result of module.function(*arguments) from a new process; None if that failed.
 
-    One process for each network: memory and TensorFlow's state of one do not touch the next.
+    Each network has its own process, so that memory and state of one do not affect the next.
     """
     code = ('import json, sys; sys.path.insert(0, sys.argv[1]); import {0}; '
             'print(json.dumps({0}.{1}(*json.loads(sys.argv[2]))))').format(module, function)
@@ -141,9 +172,16 @@ def in_own_process(module, function, *arguments):
     return json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else None
 
 
-def add_flags(parser, name, models=None, input_size=96, rounds=None):
-    """The flags that benchmarks share; name: of the JSON file. None: no such flag."""
+def add_flags(parser, name, models=None, input_size=96, rounds=None, batch_size=False):
+    """Adds the flags that benchmarks share; a default of None leaves a flag out.
+
+    name: of the JSON file.
+    """
     whole = command_line.number
+    if batch_size:
+        parser.add_argument('--batch_size', type=whole(int, low=1), metavar='N',
+                            help='default: {}, others 4'.format(', '.join(
+                                '{} {}'.format(*item) for item in BATCH_SIZE.items())))
     if models:
         parser.add_argument('--models', nargs='+', default=models, type=_model,
                             metavar='NAME[@SIZE]', help='default: ' + ' '.join(models))
@@ -158,14 +196,14 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None):
 
 
 def parsed(parser, argv):
-    """The arguments; UserError where --json cannot be written, before anything is measured."""
+    """Returns the arguments; raises UserError if --json cannot be written."""
     args = parser.parse_args(argv)
     if args.json:
         folder = os.path.dirname(os.path.abspath(args.json))
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise command_line.UserError("--json '{}': no such folder can be made ({})".format(
+            raise command_line.UserError("--json '{}': its folder cannot be made ({})".format(
                 args.json, error))
         if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
             raise command_line.UserError(
@@ -181,9 +219,9 @@ def _model(text):
 
 
 def calls(args, *more):
-    """Arguments of run_model for each of args.models, (name, input size) + more.
+    """Yields the arguments of run_model for each of args.models: (name, input size) + more.
 
-    A model is NAME, or NAME@SIZE for a size of its own.
+    A model is NAME or NAME@SIZE.
     """
     for model in args.models:
         name, _, size = model.partition('@')
@@ -191,9 +229,9 @@ def calls(args, *more):
 
 
 def each(module, calls):
-    """Yields module.run_model(*call) for each call, each from a process of its own.
+    """Yields module.run_model(*call) for each call, each from its own process.
 
-    Leaves with status 1 where one failed: its own error stands above.
+    Exits with status 1 if one fails; that process has printed its error.
     """
     for arguments in calls:
         result = in_own_process(module, 'run_model', *arguments)
@@ -211,7 +249,7 @@ def _without_nan(content):
 
 
 def write(name, content, path=None):
-    """Writes benchmarks/results/<name>.json, or `path`; says where. NaN becomes null."""
+    """Writes benchmarks/results/<name>.json, or `path`, with null for NaN; prints where."""
     path = path or os.path.join(_path.RESULTS, name + '.json')
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, 'w') as out:

@@ -1,4 +1,4 @@
-"""Imported first by every benchmark: makes the repository's modules importable from any folder."""
+"""Makes the repository's modules importable; every benchmark imports this first."""
 
 import os
 import sys

@@ -1,21 +1,23 @@
-"""What each way to spend training time is worth: accuracy against time, several seeds, paired.
+"""Measures accuracy against training time for each way to train, over several seeds.
 
     python benchmarks/accuracy.py --quick     (under 15 minutes: one network, one seed)
     python benchmarks/accuracy.py             (over two hours at first; finished runs are kept)
-    python benchmarks/accuracy.py --table     (seconds: the table of the runs that are there)
+    python benchmarks/accuracy.py --table     (seconds: the table of the finished runs)
     python benchmarks/accuracy.py --networks mobilenetv2 --rows 'elastic 0.5'  (and full)
 
-Each network is trained on digits, once for each seed, then adapted to the shifted digits (turned,
-coloured, noisy; 2,250 test images whose originals the source training never saw) by every scheme,
-full training also in half the epochs, from the weights of its seed at the same learning rate: that
-which suits full training best; MobileNetV2's head also at a rate tuned for it (`lr` in the table).
-Rates were tuned from the sources of seeds 8 and 9, which the table does not use. Epochs are short,
-of images newly drawn, so that the interval of selections can be varied. In the networks `_repeated`
-the same images come back in each epoch, as in real data sets: there the head and elastic training
-have the prefix cache, and full training is also given as much time as elastic training takes. Runs
-are those of main.py, under logs/accuracy/; a finished one is not repeated, so that a stopped
-benchmark goes on where it was. The test set is used once an epoch for the curves; final accuracy is
-what counts, not the best epoch.
+Each network is trained on digits once per seed. Every scheme then adapts it to the shifted digits,
+which are turned, coloured and noisy. The originals of the 2,250 test images appear in no training
+image. All schemes use the learning rate that suits full training best; MobileNetV2's head also has
+a row with its own (`lr`). Rates were tuned on seeds 8 and 9, which the table does not use. Full
+training also runs with half the epochs.
+
+Epochs are short, and each has new images, so that the interval of selections can be varied. In the
+networks named `_repeated` the same images come back in each epoch, as in real data sets. There the
+head and elastic training use the prefix cache, and full training also runs with as much time as
+elastic training takes.
+
+The runs are made by main.py in logs/accuracy/. A finished run is not repeated, and a stopped
+benchmark resumes. The headline is the final accuracy, not the best epoch.
 """
 
 import argparse
@@ -37,22 +39,23 @@ from plot import check_alike
 
 LOGS = os.path.join(LOGS_DIR, 'accuracy')
 NUM_CLASSES = 10
-WARMUP = '60'  # steps: without, full training's first steps may throw it back to chance
+WARMUP = '60'  # steps; without, full training may fall back to chance in its first steps
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
 INTERVALS = (1, 2, 8, 0)
-STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # of PruneTrain
+STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # PruneTrain, see stronger
 
 
 class Network(NamedTuple):
-    """flags: of main.py and profiler.py. source: of training in the source domain.
+    """A network, and how it is trained.
 
-    learning_rate: in the target domain, tuned on full training. epochs: of `steps` steps each, so
-    few that a run trains for less than 90 s on two slow cores (docs/benchmarks.md: shorter ones),
-    but where images repeat: there so many that selecting takes under 5 % of training at rho 0.5
-    (MobileNetV2), or that three seeds take half an hour (EfficientNetB0).
-    interval: of selections, in epochs. own_rates: label of a row -> the rate tuned for its scheme.
-    repeated: whether the images of the first epoch come back in all others, else new ones do.
+    flags: for main.py and profiler.py. source: further flags of training on the source domain.
+    learning_rate: on the target domain, tuned on full training.
+    epochs: of `steps` steps each. A run trains for less than 90 s on two slow cores; where images
+    repeat, selecting takes under 5 % of training at rho 0.5 (MobileNetV2), or three seeds take half
+    an hour (EfficientNetB0).
+    interval: epochs between selections. own_rates: label of a row -> learning rate tuned for it.
+    repeated: whether all epochs have the images of the first one, or each has new ones.
     """
     name: str
     flags: List[str]
@@ -66,7 +69,7 @@ class Network(NamedTuple):
 
     @property
     def images(self):
-        """Flags of main.py: which images an epoch trains on."""
+        """Returns the flags that say which images an epoch trains on."""
         batch_size = int(self.flags[self.flags.index('--batch_size') + 1])
         return ['--train_images', str(self.steps * batch_size)] if self.repeated else [
             '--steps_per_epoch', str(self.steps)]
@@ -90,9 +93,10 @@ for name, steps in (('mobilenetv2', 336), ('efficientnetb0', 96)):  # 10,752 and
 
 
 class Row(NamedTuple):
-    """One line of the table. variant: another choice of tensors than the paper's.
+    """One row of the table.
 
-    learning_rate: None for that of the network. cached: with the prefix cache.
+    variant: whether it selects tensors in another way than the paper.
+    learning_rate: default the network's. cached: whether it uses the prefix cache.
     """
     label: str
     scheme: str
@@ -108,9 +112,9 @@ def elastic(label, rho, *more):
 
 
 def rows_of(network, variants):
-    """The lines of one network.
+    """Returns the Rows of one network.
 
-    variants: also other metrics, intervals and whole layers.
+    variants: whether to add other metrics, intervals and whole layers.
     """
     if network.repeated:
         return rows_of_repeated(network)
@@ -135,7 +139,11 @@ def rows_of(network, variants):
 
 
 def rows_of_repeated(network):
-    """BN + bias and PruneTrain cannot use the cache: they train tensors next to the input."""
+    """Returns the Rows of a network with repeated images.
+
+    BN + bias and PruneTrain are left out: they train tensors next to the input, so they have no
+    cache.
+    """
     return [Row(FULL, 'full_training')] + [
         Row(in_a_part(n), 'full_training', ['--num_epochs', str(network.epochs // n)])
         for n in SHORTER.values()] + [
@@ -145,7 +153,7 @@ def rows_of_repeated(network):
 
 
 def rows_for(network, args):
-    """The rows that --quick and --rows leave; UserError for a label that no row has."""
+    """Returns the rows that --quick and --rows select; raises UserError for an unknown label."""
     rows = rows_of(network, network.name == list(NETWORKS)[0] and not args.quick)
     if args.quick:
         rows = [row for row in rows if row.learning_rate is None
@@ -159,17 +167,17 @@ def rows_for(network, args):
 
 
 def stronger(network):
-    """PruneTrain at a setting that does remove channels, once, at half-time."""
+    """Returns the Row of PruneTrain at a setting that removes channels, once, at half-time."""
     return Row('PruneTrain, strong', 'prune_training',
                STRONG + ['--prune_interval', str(network.epochs // 2)])
 
 
 class Untrained(command_line.UserError):
-    """The forward pass leaves nothing of this rho, or the loss stopped being finite."""
+    """Raised if rho is out of reach, or the loss became infinite or NaN."""
 
 
 def command(script, *flags):
-    """Runs a script of the repository; SystemExit with its own words where it fails."""
+    """Runs a script of the repository; prints its output and exits if it fails."""
     child = subprocess.run([sys.executable, script] + list(flags), cwd=_path.ROOT,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
     last = (child.stdout + child.stderr).strip().split('\n')[-1]
@@ -193,13 +201,8 @@ def source_name(network, seed):
     return '{}_seed{}'.format(network.source_name, seed)
 
 
-def train(network, row, seed):
-    """One run; a finished one stays as it is. Raises Untrained."""
-    command('main.py', *flags_of(network, row, seed))
-
-
 def flags_of(network, row, seed):
-    """The flags of main.py; PruneTrain keeps the interval that was published."""
+    """Returns the flags of main.py; PruneTrain keeps its published interval."""
     elastic = row.scheme == 'elastic_training' and '--interval' not in row.flags
     return network.flags + [
         '--learning_rate', str(row.learning_rate or network.learning_rate),
@@ -212,7 +215,7 @@ def flags_of(network, row, seed):
 
 
 def prepare(network, seeds):
-    """Source weights of each seed, and the timing table, made once."""
+    """Makes the source weights of each seed and the timing table, unless they exist."""
     print('{}: source weights and timing table'.format(network.name), flush=True)
     for seed in seeds:
         command('main.py', *(network.flags + network.source + [
@@ -224,12 +227,12 @@ def prepare(network, seeds):
 
 
 def measure(network, rows, seeds):
-    """Trains what is not there; seed by seed, so that a seed's rows lie close in time."""
+    """Trains the unfinished runs, seed by seed, so that the rows of a seed are close in time."""
     for seed in seeds:
         for row in rows:
             begin = time.perf_counter()
             try:
-                train(network, row, seed)
+                command('main.py', *flags_of(network, row, seed))
             except Untrained as error:
                 print('{:<34} seed {}   {}'.format(row.label, seed, error), flush=True)
                 continue
@@ -240,38 +243,38 @@ def measure(network, rows, seeds):
 
 
 def finished_runs(network, rows, seeds):
-    """label -> {seed: folder.Run} of what is there."""
+    """Returns label -> {seed: folder.Run} of the finished runs."""
     return {row.label: {seed: read_run(folder_of(network, row, seed)) for seed in seeds
                         if os.path.exists(os.path.join(folder_of(network, row, seed),
                                                        'summary.json'))} for row in rows}
 
 
 def nothing_pruned(network, seeds):
-    """Whether PruneTrain as published removed no channel in any run that is there."""
+    """Returns whether PruneTrain as published removed no channel in any finished run."""
     published = [row for row in rows_of(network, False) if row.scheme == 'prune_training']
     runs = [run for of in finished_runs(network, published, seeds).values() for run in of.values()]
     return bool(runs) and not any(run.summary['channels_removed'] for run in runs)
 
 
 def seconds_to(run, accuracy):
-    """Training seconds at the end of the first epoch that tests at `accuracy`; NaN for never."""
+    """Returns the training seconds until an epoch first tests at `accuracy`; NaN for never."""
     return next((seconds for seconds, tested in zip(
         run.epochs['train_seconds'], run.epochs['test_accuracy']) if tested >= accuracy),
                 float('nan'))
 
 
 def unfinished(network, rows, seeds):
-    """A line of text for each row of which some runs began and did not end."""
+    """Returns a line of text for each row with runs that started and did not finish."""
     begun = {row.label: [str(seed) for seed in seeds if os.path.isdir(folder_of(
         network, row, seed))] for row in rows}
     ended = finished_runs(network, rows, seeds)
-    return ['{}: seed {} has not ended: it was stopped, or its loss is no longer finite'.format(
+    return ['{}: seed {} is unfinished: it was stopped, or its loss became infinite or NaN'.format(
         label, ', '.join(seed for seed in of if int(seed) not in ended[label]))
             for label, of in begun.items() if len(of) > len(ended[label])]
 
 
 def beyond(network, rows):
-    """A line of text for each of `rows` whose rho the forward pass leaves nothing of."""
+    """Returns a line of text for each row whose rho is out of reach."""
     from elastic.timing.table import TensorTimings
     from profiler import table_path
     from selection_solver_DP import out_of_reach
@@ -288,9 +291,10 @@ def beyond(network, rows):
 
 
 def result_of(network, row, runs, full):
-    """dict of one line; full: the runs of full training. Both seed -> folder.Run, paired by seed.
+    """Returns the dict of one row, each run paired with full training of the same seed.
 
-    UserError where two of a pair are of different devices or software: their times do not compare.
+    runs, full: seed -> folder.Run. Raises UserError if a pair was made on different devices or
+    software stacks.
     """
     pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
     for run, whole in pairs:
@@ -299,28 +303,26 @@ def result_of(network, row, runs, full):
 
     def of(key):
         return [run.summary[key] for run in runs]
-    accuracy, accuracy_se = mean_error(of('final_accuracy'))
-    seconds, seconds_se = mean_error(of('train_seconds'))
-    lost, lost_se = mean_error([run.summary['final_accuracy'] - whole.summary['final_accuracy']
-                                for run, whole in pairs])
-    speed, speed_se = mean_error([whole.summary['train_seconds'] / run.summary['train_seconds']
-                                  for run, whole in pairs])
-    steps, steps_se = mean_error([whole.summary['step_seconds'] / run.summary['step_seconds']
-                                  for run, whole in pairs])
-    best, best_se = mean_error(of('best_accuracy'))
-    return dict(
+
+    def ratios(key):
+        return [whole.summary[key] / run.summary[key] for run, whole in pairs]
+    result = dict(
         model=network.name, label=row.label, scheme=row.scheme, flags=row.flags, rho=row.rho,
-        variant=row.variant, cached=row.cached,
-        learning_rate=row.learning_rate or network.learning_rate, n=len(runs), accuracy=accuracy,
-        accuracy_se=accuracy_se, best=best, best_se=best_se, to_full=lost, to_full_se=lost_se,
-        seconds=seconds, seconds_se=seconds_se,
-        selection_seconds=float(np.mean(of('selection_seconds'))), speed_up=speed,
-        speed_up_se=speed_se, steps_speed_up=steps, steps_speed_up_se=steps_se,
+        variant=row.variant, cached=row.cached, n=len(runs),
+        learning_rate=row.learning_rate or network.learning_rate,
+        selection_seconds=float(np.mean(of('selection_seconds'))),
         reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
                   for run, whole in pairs] for share in REACHED],
         peak_memory_mb=max(of('peak_memory_mb')), joules=_mean_joules(runs),
         cache_mb=max(run.summary.get('cache_bytes', 0) for run in runs) / 2 ** 20,
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
+    for name, values in dict(
+            accuracy=of('final_accuracy'), best=of('best_accuracy'), seconds=of('train_seconds'),
+            to_full=[run.summary['final_accuracy'] - whole.summary['final_accuracy']
+                     for run, whole in pairs],
+            speed_up=ratios('train_seconds'), steps_speed_up=ratios('step_seconds')).items():
+        result[name], result[name + '_se'] = mean_error(values)
+    return result
 
 
 def _mean_joules(runs):
@@ -328,54 +330,58 @@ def _mean_joules(runs):
     return None if None in joules else float(np.mean(joules))
 
 
+def table_of(network, rows, seeds, args):
+    """Trains what is missing unless --table; returns (results of the rows, text of the table)."""
+    if not args.table:
+        prepare(network, seeds)
+        measure(network, rows, seeds)
+    if not (args.quick or args.rows) and nothing_pruned(network, seeds):
+        strong = stronger(network)
+        rows.insert(1 + [row.scheme for row in rows].index(strong.scheme), strong)
+        if not args.table:
+            measure(network, [strong], seeds)
+    runs = finished_runs(network, rows, seeds)
+    results = [result_of(network, row, runs[row.label], runs[FULL]) for row in rows
+               if set(runs[row.label]) & set(runs[FULL])]
+    lacking = [row for row in rows if not runs[row.label]]
+    return results, '\n'.join([report(results)] + beyond(network, lacking)
+                              + unfinished(network, rows, seeds)) if results else ''
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--networks', nargs='+', choices=sorted(NETWORKS),
-                        default=list(NETWORKS), help='default: all; the first one also with other '
-                        'metrics, intervals and whole layers')
+                        default=list(NETWORKS), help='default: all; the first one also has rows '
+                        'with other metrics, intervals and whole layers')
     parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
-    command_line.add_flag(parser, '--quick', 'one seed of the schemes on the first network; of '
-                          'elastic training the rho that have a target')
-    command_line.add_flag(parser, '--table', 'train nothing: the table of the runs that are there')
+    command_line.add_flag(parser, '--quick', 'one seed of the first network, without variants; '
+                          'only each rho that has a goal')
+    command_line.add_flag(parser, '--table', 'train nothing; print the table of the finished runs')
     _bench.add_flags(parser, 'accuracy', input_size=None)
-    parser.add_argument('--rows', nargs='+', metavar='LABEL', help='these rows of the table alone, '
-                        "and full training, such as 'elastic 0.5' (default: all)")
+    parser.add_argument('--rows', nargs='+', metavar='LABEL', help='only these rows, such as '
+                        "'elastic 0.5', and full training (default: all)")
     args = _bench.parsed(parser, argv)
     if args.quick:
         args.networks, args.seeds = args.networks[:1], 1
     seeds = range(args.seed, args.seed + args.seeds)
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
-        network = NETWORKS[name]
-        if not args.table:
-            try:
-                prepare(network, seeds)
-            except Untrained as error:
-                print('{}: its source: {}'.format(name, error), flush=True)
-                continue
-            measure(network, rows, seeds)
-        if not (args.quick or args.rows) and nothing_pruned(network, seeds):
-            strong = stronger(network)
-            rows.insert(1 + [row.scheme for row in rows].index(strong.scheme), strong)
-            if not args.table:
-                measure(network, [strong], seeds)
-        runs = finished_runs(network, rows, seeds)
-        of_network = [result_of(network, row, runs[row.label], runs[FULL]) for row in rows
-                      if set(runs[row.label]) & set(runs[FULL])]
-        if of_network:
-            results += of_network
-            lacking = [row for row in rows if not runs[row.label]]
-            tables.append('\n'.join([report(of_network)] + beyond(network, lacking)
-                                    + unfinished(network, rows, seeds)))
+        try:
+            of_network, text = table_of(NETWORKS[name], rows, seeds, args)
+        except Untrained as error:
+            print('{}: its source: {}'.format(name, error), flush=True)
+            continue
+        results += of_network
+        tables += [text] if text else []
     if not results:
-        raise command_line.UserError('no finished run of full training under {}: leave out --table'
-                                     .format(LOGS))
+        raise command_line.UserError('no finished run of full training in {}; leave out --table to '
+                                     'make one'.format(LOGS))
     from _accuracy_figure import accuracy_against_time
     paths = accuracy_against_time(
         results, os.path.join(_path.ROOT, 'figures', 'accuracy_vs_time'))
     print('\nfinal test accuracy, means ± standard error; differences and speed-up are paired by '
-          'seed; targets in brackets\n')
+          'seed; goals in brackets\n')
     print('\n\n'.join(tables))
     print()
     print('\n'.join(os.path.relpath(path) for path in paths))

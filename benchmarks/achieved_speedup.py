@@ -1,12 +1,12 @@
-"""Does a step take the share of full training that was asked for?
+"""Measures whether a step takes the share of full training that rho asks for.
 
     python benchmarks/achieved_speedup.py [--models resnet50 mobilenetv2] [--rhos 0.4 0.6 0.8]
     python benchmarks/achieved_speedup.py --bn_statistics train --models resnet50@64 --batch_size 8
 
-For each network: timing table, importance on real digits, and for each rho the tensors chosen as in
-training, with the closed loop. Step and full step then run interleaved. Told are the share asked
-for, predicted and measured; the budget that is left; and what pricing on the graph adds to the
-importance that the chain's upper bound alone would buy.
+Each network is profiled, and its importance evaluated on real digits. For each rho, tensors are
+chosen as in training, with the closed loop. Their step and the full step then run interleaved. The
+table has the share that was asked for, predicted and measured; the unspent budget; and how much
+importance the cost on the graph adds to a choice by the chain's upper bound.
 """
 
 import argparse
@@ -23,22 +23,15 @@ DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 
 
 def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
-    """Result of one network: a row for each rho within reach."""
+    """Returns the result of one network: a row for each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', bn_statistics=bn_statistics,
                               batch_size=batch_size)
-    from elastic.selection.closed_loop import ClosedLoop
-    from elastic.selection.importance import Evaluator, evaluate_importance
-    from profiler import profile_model
     from selection_solver_DP import choose_tensors, select_tensors, smallest_rho
-    maker, batch = prepared.maker, (prepared.images, prepared.labels)
-    table = profile_model(prepared.model, batch=batch)
-    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
-                                     evaluator=Evaluator(maker))
-    loop = ClosedLoop(table, maker)
-    full = _bench.call(maker.step(prepared.everything), prepared)
+    table, importance, loop = _bench.chosen_by(prepared)
+    full = _bench.call(prepared.maker.step(prepared.everything), prepared)
     rows, dropped = [], 0
     for rho in tqdm(rhos, desc=name, unit='rho', leave=False, disable=None):
-        drift = loop.update(*batch)
+        drift = loop.update(*prepared.batch)
         now = loop.timings
         if rho < smallest_rho(now):
             continue
@@ -46,7 +39,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
         order = np.argsort(-now.depth)  # from the input to the output
         chain = select_tensors((now.t_dw + now.t_up)[order], now.t_dy[order], importance[order],
                                rho * now.t_step - now.fixed)
-        step = _bench.call(maker.step(mask), prepared)
+        step = _bench.call(prepared.maker.step(mask), prepared)
         ms, noisy = _bench.interleaved([full, step], rounds)
         dropped += noisy
         left = rho * now.t_step - now.step_time(mask)
@@ -57,7 +50,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
             full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(now.t_step),
             predicted=float(now.step_time(mask) / now.t_step),
             measured=float(np.median(ms[:, 1] / ms[:, 0])),
-            spread=[float(np.percentile(ms[:, 1] / ms[:, 0], q)) for q in (10, 90)],
+            spread=_bench.spread(ms[:, 1] / ms[:, 0]),
             unspent=float(left / now.t_step), still_fitting=len(fitting),
             importance=float(importance[mask].sum()),
             chain_importance=float(importance[order][chain.mask].sum())))
@@ -68,8 +61,7 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
 
 def rows_of(result):
     return [[result['model'], '%.2f' % row['rho'], '%d/%d' % (row['tensors'], result['tensors']),
-             '%.3f' % row['predicted'], '%.3f [%.3f, %.3f]' % tuple([row['measured']]
-                                                                    + row['spread']),
+             '%.3f' % row['predicted'], _bench.with_spread(row['measured'], row['spread']),
              '%+.0f' % (100 * row['drift']),
              '%.0f / %.0f' % (row['predicted_full_ms'], row['full_ms']),
              '%+.1f' % (100 * (row['measured'] / row['predicted'] - 1)),
@@ -81,7 +73,7 @@ def rows_of(result):
 
 
 def verdict(results):
-    """Text on the targets, over all rows."""
+    """Returns whether each goal is met, over all rows."""
     rows = [row for result in results for row in result['rows']]
     if not rows:
         return 'no rho within reach'
@@ -94,7 +86,7 @@ def verdict(results):
                over <= OVER_ASKED),
               ('{} tensors still fit (0)'.format(sum(row['still_fitting'] for row in rows)),
                not any(row['still_fitting'] for row in rows))]
-    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
+    return _bench.verdict(checks)
 
 
 def main(argv=None):
@@ -102,14 +94,11 @@ def main(argv=None):
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=command_line.number(float, above=0, high=1))
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen')
-    parser.add_argument('--batch_size', type=command_line.number(int, low=1), metavar='N',
-                        help='default: {}, others 4'.format(', '.join(
-                            '{} {}'.format(*item) for item in _bench.BATCH_SIZE.items())))
-    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=11)
+    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=11, batch_size=True)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('achieved_speedup', _bench.calls(
         args, args.rhos, args.rounds, args.seed, args.bn_statistics, args.batch_size)))
-    print('step over full step; targets in brackets')
+    print('step over full step; goals in brackets')
     print(command_line.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'drift (%)',
          'full step (ms)', 'error (%)', 'over asked (%)', 'unspent (%)', 'still fit',

@@ -1,12 +1,12 @@
-"""How far the first-order importance can be trusted, over learning rates.
+"""Measures how well the first-order importance predicts the loss, over learning rates.
 
     python benchmarks/importance.py [--learning_rates 1e-5 1e-3 1e-1]
 
-MobileNetV2 (width 0.35) is trained on digits for some hundred steps, then meets the shifted digits.
-For each learning rate the trial update of all tensors is made: predicted against real drop of the
-loss, and the rank correlation of each tensor's importance with the true value of its update, which
-is what the loss loses when that tensor alone is put back. Once at the full update, once at the
-scale that training falls back to.
+MobileNetV2 (width 0.35) is trained on digits for some hundred steps, then sees the shifted digits.
+For each learning rate, a trial update of all tensors is made, once in full and once at the scale
+that training uses. The table has the predicted and the real drop in loss, and the rank correlation
+of each tensor's importance with the true value of its update: the rise in loss when that tensor
+alone is put back.
 """
 
 import argparse
@@ -22,7 +22,7 @@ RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 
 
 def source_weights(input_size, batch_size, steps, seed):
-    """Weights of a network trained on the source domain."""
+    """Returns (weights, last loss) of a network trained on the source domain."""
     import models
     from datasets import load_dataset
     from elastic.steps.masked_step import StepMaker
@@ -40,7 +40,7 @@ def source_weights(input_size, batch_size, steps, seed):
 
 
 def true_values(evaluator, forward, batch, updates, scale):
-    """(N,) what undoing one tensor's update costs: loss with it put back - loss of all updated."""
+    """Returns (N,) the rise in loss when one tensor's update is undone and all others stay."""
     from elastic.compat import keras_stack
     with keras_stack.restored_afterwards(evaluator.variables):
         for variable, update in zip(evaluator.variables, updates):
@@ -54,7 +54,7 @@ def true_values(evaluator, forward, batch, updates, scale):
 
 
 def row(model, batch, rate):
-    """dict of one learning rate: the full update, and the scale that held."""
+    """Returns a dict of one learning rate: the full update, and the scale that held."""
     from scipy.stats import spearmanr
 
     from elastic.selection.importance import Evaluator, evaluate_importance
@@ -78,7 +78,7 @@ def row(model, batch, rate):
 
 
 def measure(rates, input_size, batch_size, steps, seed):
-    """Rows of all learning rates."""
+    """Returns the result of all learning rates."""
     command_line.quiet_tensorflow()
     import models
     from datasets import load_dataset
@@ -99,7 +99,7 @@ def main(argv=None):
                         type=command_line.number(float, above=0))
     parser.add_argument('--batch_size', type=command_line.number(int, low=1), default=16)
     parser.add_argument('--steps', type=command_line.number(int, low=1), default=400,
-                        help='of source training (default: %(default)s)')
+                        help='steps of training on the source domain (default: %(default)s)')
     _bench.add_flags(parser, 'importance', input_size=64)
     args = _bench.parsed(parser, argv)
     result = measure(args.learning_rates, args.input_size, args.batch_size, args.steps, args.seed)

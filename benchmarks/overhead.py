@@ -1,14 +1,14 @@
-"""What being elastic costs: importance, solving, switching masks, memory; and the profile itself.
+"""Measures what a selection costs: importance, solving, switching masks, memory; and the profile.
 
     python benchmarks/overhead.py [--models resnet50 mobilenetv2@224]
 
-Each network and size runs in a process of its own: selections in a row by the scheme that trains,
-each on another batch, with a full step beside it, so that all is told in full steps of the same
-minute. `whole` is all that a selection takes of training: importance, both passes of the closed
-loop, choosing, cutting the new step, and its first call beyond what the next ones take (`switch` is
-the last two). For comparison a step of the same mask is traced anew, as without cutting: what that
-takes, and how long our step takes against that plainest one. Memory is the process' resident set
-after the 3rd and after the last selection.
+Each network and size runs in its own process. The elastic scheme selects several times in a row,
+each time on another batch. A full step runs after each selection, so that all costs are in full
+steps of the same minute. `whole` is the whole selection: importance, both passes of the closed
+loop, solving, cutting the new step out of the graph, and the extra time of its first call. `switch`
+is the last two of these. For comparison, a step of the same mask is traced again: the table has the
+cost of that, and the time of our step relative to the traced one. Memory is the process's resident
+set after the third and after the last selection.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from elastic import command_line
 from elastic.settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
-WHOLE_STEPS = {96: 6.0, 224: 4.0}  # by input size
+WHOLE_STEPS = {96: 6.0, 224: 4.0}  # goals, by input size
 MEMORY_SHARE = 0.02
 RETRACED = 3  # of the selections
 PLAIN_ROUNDS = 9
@@ -41,7 +41,7 @@ def peak_mb():
 
 
 def profile_cost(prepared, input_size):
-    """(TensorTimings, dict of the profiler's seconds, trace MB and memory above what was there)."""
+    """Returns (TensorTimings, dict of the profiler's seconds, trace size and extra memory)."""
     from profiler import profile_model
     before, begin = resident_mb(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -54,15 +54,15 @@ def profile_cost(prepared, input_size):
 
 
 def run_model(name, input_size, selections, rho, seed):
-    """Result of one network and size: medians over the selections."""
+    """Returns the result of one network and size: medians over the selections."""
     prepared = _bench.prepare(name, input_size, seed)
     from elastic.steps.epoch import PLAIN, EpochResult
     from elastic.steps.training_step import TrainingStep
     table, result = profile_cost(prepared, input_size)
-    maker, batch = prepared.maker, (prepared.images, prepared.labels)
+    maker, batch = prepared.maker, prepared.batch
     scheme = scheme_of(maker, prepared, table, rho, selections)
     full = _bench.call(maker.step(prepared.everything), prepared)
-    scheme.select(1, None)  # the first one compiles the passes
+    scheme.select(1, None)  # compiles the passes
     for _ in range(3):
         full()
     rows, memory, last = [], [], None
@@ -97,13 +97,13 @@ def run_model(name, input_size, selections, rho, seed):
                   of_plain=float(np.median([row['of_plain'] for row in rows[:RETRACED]])))
     for key in ('importance', 'switch', 'whole', 'retrace'):
         steps = [row[key] / row['full'] for row in rows if key in row]
-        result[key + '_steps'] = [float(np.percentile(steps, q)) for q in (50, 10, 90)]
+        result[key + '_steps'] = [float(np.median(steps))] + _bench.spread(steps)
     return dict(_bench.machine(), model=name, input_size=input_size, memory_mb=memory,
                 batch_size=prepared.batch_size, rho=rho, **result)
 
 
 def scheme_of(maker, prepared, table, rho, selections):
-    """The elastic scheme, which selects each time on another batch of noise."""
+    """Returns the elastic scheme, which selects each time on another batch of noise."""
     import tensorflow as tf
 
     from train import ElasticScheme
@@ -119,15 +119,14 @@ def scheme_of(maker, prepared, table, rho, selections):
 
 def row_of(result):
     early, late = result['memory_mb'][2], result['memory_mb'][-1]
-    target = WHOLE_STEPS.get(result['input_size'])
-    checks = [(target is None or result['whole_steps'][0] <= target, 'whole'),
+    goal = WHOLE_STEPS.get(result['input_size'])
+    checks = [(goal is None or result['whole_steps'][0] <= goal, 'whole'),
               (late <= early * (1 + MEMORY_SHARE), 'memory')]
     missed = [text for met, text in checks if not met]
     return [result['model'], result['input_size'], result['batch_size'],
-            '%.0f' % result['full_ms'],
-            '%.2f [%.2f, %.2f]' % tuple(result['whole_steps']),
-            '%.2f [%.2f, %.2f]' % tuple(result['importance_steps']),
-            '%.2f [%.2f, %.2f]' % tuple(result['switch_steps']),
+            '%.0f' % result['full_ms']] + [
+                _bench.with_spread(steps[0], steps[1:], 2) for steps in (
+                    result['whole_steps'], result['importance_steps'], result['switch_steps'])] + [
             '%.1f' % result['retrace_steps'][0], '%.2f' % result['of_plain'],
             '%.0f -> %.0f (%+.1f %%)' % (early, late, 100 * (late / early - 1)),
             '%.0f' % result['profile_seconds'], '%+.0f' % result['profile_peak_mb'],
@@ -142,13 +141,13 @@ def main(argv=None):
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('overhead', _bench.calls(
         args, args.selections, args.rho, args.seed)))
-    print('costs in full steps, medians [10 %, 90 %]; targets: whole {}, memory +{:g} %'.format(
+    print('costs in full steps, medians [10 %, 90 %]; goals: whole {}, memory +{:g} %'.format(
         ', '.join('{:g} at {}'.format(steps, size) for size, steps in WHOLE_STEPS.items()),
         100 * MEMORY_SHARE))
     print(command_line.table(
         ['model', 'size', 'batch', 'full step (ms)', 'whole (steps)', 'importance (steps)',
          'switch (steps)', 're-traced (steps)', 'step of plain', 'memory (MB)', 'profile (s)',
-         'its peak (MB)', 'trace (MB)', 'target'],
+         'its peak (MB)', 'trace (MB)', 'goals'],
         [row_of(result) for result in results], '<>>>>>>>>>>>><'))
     _bench.write('overhead', results, args.json)
     return 0

@@ -1,14 +1,13 @@
-"""Is rho held while the device changes speed? With the closed loop and without.
+"""Measures whether rho holds while the device changes speed, with the closed loop and without.
 
     python benchmarks/throttling.py [--models mobilenetv2] [--rho 0.5]
 
-One network, profiled on the idle machine, then disturbed: confined to one core, beside a program
-that moves memory, beside one that computes. In each condition tensors are chosen by the table as
-profiled and by the table that the closed loop has put right, in two selections with some steps
-between them, as in training. Both steps then run interleaved with the full step: their ratio is the
-share of full training that a step takes under that condition.
-An oracle that profiles anew under each condition tells what the loop's choice is worth: importance
-that it buys over what the oracle buys.
+Each network is profiled on the idle machine. It then runs on one core, beside a program that moves
+memory, and beside one that computes. Under each condition, tensors are chosen twice: by the table
+as profiled, and by the table that the closed loop corrected in two selections with some steps
+between them, as in training. Both steps then run interleaved with the full step; their ratio is the
+share of full training. An oracle profiles again under each condition: the table has the importance
+of the loop's choice as a share of the oracle's.
 """
 
 import argparse
@@ -35,7 +34,7 @@ STEPS = 20  # between two selections
 
 @contextlib.contextmanager
 def condition(name):
-    """The machine as it is ('idle'), one core for this process, or another program beside it."""
+    """Leaves the machine idle, confines this process to one core, or runs a program beside it."""
     if name == 'one core':
         cores = os.sched_getaffinity(0)
         _confine({min(cores)})
@@ -62,18 +61,12 @@ def _confine(cores):
 
 
 def run_model(name, input_size, rho, rounds, seed):
-    """Result of one network: a row for each condition."""
+    """Returns the result of one network: a row for each condition."""
     prepared = _bench.prepare(name, input_size, seed, data='digits')
-    from elastic.selection.closed_loop import ClosedLoop
-    from elastic.selection.importance import Evaluator, evaluate_importance
     from profiler import profile_model
     from selection_solver_DP import choose_tensors, reachable
-    maker, batch = prepared.maker, (prepared.images, prepared.labels)
-
-    table = profile_model(prepared.model, batch=batch)
-    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
-                                     evaluator=Evaluator(maker))
-    loop = ClosedLoop(table, maker)
+    maker, batch = prepared.maker, prepared.batch
+    table, importance, loop = _bench.chosen_by(prepared)
     full = _bench.call(maker.step(prepared.everything), prepared)
 
     def choose(timings):
@@ -96,13 +89,11 @@ def run_model(name, input_size, rho, rounds, seed):
             ms = np.array([[_bench.settled_ms(f) for f in [full] + steps]
                            for _ in range(rounds)])
         ratios = ms[:, 1:] / ms[:, :1]
+        shares = dict(zip(('without', 'held', 'oracle'), map(float, np.median(ratios, axis=0))))
         rows.append(dict(condition=title, full_ms=float(np.median(ms[:, 0])), drift=float(drift),
-                         without=float(np.median(ratios[:, 0])),
-                         held=float(np.median(ratios[:, 1])),
-                         oracle=float(np.median(ratios[:, 2])),
                          quality=float(importance[held].sum() / importance[oracle].sum()),
-                         spread=[float(np.percentile(ratios[:, 1], q)) for q in (10, 90)],
-                         same_mask=bool((fixed == held).all())))
+                         spread=_bench.spread(ratios[:, 1]),
+                         same_mask=bool((fixed == held).all()), **shares))
     return dict(_bench.machine(), model=name, input_size=input_size, rho=rho,
                 batch_size=prepared.batch_size, rows=rows)
 
@@ -110,7 +101,7 @@ def run_model(name, input_size, rho, rounds, seed):
 def rows_of(result):
     return [[result['model'], row['condition'], '%.0f' % row['full_ms'],
              '%+.0f' % (100 * row['drift']), '%.3f' % row['without'],
-             '%.3f [%.3f, %.3f]' % tuple([row['held']] + row['spread']),
+             _bench.with_spread(row['held'], row['spread']),
              '%+.0f' % (100 * (row['held'] / result['rho'] - 1)), '%.3f' % row['oracle'],
              '%.0f' % (100 * row['quality']),
              'met' if abs(row['held'] / result['rho'] - 1) <= WITHIN else 'MISSED']
@@ -123,12 +114,12 @@ def main(argv=None):
     _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=11)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('throttling', _bench.calls(args, args.rho, args.rounds, args.seed)))
-    print('step over full step under each condition; asked {:g}, within {:g} % of it'.format(
+    print('step over full step under each condition; asked: {:g}; goal: within {:g} %'.format(
         args.rho, 100 * WITHIN))
     print(command_line.table(
         ['model', 'condition', 'full step (ms)', 'drift (%)', 'without loop',
          'with loop [10 %, 90 %]', 'over asked (%)', 'oracle', "importance of oracle's (%)",
-         'target'], [row for result in results for row in rows_of(result)], '<<>>>>>>><'))
+         'goal'], [row for result in results for row in rows_of(result)], '<<>>>>>>><'))
     _bench.write('throttling', results, args.json)
     return 0
 

@@ -1,13 +1,13 @@
-"""Predicted against measured step time over random masks: is a mask as cheap as the table says?
+"""Compares predicted and measured step times over random masks.
 
     python benchmarks/time_model.py [--models resnet50 mobilenetv2] [--masks 12]
 
-Each model is profiled and measured in a process of its own. A mask is a random deepest tensor and a
-random density above it. For each mask its step, the forward pass and the full step run interleaved;
-compared is the share of the backward pass and update that the mask needs:
-(step - forward) / (full - forward), error in points of it; beside it the error of one scale for all
-groups of ops, where the table scales own gradients and the error gradient's way by several steps.
-Samples taken while other processes used more than a tenth of a core are dropped, and counted.
+Each model is profiled and measured in its own process. A mask has a random deepest tensor and a
+random density above it. Its step, the forward pass and the full step run interleaved. The share of
+backward pass and update that the mask needs, (step - forward) / (full - forward), is compared with
+the table's. For comparison, the error with one scale for all groups of ops is listed, too: the
+table scales weight gradients and the error gradient separately. Samples taken while other processes
+used more than a tenth of a core are dropped and counted.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from tqdm import tqdm
 from elastic import command_line
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
-TARGET_POINTS = 3.0
+GOAL_POINTS = 3.0
 WORST_POINTS = 10.0
 
 
 def random_masks(count, num_tensors, seed):
-    """count masks (N,) bool: random deepest tensor, each tensor above it with a random density."""
+    """Returns `count` masks, (N,) bool, each with a random deepest tensor and density."""
     rng = np.random.RandomState(seed)
     masks = []
     for _ in range(count):
@@ -36,13 +36,13 @@ def random_masks(count, num_tensors, seed):
 
 
 def with_one_scale(table):
-    """The table as traced shares of the backward pass alone would make it."""
+    """Returns the table with all groups of ops scaled alike, by the backward pass."""
     return table._replace(group_ms=table.profile.traced_ms * table.t_bp
                           / table.profile.traced_ms.sum())
 
 
 def run_model(name, input_size, num_masks, rounds, seed):
-    """Result of one model: dict with a row a mask."""
+    """Returns the result of one model, a dict with a row per mask."""
     prepared = _bench.prepare(name, input_size, seed)
     from profiler import profile_model
     table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
@@ -70,7 +70,7 @@ def run_model(name, input_size, num_masks, rounds, seed):
 
 
 def report(result):
-    """(text of the rows, summary row) of one model."""
+    """Returns (table of the masks, summary row) of one model."""
     errors, one_scale = [np.array([100 * (row[key] - row['measured']) for row in result['masks']])
                          for key in ('predicted', 'by_one_scale')]
     text = command_line.table(
@@ -83,7 +83,7 @@ def report(result):
                   '%.1f' % mean, '%.1f' % worst, '%+.1f' % errors.mean(),
                   '%.1f' % np.abs(one_scale).mean(), '%.1f' % np.abs(one_scale).max(),
                   result['dropped_samples'],
-                  'met' if mean <= TARGET_POINTS and worst <= WORST_POINTS else 'MISSED']
+                  'met' if mean <= GOAL_POINTS and worst <= WORST_POINTS else 'MISSED']
 
 
 def main(argv=None):
@@ -92,17 +92,18 @@ def main(argv=None):
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
     args = _bench.parsed(parser, argv)
-    results = []
+    results, summary = [], []
     for result in _bench.each('time_model', _bench.calls(args, args.masks, args.rounds,
                                                         args.seed)):
+        text, row = report(result)
         results.append(result)
-        print('\n{}\n{}'.format(result['model'], report(result)[0]))
-    print('\nshare of backward pass and update, predicted against measured (target: mean {:g}, '
-          'worst {:g} points)'.format(TARGET_POINTS, WORST_POINTS))
+        summary.append(row)
+        print('\n{}\n{}'.format(result['model'], text))
+    print('\nshare of backward pass and update, predicted and measured (goals: mean {:g}, worst '
+          '{:g} points)'.format(GOAL_POINTS, WORST_POINTS))
     print(command_line.table(
         ['model', 'size', 'batch', 'masks', 'mean |error| (points)', 'worst', 'bias',
-         'one scale: mean', 'worst', 'dropped', 'target'],
-        [report(result)[1] for result in results], '<>>>>>>>>>>'))
+         'one scale: mean', 'worst', 'dropped', 'goal'], summary, '<>>>>>>>>>>'))
     _bench.write('time_model', results, args.json)
     return 0
 

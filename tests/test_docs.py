@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 
 import main
+import profiler
 from boards import board
 from cached_runs import SIZE, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
+from fixed_tables import fixed_profile
 from slow_tests import slow_tests
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -137,6 +139,13 @@ def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
     assert summary - flags <= explained('summary.json')
     for name in ('epochs.csv', 'selections.csv'):
         assert header_of(os.path.join(folder, name)) == explained(name)
+
+
+def test_the_example_in_python_trains_a_network(monkeypatch, capsys):
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+    code, = re.findall(r'```python\n(.*?)```', text_of('docs/python.md'), re.S)
+    exec(code, {})
+    assert re.search(r'\d of 6 tensors, loss \d\.\d+$', capsys.readouterr().out.strip())
 
 
 def test_the_readme_is_a_page_for_newcomers():

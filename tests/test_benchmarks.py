@@ -1,0 +1,224 @@
+"""Tests the benchmarks: their flags, their tables and goals, and what they compare."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+import _accuracy_table
+import _bench
+import _selector_graph as graph
+import accuracy
+import numpy as np
+import overhead
+import pytest
+import scipy.optimize
+import selector
+
+import main
+import profiler
+from cached_runs import SIZE, digits, network
+from elastic.command_line import UserError
+from elastic.runs.folder import Run
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import make_optimizer
+from fixed_tables import fixed_profile
+
+BENCHMARKS = os.path.dirname(os.path.abspath(_bench.__file__))
+MOBILENET = accuracy.NETWORKS['mobilenetv2']
+
+
+# ---------------------------------------------------------------- selector.py
+
+def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path, capsys):
+    path = tmp_path / 'new' / 'selector.json'
+    assert selector.main(['--tensors', '7', '9', '--repeats', '2', '--json', str(path)]) == 0
+    output = capsys.readouterr().out
+    rows = json.loads(path.read_text())['rows']
+    assert [(row['tensors'], row['bins_exact']) for row in rows] == (
+        [(7, 10_000), (7, 1000)] * 3 + [(9, 10_000), (9, 1000)] * 3)
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    assert all(row['exact_time_share'] <= 1 for row in rows)
+    lines = output.splitlines()
+    assert len({len(line) for line in lines[:2 + len(rows)]}) == 1, 'the columns are not aligned'
+    assert lines[0].split('  ')[0].strip() == 'N'
+    assert 'Target not measured' in output
+
+
+def test_selector_limits_extrapolate_the_slow_recursion(monkeypatch):
+    monkeypatch.setattr(selector, 'RESOLUTIONS', (10, 1000))
+    monkeypatch.setattr(selector, 'PAPER_SECONDS', 0)
+    drawn = {str(n): selector.draw_instance(n, 0) for n in (5, 10)}
+    rows = selector.limits(drawn, lambda: None)
+    assert [row['paper_measured'] for row in rows] == [True, True, False, False]
+    assert rows[3]['paper_seconds'] == pytest.approx(4 * rows[1]['paper_seconds'])
+    assert [max(row['value_ratio'] for row in rows[i:i + 2]) for i in (0, 2)] == [1, 1]
+    assert selector.limits_report(rows).count('~') == 3  # two estimates, and their explanation
+
+
+def test_selector_graph_compares_with_the_true_optimum(monkeypatch):
+    monkeypatch.setattr(graph, 'SMALL', 10)
+    monkeypatch.setattr(graph, 'SMALL_TENSORS', 7)
+    monkeypatch.setattr(selector, 'GRAPH_TENSORS', (9, 30))
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        table, importance = graph.draw_table(7, random), graph.draw_instance(7, 1)[2]
+        rho = 0.5 + 0.5 * graph.smallest_rho(table)
+        tried = graph.gaps(table, importance, rho, graph.by_trying_all)
+        assert min(tried.values()) > -1e-9
+        if hasattr(scipy.optimize, 'milp'):  # HiGHS, from SciPy 1.9 on
+            assert graph.gaps(table, importance, rho, graph.by_highs) == pytest.approx(
+                tried, abs=1e-4)
+    rows = [graph.small_gaps(tangled, 0) for tangled in (False, True)]
+    for row in rows:
+        assert row['chosen']['worst'] <= row['chain, filled']['worst'] <= row['chain']['worst']
+    times = [graph.selection_time(n, 0, 1) for n in selector.GRAPH_TENSORS]
+    assert [row['tensors'] for row in times] == [9, 30]
+    assert 'at most 50 at 1000' in selector.graph_report(times, rows)[0]
+
+
+# ---------------------------------------------------------------- steps of a network
+
+def small_network(name, input_size, seed=0, **_):
+    """Returns the Prepared small network, in place of _bench.prepare."""
+    model = network()
+    images, labels = next(iter(digits().train))
+    maker = StepMaker(model, make_optimizer('sgd', 1e-6, 1000, model.trainable_variables), 0.0,
+                      images, labels)
+    return _bench.Prepared(model, maker, images, labels, len(labels))
+
+
+def test_overhead_prints_and_writes_the_cost_of_a_selection(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_bench, 'prepare', small_network)
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+    monkeypatch.setattr(_bench, 'in_own_process', lambda module, function, *arguments: getattr(
+        sys.modules[module], function)(*arguments))
+    monkeypatch.setattr(overhead, 'PLAIN_ROUNDS', 3)
+    path = str(tmp_path / 'result.json')
+    assert overhead.main(['--models', 'small@{}'.format(SIZE), '--selections', '4',
+                          '--json', path]) == 0
+    assert re.search(r'^small +32 +8 ', capsys.readouterr().out, re.M)
+    with open(path) as file:
+        result, = json.load(file)
+    assert result['whole_ms'] > result['switch_ms'] and len(result['memory_mb']) == 4
+
+
+REFUSALS = """
+import importlib, os, sys
+from elastic import command_line
+folder, *names = sys.argv[1:]
+for name in names:
+    for argv in (['--seed', '-1'], ['--json', folder], ['--help']):
+        sys.argv[0] = name + '.py'
+        try:
+            command_line.run(importlib.import_module(name).main, argv)
+        except SystemExit as end:
+            sys.stdout.flush()
+            print('status', end.code, file=sys.stderr, flush=True)
+"""
+
+
+def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(tmp_path):
+    names = ['time_model', 'achieved_speedup', 'overhead', 'throttling', 'importance', 'selector',
+             'accuracy', 'prefix_cache']
+    (tmp_path / 'tensorflow.py').write_text('raise SystemExit("TensorFlow was loaded")')
+    root = os.path.dirname(BENCHMARKS)
+    done = subprocess.run(
+        [sys.executable, '-c', REFUSALS, str(tmp_path)] + names, cwd=str(tmp_path),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), BENCHMARKS, root])))
+    assert re.findall(r'^status (.*)', done.stderr, re.M) == ['2', '2', '0'] * len(names)
+    assert done.stderr.count('argument --seed: -1 is not a whole number') == len(names)
+    assert done.stderr.count("error: --json '{}' is not a file that can be written\n".format(
+        tmp_path)) == len(names)
+    assert len(re.findall(r'^  --json PATH', done.stdout, re.M)) == len(names)
+
+
+# ---------------------------------------------------------------- accuracy.py
+
+def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them():
+    def runs(final, seconds):
+        return {seed: Run(dict(
+            final_accuracy=a, best_accuracy=a, train_seconds=s, peak_memory_mb=500.0,
+            step_seconds=s - 5, selection_seconds=s / 10, host='pi', stack='2.21',
+            energy_joules=None), {'train_seconds': [s / 2, s], 'test_accuracy': [0.94, a]}, [])
+                for seed, (a, s) in enumerate(zip(final, seconds))}
+    made = {'full': runs([0.96, 0.98, 0.97], [100, 110, 90]),
+            'head only': runs([0.6] * 3, [30] * 3), 'BN + bias': runs([0.9] * 3, [80] * 3),
+            'elastic 0.5': runs([0.955, 0.975, 0.965], [50, 55, 45])}
+    del made['BN + bias'][1]
+    results = [accuracy.result_of(MOBILENET, row, made[row.label], made['full'])
+               for row in accuracy.rows_of(MOBILENET, False) if row.label in made]
+    output = accuracy.report(results)
+    full, _, bias, elastic = results
+    assert [result['label'] for result in results] == list(made)
+    assert elastic['to_full'] == pytest.approx(-0.005) and elastic['to_full_se'] < 1e-9
+    assert elastic['speed_up'] == pytest.approx(2.0) and elastic['n'] == 3
+    assert elastic['steps_speed_up'] == pytest.approx((95 / 45 + 105 / 50 + 85 / 40) / 3)
+    assert elastic['selection_seconds'] == pytest.approx(5) and ' 5.0 ' in output
+    assert bias['n'] == 2 and bias['to_full'] == pytest.approx((0.9 - 0.96 + 0.9 - 0.97) / 2)
+    assert full['reached'][0] == [50, 55, 45]  # 95 %: after the first epoch
+    assert np.isnan(bias['reached'][1]).all() and 'never' in output
+    verdict = _accuracy_table.verdict(elastic, results)
+    assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
+    assert '± 0.6' in output  # standard error of 96, 98, 97
+
+
+def test_accuracy_benchmark_trains_the_rows_asked_for_and_full_training():
+    repeated = accuracy.NETWORKS['mobilenetv2_repeated']
+    with pytest.raises(UserError, match="--rows 'elastic 0.4' is no row of mobilenetv2_repeated; "
+                                        "allowed: .*'elastic 0.25'"):
+        accuracy.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.4']))
+    rows = accuracy.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.25']))
+    assert [row.label for row in rows] == ['full', 'elastic 0.25']
+
+
+def test_with_the_cache_a_shorter_full_training_is_an_opponent():
+    def result(label, scheme, accuracy, seconds, rho=None, cached=False):
+        return dict(label=label, scheme=scheme, accuracy=accuracy, seconds=seconds, rho=rho,
+                    cached=cached, variant=False, to_full=accuracy - 0.98, flags=[],
+                    speed_up=100 / seconds)
+    elastic = [result('elastic {:g}'.format(rho), 'elastic_training', final, 100 * rho + 1, rho,
+                      True) for rho, final in ((0.5, 0.975), (0.25, 0.95))]
+    half, quarter = [_accuracy_table.in_a_part(n) for n in (2, 4)]
+    results = elastic + [result(half, 'full_training', 0.96, 55),
+                         result(quarter, 'full_training', 0.9, 29),
+                         result('head only', 'traditional_tl_training', 0.97, 20, cached=True)]
+    opponents = [[other['label'] for other in _accuracy_table.opponents(each, results)]
+                 for each in elastic]
+    assert opponents == [[half, quarter, 'head only'], [quarter, 'head only']]
+    assert [_accuracy_table.verdict(each, results) for each in elastic] == [
+        '-0.5 (-0.7); 1.96x (1.9); best for its time',
+        '-3.0 (-4); 3.85x (3.5); behind head only MISSED']
+
+
+def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
+    found = []
+    for i, each in enumerate(accuracy.NETWORKS.values()):
+        rows = accuracy.rows_of(each, i == 0) + [accuracy.stronger(each)]
+        parsed = [main.parse_arguments(accuracy.flags_of(each, row, 3)) for row in rows]
+        assert len({args.run_name for args in parsed}) == len(rows)
+        assert not any('/' in args.run_name for args in parsed)  # one folder for each run
+        assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
+        assert {args.seed for args in parsed} == {3}
+        assert [args.prefix_cache == 'auto' for args in parsed] == [row.cached for row in rows]
+        found.append({row.label: vars(args) for row, args in zip(rows, parsed)})
+    mobilenet, efficientnet, repeated, _ = found
+    assert mobilenet['PruneTrain']['prune_interval'] == 5  # as published
+    assert 2 * mobilenet['full, half the epochs']['num_epochs'] == mobilenet['full']['num_epochs']
+    assert mobilenet['elastic 0.5']['interval'] == 4
+    assert efficientnet['elastic 0.5']['interval'] == 2
+    assert mobilenet['elastic 0.5, selected once']['interval'] == 0
+    assert mobilenet['elastic 0.5, whole layers']['granularity'] == 'layer'
+    rates = {label: args['learning_rate'] for label, args in mobilenet.items()}
+    own = {label: rates.pop(label) for label in list(rates) if ', lr ' in label}
+    assert set(rates.values()) == {rates['full']}  # one for all, unless the label says otherwise
+    assert 'head only, lr 0.1' in own
+    assert own == {label: float(label.split()[-1]) for label in own}
+    for of_network in (mobilenet, repeated):
+        assert of_network['elastic 0.35']['weights'].endswith(
+            'mobilenetv2_source_seed3/checkpoint/weights.npz')
+    assert {args['train_images'] for args in repeated.values()} == {336 * 32}
+    assert 4 * repeated['full, 1/4 of the epochs']['num_epochs'] == repeated['full']['num_epochs']
