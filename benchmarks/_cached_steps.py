@@ -1,6 +1,6 @@
-"""Steps of stores.py, in a module of another name than the repository's prefix_cache.
+"""Times the steps of prefix_cache.py: plain ones, and those that fill or read a prefix cache.
 
-Runs them as train.py does: epoch.run_epoch over the calls of prefix_cache.PrefixCache.
+They run as in train.py: epoch.run_epoch over the calls of a PrefixCache.
 """
 
 import copy
@@ -13,17 +13,18 @@ import numpy as np
 from tqdm import tqdm
 
 STORED = 16  # batches of distinct images
-STEPS = 4    # of a sample, of all but the reading ones, of which there are STORED
+STEPS = 4    # of a sample; a sample of reading steps has STORED
 CACHED = ('fill', 'read')
 
 
 class Sampler:
-    """Samples of steps of each kind, each the median of an epoch's few, ms.
+    """Samples steps of each kind; a sample is the median ms of a few steps in one epoch.
 
     full, other: MaskedStep of all tensors, and of those chosen without a cache, or None.
-    cached: prefix_cache.PrefixCache that `begin` was called for, of a data set with held views.
-    filling: another one, of the same step, whose images come in a new view in each epoch.
-    step: MaskedStep that both cut. from_disk: whether rows come from the disk itself.
+    cached: PrefixCache of a data set with fixed augmentation, after `begin`.
+    filling: PrefixCache of the same step, whose images are augmented again in each epoch.
+    step: MaskedStep that both cut.
+    from_disk: whether the file is read from the disk, not from the system's copy in memory.
     """
 
     def __init__(self, full, other, step, cached, filling, from_disk):
@@ -63,26 +64,21 @@ class Sampler:
 
 
 def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size, cache_dir):
-    """Result of one network: a row for each place and each rho within reach."""
+    """Returns the result of one network: a row for each place and each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
     from datasets import load_dataset
     from elastic.selection.cache_costs import CachePrices
-    from elastic.selection.closed_loop import ClosedLoop
-    from elastic.selection.importance import Evaluator, evaluate_importance
-    from profiler import profile_model
     from selection_solver_DP import smallest_rho
-    maker, batch = prepared.maker, (prepared.images, prepared.labels)
-    table = profile_model(prepared.model, batch=batch)
-    importance = evaluate_importance(maker.model, maker.optimizer, [batch],
-                                     evaluator=Evaluator(maker))
+    maker = prepared.maker
+    table, importance, loop = _bench.chosen_by(prepared)
     data = load_dataset('digits', input_size, prepared.batch_size, seed=seed, views='held',
                         interval=0, train_images=STORED * prepared.batch_size)
-    loop, full, rows, least = ClosedLoop(table, maker), maker.step(prepared.everything), [], {}
+    full, rows, least = maker.step(prepared.everything), [], {}
     caches_in = {place: caches_of(data, maker, place, cache_dir) for place in places}
     for rho, place in tqdm(list(itertools.product(rhos, places)), desc=name, unit='row',
                            leave=False, disable=None):
         caches = caches_in[place]
-        drift = loop.update(*batch)
+        drift = loop.update(*prepared.batch)
         prices = CachePrices(caches[0], loop.timings, 1, interval + 1)
         least.setdefault(place, float(prices.smallest_rho()))
         if rho >= prices.smallest_rho():
@@ -97,7 +93,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
 
 
 def caches_of(data, maker, place, cache_dir):
-    """(PrefixCache to read, to fill), in memory or in files in cache_dir."""
+    """Returns (PrefixCache to read, PrefixCache to fill), in memory or in files in cache_dir."""
     from elastic.cache.prefix_cache import PrefixCache
     folder, memory = cache_dir or _path.RESULTS, None if place == 'memory' else 0
     os.makedirs(folder, exist_ok=True)
@@ -110,7 +106,7 @@ def caches_of(data, maker, place, cache_dir):
 
 
 def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk):
-    """dict of one rho: shares are of the full step."""
+    """Returns the dict of one rho, with shares of the full step."""
     from selection_solver_DP import choose_tensors, smallest_rho
     now, other, mask_without = loop.timings, None, None
     mask, _, priced = prices.chosen(importance, rho)
@@ -127,7 +123,7 @@ def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk
     samples = sampler.samples
     ms, dropped = _bench.interleaved(list(samples.values()), rounds, warm=1,
                                      sample=lambda epoch: epoch())
-    loop.waited(sampler.waits['full'])  # as training does, behind an epoch
+    loop.waited(sampler.waits['full'])  # as training does after an epoch
     if 'read' in sampler.waits:
         reading.waited(sampler.waits['read'])
     shares = {kind: column / ms[:, 0] for kind, column in zip(samples, ms.T)}
@@ -144,7 +140,7 @@ def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk
                 'fill': float(priced.filling_time(mask) / priced.t_step),
                 'read': float(priced.reading_time(mask) / priced.t_step)})),
         measured={kind: float(np.median(column)) for kind, column in shares.items()},
-        spread=[float(np.percentile(shares['mean'], q)) for q in (10, 90)], waits=sampler.waits,
+        spread=_bench.spread(shares['mean']), waits=sampler.waits,
         t_prefix=float(price.skipped[k]) if cut else 0.0,
         cut_bytes=float(priced.cut_bytes[k]), row_bytes=cut.nbytes + 4 if cut else 0,
         read_ms=float(price.read_ms[k]), write_ms=float(price.write_ms[k]),

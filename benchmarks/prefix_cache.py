@@ -1,13 +1,13 @@
-"""Do steps with a prefix cache take the share of full training that was asked for?
+"""Measures whether steps with a prefix cache take the share of a full step that rho asks for.
 
     python benchmarks/prefix_cache.py [--models resnet50 mobilenetv2] [--rhos 0.15 0.35]
     python benchmarks/prefix_cache.py --models resnet50@224 vit@224 --places memory
 
-For each network: timing table, importance on real digits, and for each rho the tensors chosen at
-the price that the prefix cache gives them, with one filling epoch in each interval. Epochs of a few
-steps then run in turn as training runs them: of all tensors; filling an empty cache; reading one
-that holds 16 batches, in memory or in a file of which the system has no copy in memory; and of the
-tensors that the same rho buys without a cache. All times are shares of the full step.
+Each network is profiled, and its importance evaluated on real digits. For each rho, tensors are
+chosen by their costs with the prefix cache, which one epoch of each interval fills. Epochs of a few
+steps then run in turn, as in training: steps of all tensors; steps that fill an empty cache; steps
+that read one of 16 batches, from memory or from a file that the system does not hold in memory; and
+steps of the tensors that the same rho allows without a cache. All times are shares of a full step.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def rows_of(result):
              '%d/%d' % (row['tensors'], result['tensors']),
              '%.0f' % (100 * row['t_prefix']), '%.0f' % (row['row_bytes'] / 1e3),
              '%.3f' % row['predicted']['mean'],
-             '%.3f [%.3f, %.3f]' % tuple([row['measured']['mean']] + row['spread']),
+             _bench.with_spread(row['measured']['mean'], row['spread']),
              '%+.1f' % (100 * error(row)), both(row, 'fill'), both(row, 'read'),
              '%.0f' % row['full_ms'], row['still_fitting'],
              '%.3f' % row['measured']['other'] if 'other' in row['measured'] else 'out of reach',
@@ -40,7 +40,7 @@ def rows_of(result):
 
 
 def both(row, kind):
-    """Predicted and measured share of a kind of step; empty where there is no cache."""
+    """Returns the predicted and the measured share of a kind of step; '' without a cache."""
     return '%.3f / %.3f' % (row['predicted'][kind], row['measured'][kind]) if (
         kind in row['predicted']) else ''
 
@@ -50,7 +50,7 @@ def error(row):
 
 
 def verdict(results):
-    """Text on the targets, over all rows."""
+    """Returns whether each goal is met, over all rows."""
     rows = [row for result in results for row in result['rows']]
     if not rows:
         return 'no rho within reach'
@@ -66,7 +66,7 @@ def verdict(results):
     if least:
         checks.append(('largest smallest rho at {0}x{0} {1:.3f} ({2:g})'.format(
             LEAST_RHO_SIZE, max(least), LEAST_RHO), max(least) <= LEAST_RHO))
-    return '; '.join(text + ('' if met else ' MISSED') for text, met in checks)
+    return _bench.verdict(checks)
 
 
 def parse_arguments(argv):
@@ -78,12 +78,9 @@ def parse_arguments(argv):
     parser.add_argument('--interval', type=whole(int, low=2), default=TRAINING.interval,
                         metavar='EPOCHS',
                         help='the first of them fills the cache (default: %(default)s)')
-    parser.add_argument('--batch_size', type=whole(int, low=1), metavar='N',
-                        help='default: {}, others 4'.format(', '.join(
-                            '{} {}'.format(*item) for item in _bench.BATCH_SIZE.items())))
     parser.add_argument('--cache_dir', metavar='DIR',
-                        help='of the file (default: benchmarks/results)')
-    _bench.add_flags(parser, 'prefix_cache', DEFAULT_MODELS, rounds=5)
+                        help='folder of the file (default: benchmarks/results)')
+    _bench.add_flags(parser, 'prefix_cache', DEFAULT_MODELS, rounds=5, batch_size=True)
     args = _bench.parsed(parser, argv)
     if args.cache_dir is not None and not os.path.isdir(args.cache_dir):
         raise command_line.UserError("--cache_dir '{}' is no folder; give one that exists".format(
@@ -98,7 +95,7 @@ def main(argv=None):
         args.cache_dir)))
     print('share of the full step, predicted / measured; interval: {} epochs'.format(args.interval))
     print(command_line.table(
-        ['model', 'asked', 'place', 'tensors', 'read back (%)', 'kB an image', 'predicted',
+        ['model', 'asked', 'place', 'tensors', 'skipped (%)', 'kB per image', 'predicted',
          'measured [10 %, 90 %]', 'error (%)', 'filling', 'reading',
          'full step (ms)', 'still fit', 'without cache', 'its importance'],
         [row for result in results for row in rows_of(result)], '<><>>>>>>>>>>>>'))

@@ -1,10 +1,10 @@
-"""The figures of the paper, each from the run folders that reproduce.py made.
+"""Draws the figures of the paper from run folders.
 
     python scripts/paper_plots.py FIGURE RUN [RUN ...] --output figures/NAME
 
-Every function takes run folders and the path of the picture without its ending, writes PNG, PDF
-and CSV, and returns their paths. UserError as folder.read_run, and for runs of several devices or
-software stacks: their times do not belong in one picture.
+Each figure is a function that takes run folders and the path of the picture without its ending. It
+writes PNG, PDF and CSV, and returns their paths. It raises UserError for a run that cannot be read,
+and for runs from different devices or software stacks, whose times cannot be compared.
 """
 
 import textwrap
@@ -39,7 +39,7 @@ RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
 
 
 class Bar:
-    """The runs of one configuration on one model and data set; they differ in the seed alone."""
+    """The runs of one configuration on one model and data set, which differ only in the seed."""
 
     def __init__(self, runs):
         self.summary = runs[0].summary
@@ -54,7 +54,7 @@ class Bar:
 
 
 def _read(folders, key=None):
-    """Returns the Runs, all of one device. UserError where the value of `key` is None in one."""
+    """Returns the Runs, all from one device; raises UserError if `key` is None in one."""
     runs = read_runs(folders)
     for run in runs:
         check_alike(run, runs[0], ('host', 'stack'))
@@ -65,7 +65,7 @@ def _read(folders, key=None):
 
 
 def _by(runs, key):
-    """value -> runs, in the order of their first appearance."""
+    """Returns value -> runs, in the order of first appearance."""
     groups = {}
     for run in runs:
         groups.setdefault(run.summary[key], []).append(run)
@@ -73,7 +73,7 @@ def _by(runs, key):
 
 
 def _bars(runs):
-    """One Bar a configuration, in the order of SCHEMES."""
+    """Returns one Bar per configuration, in the order of SCHEMES."""
     groups = {}
     for run in runs:
         groups.setdefault(configuration(run.summary), []).append(run)
@@ -91,8 +91,9 @@ def _top(figure):
 # ---------------------------------------------------------------- figures 15 and 16
 
 def curve_grid(folders, output):
-    """Test accuracy above test loss over training time, a column for each data set; for one as
-    plot.accuracy_over_time.
+    """Draws test accuracy and loss over training time, with a column for each data set.
+
+    A single data set is drawn by plot.accuracy_over_time.
     """
     runs = _read(folders)
     columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
@@ -130,16 +131,16 @@ def _draw_grid(figure, runs, columns, marks, more):
         if 'full_training' in ends and 'elastic_training' in ends:
             box = accuracy.legend([], [], title='{:.2f}× speed-up'.format(
                 ends['full_training'] / ends['elastic_training']), title_fontsize=8, loc='best',
-                frameon=True, facecolor='white', edgecolor='none')  # where no curve is
+                frameon=True, facecolor='white', edgecolor='none')
             box.get_title().set_color(SCHEMES['elastic_training'].color)
     axes[0][0].set_ylabel('test accuracy (%)')
     axes[1][0].set_ylabel('test loss')
     lines.update((mark.get_label(), mark) for mark in marks)
-    _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # dashes show
+    _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # shows the dashes
 
 
 def _legend(figure, handles, labels, most, **options):
-    """Below the panels, in as many columns as fit, at most so many."""
+    """Draws the legend below the panels, in as many columns as fit, at most `most`."""
     figure.legend(handles, labels, loc='lower center', ncol=_legend_columns(labels, most),
                   borderaxespad=0.3, columnspacing=1.4, **options)
 
@@ -151,7 +152,7 @@ def _legend_columns(labels, most):
 # ---------------------------------------------------------------- figures 17, 19 and 23
 
 def bars(folders, output):
-    """Final test accuracy and training time of every configuration, grouped by network."""
+    """Draws final test accuracy and training time of every configuration, grouped by network."""
     runs = _read(folders)
     for run in runs:
         check_alike(run, runs[0], ('dataset_name',))
@@ -160,10 +161,10 @@ def bars(folders, output):
 
 
 def energy_bars(folders, output):
-    """Energy and training time of every configuration, grouped by data set.
+    """Draws energy and training time of every configuration, grouped by data set.
 
-    Where no sensor was there the picture says so; runs with and without do not go together, nor do
-    those of different sensors.
+    Without any sensor the picture says so. Raises UserError if only some runs have energy, or if
+    they were measured by different sensors.
     """
     runs = _read(folders)
     without = [run for run in runs if run.summary['energy_joules'] is None]
@@ -190,7 +191,10 @@ def _source(run):
 
 
 def _bar_figure(runs, by, panel, output):
-    """panel: (label, key, scale) of what is drawn beside the training time; by: key of groups."""
+    """Draws one quantity and the training time, grouped by the key `by`.
+
+    panel: (label, key, scale) of the quantity.
+    """
     unit, seconds, _ = _unit(max(run.summary['train_seconds'] for run in runs))
     panels = [panel, ('training time ({})'.format(unit), 'train_seconds', 1 / seconds)]
     columns = {name: _bars(group) for name, group in _by(runs, by).items()}
@@ -237,7 +241,7 @@ def _draw_bars(figure, runs, columns, panels):
 
 
 def _draw_group(axis, i, column, key, scale, everything):
-    """The bars of one group, about x = i; everything: the bars of all groups."""
+    """Draws the bars of one group around x = i; everything: the bars of all groups."""
     width = 0.8 / len(column)
     for j, bar in enumerate(column):
         mean, std = _mean_std(scale * bar.values(key))
@@ -251,7 +255,7 @@ def _draw_group(axis, i, column, key, scale, everything):
 
 
 def colour_of(bar, bars):
-    """The scheme's colour; where a figure's bars have several rho, the paler the larger the rho."""
+    """Returns the scheme's colour; if bars have several rho, larger ones are paler."""
     from matplotlib.colors import to_rgb
     color = np.array(to_rgb(SCHEMES[bar.summary['scheme']].color))
     rhos = sorted({other.summary['rho'] for other in bars} - {None})
@@ -263,12 +267,12 @@ def colour_of(bar, bars):
 # ---------------------------------------------------------------- figure 7
 
 def importance_stability(folders, output):
-    """How alike successive importances are, and what they cost, by interval and probe batches.
+    """Draws the similarity of successive importances and their cost, by interval and probe batches.
 
-    Alike: cosine of the angle between the importance vectors of one selection and the next, mean
-    over a run. Cost: importance evaluation's share of the training time. Both mean and spread over
-    the seeds; of a single one, the least and the most alike pair instead.
-    UserError for a run that selected only once.
+    Similarity is the cosine between the importance vectors of two successive selections, averaged
+    over a run. Cost is the share of training time spent on importance. Both have mean and spread
+    over the seeds; a single seed shows its least and most similar pair instead.
+    Raises UserError for a run that selected only once.
     """
     runs = _read(folders, 'probe_batches')
     settings = {}  # (interval, probe batches) -> (similarities, share of time) of each seed
@@ -276,9 +280,9 @@ def importance_stability(folders, output):
         check_alike(run, runs[0], ('model_name', 'dataset_name', 'rho', 'epochs'))
         vectors = importances(run)
         if len(vectors) < 2:
-            raise UserError("run '{}' selected once: nothing to compare; it needs more epochs than "
-                            'its interval of {}'.format(run.summary['run_name'],
-                                                        run.summary['interval']))
+            raise UserError("run '{}' selected once; similarity needs two selections: more epochs "
+                            'than its interval of {}'.format(run.summary['run_name'],
+                                                             run.summary['interval']))
         cosines = [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
                    for a, b in zip(vectors, vectors[1:])]
         settings.setdefault((run.summary['interval'], run.summary['probe_batches']), []).append(
@@ -296,8 +300,9 @@ def importance_stability(folders, output):
 
 
 def importances(run):
-    """(evaluations, N) float64: every tensor's importance. Where steps drift, tensors are chosen
-    again by the old one: that is no evaluation.
+    """Returns (evaluations, N) float64, the importance of every tensor at each evaluation.
+
+    Leaves out selections between two evaluations, which reuse the old importance.
     """
     interval = run.summary['interval']
     epochs = sorted({row.epoch for row in run.selections
@@ -335,14 +340,15 @@ def _draw_stability(figure, runs, rows):
 # ---------------------------------------------------------------- figure 21
 
 def selection_panels(folders, output):
-    """Which tensors were trained in which epoch, a panel for each data set; of several seeds, in
-    how many of them.
+    """Draws which tensors were trained in which epoch, with a panel for each data set.
+
+    Several seeds are shown by the share of them that trained a tensor.
     """
     runs, shares, rows = _read(folders, 'rho'), {}, []
     for run in runs:
         check_alike(run, runs[0], ('model_name', 'rho', 'epochs'))
         if not run.selections:
-            raise UserError("run '{}' has no selections.csv: there is nothing to draw".format(
+            raise UserError("run '{}' has no selections.csv; this figure needs one".format(
                 run.summary['run_name']))
     for data, group in _by(runs, 'dataset_name').items():
         share = np.mean([selection_per_epoch(run)[0] for run in group], axis=0)  # (epochs, N)
@@ -356,7 +362,7 @@ def selection_panels(folders, output):
 
 
 def _draw_panels(figure, runs, shares, seeds):
-    """Draws a panel a data set.
+    """Draws one panel per data set.
 
     shares: data set -> (epochs, N), the share of the seeds that trained each tensor. seeds: the
     largest number of seeds of a data set.

@@ -34,7 +34,7 @@ MOBILENET = accuracy.NETWORKS['mobilenetv2']
 
 def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path, capsys):
     path = tmp_path / 'new' / 'selector.json'
-    assert selector.main(['--tensors', '7', '9', '--repeats', '2', '--json', str(path)]) == 0
+    assert not selector.main(['--tensors', '7', '9', '--repeats', '2', '--json', str(path)])
     output = capsys.readouterr().out
     rows = json.loads(path.read_text())['rows']
     assert [(row['tensors'], row['bins_exact']) for row in rows] == (

@@ -1,4 +1,4 @@
-"""The figures of the paper: their numbers are those of the records, and nothing is made up."""
+"""Tests that the figures of the paper show the numbers of the records, and nothing else."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ DATA = ('caltech_birds2011', 'oxford_iiit_pet')
 
 
 def grid(logs, seeds=1, **changes):
-    """Folders of four schemes on two data sets; the elastic runs take half the time."""
+    """Makes runs of four schemes on two data sets; the elastic ones take half the time."""
     return [make_run(logs, '{}_{}_{}'.format(data, scheme, seed), scheme, seed=seed,
                      dataset_name=data, step_seconds=(60 if scheme == SCHEMES[0] else 30) + seed,
                      accuracy=0.6 + 0.1 * seed, train_seconds=4.0 * (
@@ -62,7 +62,7 @@ def test_bars_show_every_configuration_once(tmp_path):
     assert float(half['final_accuracy_std']) == pytest.approx(0.1 / 2 ** 0.5)
 
 
-def test_energy_is_drawn_where_it_was_measured_and_said_to_be_missing_where_not(tmp_path):
+def test_the_energy_figure_shows_energy_or_says_that_it_is_missing(tmp_path):
     measured = grid(tmp_path / 'measured', energy_joules=1500.0, energy_source='rail VDD_IN',
                     energy_note=None)
     paths = paper_plots.energy_bars(measured, tmp_path / 'figure23')
@@ -104,7 +104,7 @@ def test_similarity_is_the_cosine_of_successive_importances(tmp_path):
     assert float(row['importance_share_of_time_mean']) == pytest.approx(0.03) and row['n'] == '2'
 
 
-def test_tensors_chosen_again_by_the_old_importance_are_no_evaluation(tmp_path):
+def test_a_selection_by_the_old_importance_is_no_evaluation(tmp_path):
     run = make_run(tmp_path / 'logs', 'drifted', interval=4, probe_batches=1, train_seconds=200.0,
                    importance_seconds=4.0)
     assert len(paper_plots.importances(read_run(run))) == 1
@@ -132,7 +132,7 @@ def test_selections_have_a_panel_for_each_data_set(tmp_path):
         assert float(row['selected']) == MASKS[first][int(row['tensor'])] and row['n'] == '1'
 
 
-def test_selections_of_several_seeds_are_shared(tmp_path):
+def test_several_seeds_show_the_share_that_trained_a_tensor(tmp_path):
     runs = [make_run(tmp_path / 'logs', 'seed{}'.format(seed), seed=seed) for seed in (0, 1)]
     for tensor in range(TENSORS):  # the second seed trains all of them, all the time
         for selection in range(len(MASKS)):
@@ -145,7 +145,7 @@ def test_selections_of_several_seeds_are_shared(tmp_path):
         assert row['n'] == '2'
 
 
-def test_a_scheme_has_one_colour_unless_several_rho_are_told_apart(tmp_path):
+def test_a_scheme_has_one_colour_unless_it_has_several_rho(tmp_path):
     def colours(rhos):
         runs = [make_run(tmp_path / str(rhos), 'rho{}'.format(rho), rho=rho) for rho in rhos]
         bars = [paper_plots.Bar([read_run(run)]) for run in runs]

@@ -1,4 +1,4 @@
-"""The paper's figures: the grid, what is run and what is not, the page with all of it."""
+"""Tests which runs a figure needs, which of them are trained, and the page that shows them."""
 
 import glob
 import json
@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from test_selection_solver_DP import tangled_table
 
 import figure_grid
 import main
@@ -18,8 +16,11 @@ import report
 import reproduce
 from elastic.command_line import UserError
 from elastic.runs.folder import read_run
+from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
-from made_runs import folder_content, make_run
+from made_runs import make_run
+from selection_solver_DP import smallest_rho
+from timing_tables import stored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -57,7 +58,7 @@ GRID = {
               for views, cache in ((None, 'off'), ('held', 'off'), ('held', 'on'))]}
 
 
-def test_every_cell_of_the_papers_grid_is_there_once():
+def test_every_figure_has_the_papers_runs_once():
     assert set(FIGURES) == set(GRID)
     for name, cells in GRID.items():
         assert sorted(map(tuple, FIGURES[name].cells), key=str) == sorted(cells, key=str)
@@ -66,14 +67,14 @@ def test_every_cell_of_the_papers_grid_is_there_once():
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
-@pytest.mark.parametrize('name', list(FIGURES))
-def test_every_run_is_one_that_main_accepts_under_a_name_of_its_own(name, rehearse):
-    runs = runs_of(name, seeds=2, rehearse=rehearse)
-    assert len({run.name for run in runs}) == len(runs) == 2 * len(FIGURES[name].cells)
-    for run in runs:
-        args = main.check_arguments(main.parse_arguments(list(run.flags)))
-        assert args.run_name == run.name and args.train_type == run.cell.train_type
-        assert args.logs_dir == ('logs/rehearsal' if rehearse else 'logs')
+def test_main_accepts_every_run_under_its_own_name(rehearse):
+    for name in FIGURES:
+        runs = runs_of(name, seeds=2, rehearse=rehearse)
+        assert len({run.name for run in runs}) == len(runs) == 2 * len(FIGURES[name].cells)
+        for run in runs:
+            args = main.check_arguments(main.parse_arguments(list(run.flags)))
+            assert args.run_name == run.name and args.train_type == run.cell.train_type
+            assert args.logs_dir == ('logs/rehearsal' if rehearse else 'logs')
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
@@ -86,7 +87,7 @@ def test_runs_of_one_name_are_the_same_in_every_figure(rehearse):
         assert {run.name for run in runs_of(name)} <= {run.name for run in runs_of('15')}
 
 
-def test_energy_is_drawn_of_the_data_sets_that_are_complete():
+def test_energy_is_drawn_for_complete_data_sets():
     runs = runs_of('23')
     there = {run.name for run in runs if run.cell.dataset_name != DOGS}
     for figure, finished, expected in (
@@ -105,7 +106,7 @@ def test_every_figure_has_its_script():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A repository's root of its own, with the scripts in it."""
+    """Makes a root folder with links to the scripts, and changes into it."""
     (tmp_path / 'scripts').mkdir()
     for path in glob.glob(os.path.join(ROOT, '*.py')) + glob.glob(
             os.path.join(ROOT, 'scripts', '*.py')):
@@ -119,7 +120,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
-    """A figure of one tiny run, and of one whose images cannot be read."""
+    """Makes a figure of a tiny run, and of one whose images cannot be read."""
     for name in ('cat', 'dog'):
         (tmp_path / 'broken' / name).mkdir(parents=True)
         for i in range(6):
@@ -132,7 +133,7 @@ def tiny(monkeypatch, tmp_path):
     return [run.name for run in runs_of('15ad', rehearse=True)]
 
 
-def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny, capfd):
+def test_a_failed_run_is_reported_and_the_others_run_once(here, tiny, capfd):
     head, impossible = tiny
     assert reproduce.main(['15ad', '--rehearse']) == 1
     out, err = capfd.readouterr()
@@ -157,54 +158,71 @@ def test_a_failed_run_is_told_and_the_others_run_and_are_not_repeated(here, tiny
     assert rows == [[head, 'finished', '0.0', 'min']]
 
 
-TWO_RUNS = """
+ONE_RUN = """
 import sys
 sys.path.insert(0, 'scripts')
 import figure_grid
 import reproduce
 figure_grid.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
-cells = [figure_grid.Cell('mobilenetv2', figure_grid.CUB, scheme) for scheme in {}]
-figure_grid.FIGURES['15ad'] = figure_grid.FIGURES['15ad']._replace(cells=tuple(cells))
+cell = figure_grid.Cell('mobilenetv2', figure_grid.CUB, 'traditional_tl_training')
+figure_grid.FIGURES['15ad'] = figure_grid.FIGURES['15ad']._replace(cells=(cell,))
 sys.exit(reproduce.main(['15ad', '--rehearse']))
 """
 
 
+def wait_for(condition, process=None):
+    """Waits until a condition holds, at most ten minutes, while the process runs."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < end and (process is None or process.poll() is None)
+        time.sleep(0.05)
+
+
+def has_ended(pid):
+    try:
+        with open('/proc/{}/stat'.format(pid)) as file:
+            return file.read().rpartition(')')[2].split()[0] == 'Z'
+    except OSError:
+        return True
+
+
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='kills as Linux does')
-def test_a_grid_that_was_killed_goes_on_where_it_stopped(here):
-    first, second = [here / 'logs/rehearsal' / run_name(Cell('mobilenetv2', CUB, scheme),
-                                                        seed=0) for scheme in FOUR[1:3]]
-    command = [sys.executable, '-c', TWO_RUNS.format(FOUR[1:3])]
+def test_a_killed_grid_stops_its_run_and_resumes_it(here):
+    folder = here / 'logs/rehearsal' / run_name(
+        Cell('mobilenetv2', CUB, 'traditional_tl_training'), seed=0)
+    records, command = folder / 'epochs.csv', [sys.executable, '-c', ONE_RUN]
     with open(str(here / 'out.txt'), 'w') as out:
         grid = subprocess.Popen(command, cwd=str(here), stdout=out, stderr=out)
-        records = second / 'epochs.csv'
-        while not (records.exists() and records.read_text().count('\n') > 2):
-            assert grid.poll() is None, (here / 'out.txt').read_text()
-            time.sleep(0.05)
+        wait_for(lambda: records.exists() and records.read_text().count('\n') > 2, grid)
+        with open('/proc/{0}/task/{0}/children'.format(grid.pid)) as children:
+            run, = children.read().split()
         grid.kill()
         grid.wait()
-    time.sleep(0.5)
-    reached = records.read_text()
-    time.sleep(2)  # its run, left alone, must not go on: the next grid would meet it
-    assert records.read_text() == reached and not (second / 'summary.json').exists()
-    before = folder_content(first)
+    wait_for(lambda: has_ended(run))  # its run must not train on: the next grid would meet it
+    assert not (folder / 'summary.json').exists()
     done = subprocess.run(command, cwd=str(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           universal_newlines=True)
-    assert done.returncode == 0 and first.name + ': finished before' in done.stdout, done.stdout
-    assert folder_content(first) == before and second.name + ': finished' not in done.stdout
-    assert read_run(second).epochs['epoch'] == list(range(1, 41))
+    assert done.returncode == 0 and 'resumes in epoch' in done.stdout, done.stdout
+    assert read_run(folder).epochs['epoch'] == list(range(1, 41))
     assert (here / 'figures/rehearsal/figure15ad.png').exists()
 
 
-def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here):
+def table_with(tmp_path, rho, host):
+    """Returns a table whose smallest rho is this, made on this host."""
+    table = TensorTimings.load(stored(tmp_path / 'table'))
+    rest = table.t_step - table.t_fp
+    least = smallest_rho(table) * table.t_step - table.t_fp
+    return table._replace(t_fp=(rho * rest - least) / (1 - rho), key={'host': host})
+
+
+def test_a_rho_out_of_reach_is_left_out_and_the_page_says_why(here, tmp_path):
     runs = runs_of('17ac', rehearse=True)
-    table = tangled_table(np.random.RandomState(0))
     path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
-    assert reproduce.impossible(runs) == {}  # nothing is known before a table is there
+    assert reproduce.impossible(runs) == {}  # unknown before there is a table
     os.makedirs(os.path.dirname(path))
-    slow = table._replace(t_fp=0.345 / 0.655 * (table.t_bp + table.t_update))
-    slow._replace(key={'host': 'another'}).save(path)
+    table_with(tmp_path, 0.37, 'another').save(path)
     assert reproduce.impossible(runs) == {}
-    slow._replace(key={'host': reproduce.this_device()}).save(path)
+    table_with(tmp_path, 0.37, reproduce.this_device()).save(path)
     left_out = reproduce.impossible(runs)
     assert list(left_out) == [run.name for run in runs if run.cell.rho == 0.35]
     possible = [run for run in runs if run.name not in left_out]
@@ -221,10 +239,26 @@ def test_a_rho_out_of_this_devices_reach_is_left_out_and_the_page_says_why(here)
     (here / 'logs/rehearsal' / run_name(possible[0].cell, seed=1)).mkdir()
     report.write(True)
     page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    assert '10 of 18 runs missing' in page  # a second seed was begun
+    assert '10 of 18 runs missing' in page  # a second seed was started
 
 
-def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkeypatch, capsys):
+PROFILER = """
+import sys
+sys.path[:0] = [{root!r}, {support!r}]
+from elastic import command_line
+command_line.quiet_tensorflow()
+import profiler
+from fixed_tables import fixed_profile
+profiler.profile_model = fixed_profile
+command_line.run(profiler.main)
+"""
+
+
+def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, capsys):
+    """Runs profiler.py with set times, so that the outcome does not depend on the machine."""
+    (here / 'profiler.py').unlink()
+    (here / 'profiler.py').write_text(PROFILER.format(
+        root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
     cells = [Cell('mobilenetv2', CUB, 'full_training')] + [
         figure_grid.elastic('mobilenetv2', CUB, rho) for rho in (0.7, 0.05)]
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
@@ -233,21 +267,21 @@ def test_a_dry_run_times_this_device_and_tells_what_it_cannot_reach(here, monkey
     out = capsys.readouterr().out
     rows = [line.split('  ', 1)[1].split() for line in out.splitlines()
             if re.match('mobilenetv2_.* (min|h)$| *total', line)]
-    minutes = [{'min': 1, 'h': 60}[row[-1]] for row in rows]  # a slow device's are hours
+    minutes = [{'min': 1, 'h': 60}[row[-1]] for row in rows]
     full, most, least, total = [float(row[-2]) * unit for row, unit in zip(rows, minutes)]
     assert rows[2][:3] == ['out', 'of', 'reach'] and least == 0 < most < full
     assert total == pytest.approx(full + most, abs=0.05 * sum(minutes))  # rounding
     assert 'rho0.05_interval4_probe1_seed0: rho 0.05 is out of reach' in out
     assert [path.name for path in (here / 'logs/rehearsal').iterdir()] == [
         'mobilenetv2_32_10_8_profile']
-    # What only the run itself finds out of reach is told with its reason, too, and is no failure.
+    # A run that itself finds its rho out of reach is reported with the reason, and is no failure.
     assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05']) == 0
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
     assert 'failed' not in err
 
 
-def test_a_run_with_other_settings_under_that_name_is_an_error(here):
+def test_a_run_of_that_name_with_other_settings_is_an_error(here):
     run = runs_of('15ad', rehearse=True)[0]
     settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
     folder = here / 'logs/rehearsal' / run.name
@@ -259,13 +293,13 @@ def test_a_run_with_other_settings_under_that_name_is_an_error(here):
 
 
 def made(here, run, **changes):
-    """The folder of a finished run as main.py leaves it, of made-up numbers."""
+    """Makes the folder of a finished run, as main.py leaves it."""
     folder = make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, **changes)
     settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
     (folder / 'settings.json').write_text(json.dumps(main.decisive_settings(settings)))
 
 
-def test_runs_of_another_device_are_told_before_more_are_added_to_them(here, capsys):
+def test_runs_of_another_device_are_refused_before_training(here, capsys):
     run = runs_of('15ad', rehearse=True)[0]
     made(here, run, host='tx2')
     with pytest.raises(UserError, match="run '{}' was made on tx2, this is".format(run.name)):
@@ -273,7 +307,7 @@ def test_runs_of_another_device_are_told_before_more_are_added_to_them(here, cap
     assert len(list((here / 'logs/rehearsal').iterdir())) == 1
 
 
-def test_what_cannot_be_written_is_told_and_the_rest_is_made(here, monkeypatch, capsys):
+def test_a_page_that_cannot_be_written_is_reported_the_rest_made(here, monkeypatch, capsys):
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=FIGURES['15ad'].cells[:1]))
     made(here, runs_of('15ad', rehearse=True)[0])
     (here / 'figures/rehearsal/report.html').mkdir(parents=True)  # where a file should go
@@ -282,7 +316,7 @@ def test_what_cannot_be_written_is_told_and_the_rest_is_made(here, monkeypatch, 
     assert (here / 'figures/rehearsal/figure15ad.png').exists()
 
 
-def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):
+def test_jobs_are_the_commands_of_unfinished_runs(here, capsys):
     reproduce.main(['17ac', '--jobs', 'jobs.txt', '--seeds', '3'])
     lines = (here / 'jobs.txt').read_text().splitlines()
     assert len(lines) == 27 and all(' main.py --model_name=resnet50 ' in line for line in lines)
@@ -294,7 +328,7 @@ def test_jobs_are_commands_one_a_line_of_what_is_unfinished(here, capsys):
     (['18'], "unknown figure '18'"), (['15', '--meter_csv', 'none.csv'], 'no such file'),
     (['15', '--seeds', '0'], '0 is not a whole number'),
     (['15', '--jobs', 'no/such/folder'], '--jobs')])
-def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
+def test_wrong_arguments_are_refused_before_anything_heavy(arguments, says):
     code = ("import sys; sys.path.insert(0, 'scripts')\n"
             "from elastic import command_line; import reproduce\n"
             "try: command_line.run(reproduce.main, {})\n"
@@ -306,7 +340,7 @@ def test_wrong_arguments_are_told_before_anything_heavy(arguments, says):
 
 
 def test_hours_follow_steps_and_shares(tmp_path):
-    timings = tangled_table(np.random.RandomState(0))
+    timings = TensorTimings.load(stored(tmp_path / 'table'))
     whole, head, _, half = [reproduce.estimated_hours(run, timings) for run in runs_of('15ad')]
     tests = 12 * 5794 / 4 * timings.t_fp / 3.6e6
     assert whole == pytest.approx(12 * 1498 * timings.t_step / 3.6e6 + tests)
