@@ -20,7 +20,7 @@ from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from made_runs import make_run
 from selection_solver_DP import smallest_rho
-from timing_tables import stored
+from timing_tables import op_times, stored, table_of
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
@@ -339,8 +339,8 @@ def test_wrong_arguments_are_refused_before_anything_heavy(arguments, says):
     assert result.returncode == 2 and result.stdout.split() == ['[]'] and says in result.stderr
 
 
-def test_hours_follow_steps_and_shares(tmp_path):
-    timings = TensorTimings.load(stored(tmp_path / 'table'))
+def test_hours_follow_steps_and_shares():
+    timings = table_of(op_times({1 << k: 1.0 + k for k in range(6)}, 6))
     whole, head, _, half = [reproduce.estimated_hours(run, timings) for run in runs_of('15ad')]
     tests = 12 * 5794 / 4 * timings.t_fp / 3.6e6
     assert whole == pytest.approx(12 * 1498 * timings.t_step / 3.6e6 + tests)
