@@ -341,6 +341,7 @@ def test_wrong_arguments_are_refused_before_anything_heavy(arguments, says):
 
 def test_hours_follow_steps_and_shares():
     timings = table_of(op_times({1 << k: 1.0 + k for k in range(6)}, 6))
+    timings = timings._replace(names=['layer_{}/kernel'.format(k) for k in range(6)])
     whole, head, _, half = [reproduce.estimated_hours(run, timings) for run in runs_of('15ad')]
     tests = 12 * 5794 / 4 * timings.t_fp / 3.6e6
     assert whole == pytest.approx(12 * 1498 * timings.t_step / 3.6e6 + tests)
