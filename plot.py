@@ -1,4 +1,4 @@
-"""Figures and a table of finished runs, and figures of tensor timings.
+"""Draws figures and a table of finished runs, and figures of timing tables.
 
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
@@ -7,9 +7,9 @@
     python plot.py table RUN [RUN ...]                          accuracy, time, speed-up, as text
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
-the numbers behind it. A run that is missing, unfinished or has a hole in its records stops the
-figure with a message that names it: nothing is skipped or filled in. TABLE.json is the file
-timings.json that profiler.py writes below --logs_dir. The paper's figures: scripts/paper_plots.py.
+its numbers. A run that is missing, unfinished or incomplete is an error: nothing is skipped or
+filled in. TABLE.json is a timings.json that profiler.py wrote below --logs_dir.
+scripts/paper_plots.py draws the figures of the paper.
 """
 
 import argparse
@@ -35,23 +35,24 @@ from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR
 from elastic.timing.bars import device_bars, timing_bars
 
-LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of one scheme's curves
+LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # for curves of one scheme
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
-        'linestyle': 'none', 'zorder': 4}  # of an epoch in which the device was throttled
+        'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
 TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
-CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs alike in these are averaged
-TOLD = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # else by their name
-LOG_FROM = 1000  # a loss so many times the least makes the axis logarithmic
+CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs equal in these are averaged
+WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # in a label
+LOG_FROM = 1000  # ratio of the largest to the smallest loss that makes the axis logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 
 
 class Curve(NamedTuple):
-    """The n seeds of one configuration; variant counts the configurations of one scheme from 0.
+    """The mean of the n runs of one configuration, which differ in their seed.
 
-    color: that of the scheme; where all curves are of one scheme, each has its own.
-    mean, std: column -> (epochs,) float64, for CURVE_COLUMNS; the sample deviation, NaN for n = 1.
-    throttled: (epochs,) int, how many of the n runs were throttled (thermal.py).
+    summary: of the first run. variant: number of the configuration within its scheme, from 0.
+    mean, std: column -> (epochs,) float64 for CURVE_COLUMNS; std is the sample deviation, NaN for
+        n = 1.
+    throttled: (epochs,) int, in how many of the runs the device was throttled.
     """
     summary: dict
     label: str
@@ -64,12 +65,12 @@ class Curve(NamedTuple):
 
 
 def accuracy_over_time(run_folders, output):
-    """Test accuracy and test loss over wall-clock training time, one curve a configuration.
+    """Draws test accuracy and test loss over training time, and returns the paths written.
 
-    Runs that differ only in their seed become one curve: the mean over the runs at each epoch, at
-    their mean time, in a band of one sample standard deviation. Time includes the selections and
-    excludes validation. Returns the paths written; UserError as read_run, and for runs of several
-    hosts, software stacks or data sets, whose curves cannot be compared.
+    Runs that differ only in their seed become one curve: their mean at each epoch, over their mean
+    time, in a band of one sample standard deviation. Time includes selections and excludes
+    validation. Raises UserError as read_run, and for runs of different hosts, software stacks or
+    data sets.
     """
     curves = curves_of(read_runs(run_folders))
     header, rows = curve_rows(curves)
@@ -87,9 +88,9 @@ def accuracy_over_time(run_folders, output):
 
 
 def curve_rows(curves):
-    """(header, rows) of the CSV behind some Curves: a row an epoch.
+    """Returns header and rows of the CSV of some Curves, one row per epoch.
 
-    The last column is there only where an epoch was throttled.
+    The last column is there only if an epoch was throttled.
     """
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
@@ -99,28 +100,33 @@ def curve_rows(curves):
         for values in (curve.mean, curve.std)]
             for curve in curves for epoch in range(curve.summary['epochs'])]
     if any(curve.throttled.any() for curve in curves):
-        told = np.concatenate([curve.throttled for curve in curves])
-        return header + ('throttled',), [row + [int(n)] for row, n in zip(rows, told)]
+        counts = np.concatenate([curve.throttled for curve in curves])
+        return header + ('throttled',), [row + [int(n)] for row, n in zip(rows, counts)]
     return header, rows
 
 
 def configuration(summary):
-    """The values of CONFIGURATION: runs alike in them differ in their seed alone."""
+    """Returns the values of CONFIGURATION."""
     return tuple(summary[key] for key in CONFIGURATION)
 
 
 def check_alike(run, other, keys):
+    """Raises UserError if two Runs differ in one of these keys of their summaries."""
     for key in keys:
         if run.summary[key] != other.summary[key]:
             raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, run "
-                            f"'{other.summary['run_name']}' has {other.summary[key]}: they cannot "
-                            'be compared in one figure')
+                            f"'{other.summary['run_name']}' has {other.summary[key]}; a figure "
+                            f'compares runs with the same {key}')
 
 
 def curves_of(runs):
-    """The Curves of some Runs, in the order of SCHEMES; UserError where runs do not compare."""
+    """Returns the Curves of some Runs, in the order of SCHEMES.
+
+    Each has the colour of its scheme; if there is only one scheme, each has a colour of its own.
+    Raises UserError for runs that do not compare.
+    """
     if not runs:
-        raise UserError('no run given')
+        raise UserError('no run given; name at least one')
     groups = {}
     for run in runs:
         check_alike(run, runs[0], ('host', 'stack', 'dataset_name'))
@@ -144,17 +150,17 @@ def curves_of(runs):
 
 
 def label_of(key, keys=(), n=1):
-    """The label of one configuration among `keys`: what tells it from the others, and n."""
+    """Returns the label of configuration `key`: how it differs from others in `keys`, and n."""
     label = SCHEMES[key[0]].label + ('' if key[1] is None else f', ρ = {key[1]:g}')
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
     for name, value in distinctions(key[3:], rivals):
-        label += ', ' + TOLD.get(name, name + ' {}').format(value)
+        label += ', ' + WORDING.get(name, name + ' {}').format(value)
     return label + (f', n = {n}' if n > 1 else '')
 
 
 def _speed_ups(curves):
-    """The (full, elastic) pairs of Curves of one model and as many epochs."""
+    """Returns the (full, elastic) pairs of Curves with the same model and number of epochs."""
     return [(full, elastic) for full in curves for elastic in curves
             if (full.summary['scheme'], elastic.summary['scheme'])
             == ('full_training', 'elastic_training')
@@ -169,7 +175,7 @@ def _legend_text(curve, unit, seconds):
 
 
 def draw_title(figure, text, runs):
-    """Two lines at the top; runs: Runs or Curves, all of one device and software stack."""
+    """Draws two lines at the top. runs: Runs or Curves of one device and software stack."""
     height = figure.get_size_inches()[1]
     figure.text(0.08, 1 - 0.08 / height, text, va='top', fontsize=9)
     figure.text(0.08, 1 - 0.26 / height, '{host}; {stack}'.format(**runs[0].summary), va='top',
@@ -177,7 +183,7 @@ def draw_title(figure, text, runs):
 
 
 def _draw_curves(figure, curves, unit, seconds):
-    """Draws both panels, time in `unit` of so many seconds; returns one line a Curve."""
+    """Draws both panels and returns one line per Curve. seconds: in one `unit` of time."""
     width, height = figure.get_size_inches()
     pairs = _speed_ups(curves)
     top = 1 - (0.52 + 0.2 * len(pairs)) / height
@@ -199,9 +205,9 @@ def _draw_curves(figure, curves, unit, seconds):
 
 
 def draw_curve(axis, curve, column, seconds, scale):
-    """Draws one Curve and the marks of its throttled epochs; returns its line.
+    """Draws one Curve with its marks, and returns its line.
 
-    seconds: in one unit of the time axis. scale: of the values of `column`.
+    seconds: in one unit of the time axis. scale: factor for the values of `column`.
     """
     x = curve.mean['train_seconds'] / seconds
     mean, std = scale * curve.mean[column], scale * curve.std[column]
@@ -217,21 +223,21 @@ def draw_curve(axis, curve, column, seconds, scale):
 
 
 def legend_of_marks(curves):
-    """Returns [the legend's handle of the marks], or [] where no epoch was throttled."""
+    """Returns a list of the legend's handle of the marks, empty if no epoch was throttled."""
     from matplotlib.lines import Line2D
     marked = any(curve.throttled.any() for curve in curves)
     return [Line2D([], [], label='throttled', **MARK)] if marked else []
 
 
 def scale_loss(axis, curves):
-    """A logarithmic axis where a loss that has nearly exploded would press the others flat."""
+    """Makes the axis logarithmic if a loss that nearly exploded would flatten the others."""
     losses = np.concatenate([curve.mean['test_loss'] for curve in curves])
     if 0 < LOG_FROM * losses.min() < losses.max():
         axis.set_yscale('log')
 
 
 def _draw_speed_up(axis, full, elastic, seconds, level):
-    """An arrow above the panel between the ends of two Curves; level: the row, from 0."""
+    """Draws an arrow above the panel between the ends of two Curves, in row `level`, from 0."""
     low, high = axis.set_ylim(axis.get_ylim())
     y = high + (high - low) * (0.045 + 0.085 * level)
     ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
@@ -248,15 +254,15 @@ def _draw_speed_up(axis, full, elastic, seconds, level):
 
 
 def selection_map(run_folder, output):
-    """Which tensors were trained in which epoch, with every tensor's share of the time.
+    """Draws which tensors were trained in which epoch, and returns the paths written.
 
-    The line at the top adds up the time shares of the selected tensors; it leaves out what carrying
-    the error gradient past unselected tensors costs. Returns the paths written; UserError as
-    read_run, and for a run without selections.
+    The line at the top sums the time shares of the selected tensors. It leaves out the time to
+    propagate the error gradient past tensors that are not selected. Raises UserError as read_run,
+    and for a run without selections.
     """
     run = read_run(run_folder)
     if not run.selections:
-        raise fault(run_folder, 'selections.csv is absent or empty, so there is no map to draw')
+        raise fault(run_folder, 'selections.csv is absent or empty; draw a run of elastic training')
     mask, share = selection_per_epoch(run)
     names = {row.tensor: row.name for row in run.selections}
     rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
@@ -295,7 +301,7 @@ def _draw_selection(figure, run, mask, share):
 
 
 def _draw_share_per_epoch(axis, mask, share):
-    """Bars: tensors trained in each epoch; line: their time. Returns the handles of the legend."""
+    """Draws bars of the tensors trained and a line of their time; returns the legend's handles."""
     from matplotlib.patches import Patch
     epochs, count = mask.shape
     axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
@@ -311,26 +317,26 @@ def _draw_share_per_epoch(axis, mask, share):
 
 
 def draw_by_name(figures, description, argv=None):
-    """Reads FIGURE and its RUNs from the command line, draws it and prints the files written.
+    """Draws the figure that the command line names, and prints the files written.
 
-    figures: name -> (function, single). function: takes the path of its input, or a list of them
-    unless `single`, and that of the output; returns the lines to print. The figure `table` is text
-    alone: its output is None.
+    figures: name -> (function, single). The function takes the path of its input, or a list of
+    paths unless `single`, and that of the output, and returns the lines to print. `table` is only
+    text: its output is None.
     """
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('figure', help='one of ' + ', '.join(figures))
     parser.add_argument('inputs', nargs='+', metavar='RUN',
                         help='name under --logs_dir, or a path')
-    parser.add_argument('--output', help='figures/NAME, .png may be left out; needed by figures')
+    parser.add_argument('--output', help='figures/NAME, with or without .png; required for figures')
     parser.add_argument('--logs_dir', default=LOGS_DIR,
                         help='where the runs are (default: %(default)s)')
     args = parser.parse_args(argv)
     draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
     if single and len(args.inputs) > 1:
-        raise UserError(f"figure '{args.figure}' takes one input, given {len(args.inputs)}")
+        raise UserError(f"figure '{args.figure}' takes one input; {len(args.inputs)} given")
     if (args.output is None) != (args.figure == 'table'):
-        raise UserError('every figure needs --output figures/NAME; `table` takes no --output')
+        raise UserError('a figure needs --output figures/NAME; `table` takes no --output')
     paths = [run_folder(run, args.logs_dir) for run in args.inputs]
     print('\n'.join(draw(paths[0] if single else paths, args.output)))
 
@@ -338,7 +344,7 @@ def draw_by_name(figures, description, argv=None):
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
                   'timings': (timing_bars, True), 'devices': (device_bars, False),
-                  'table': (lambda folders, _: [compare.table(folders)], False)},
+                  'table': (lambda folders, _: [compare.table(read_runs(folders))], False)},
                  __doc__, argv)
 
 

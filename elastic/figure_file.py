@@ -1,4 +1,4 @@
-"""A figure's files: a PNG, a PDF, and a CSV with the numbers behind it, in one style."""
+"""Writes a figure as a PNG, a PDF, and a CSV with its numbers, all in one style."""
 
 import contextlib
 import csv
@@ -16,9 +16,10 @@ RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 
 
 
 def write_figure(output, size, draw, header, rows):
-    """Draws and writes OUTPUT.png, .pdf and .csv; files already there stay whole on failure.
+    """Draws a figure, writes OUTPUT.png, .pdf and .csv, and returns their paths.
 
-    size: inches; draw: called with the Figure; rows: of the CSV, NaN becomes an empty cell.
+    size: inches. draw: called with the Figure. header, rows: of the CSV; NaN becomes an empty cell.
+    After an error, files of that name stay as they were.
     """
     import matplotlib
     from matplotlib.figure import Figure

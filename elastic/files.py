@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and JSON and .npz whose damage is noticed.
+"""Writes files completely or not at all, and JSON and .npz files whose damage is detected.
 
-Whole or not at all holds whatever fails: a line of code, the process, the power.
+That holds whatever fails: the code, the process or the power.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line
 
-PART = '.part'  # end of the name of what is being written; a killed process may leave it
-CHECKSUM = 'sha256'  # key in a JSON file, of the checksum of the rest
+PART = '.part'  # suffix of a file in writing, which a killed process may leave
+CHECKSUM = 'sha256'  # key in a JSON file: the checksum of the rest
 
 
 @contextlib.contextmanager
 def whole(path, before=None):
     """Replaces the file at `path` by one that is written within this context.
 
-    path: str. before: path to which the file that is replaced moves; None deletes it.
-    Yields the path of a new file beside it. When the context ends, the new file is flushed to the
-    disk and renamed. After an error it is deleted, and the file at `path` is as it was.
+    Yields the path of a new file in the same folder. At the end it is flushed to the disk and
+    renamed. After an error it is deleted, and the old file stays.
+    before: path to which the old file is moved; None deletes it.
     """
     part = path + PART
     try:
@@ -46,9 +46,9 @@ def whole(path, before=None):
 def whole_folder(path):
     """Replaces the folder at `path` by one that is filled within this context.
 
-    Yields the path of a new, empty folder. When the context ends, its files are flushed to the disk
-    and it is renamed. After an error it is deleted. Two processes may replace the same folder at
-    once: each fills its own, and the later one stays.
+    Yields the path of a new, empty folder. At the end its files are flushed to the disk and it is
+    renamed. After an error it is deleted. Two processes may replace the same folder at once: each
+    fills its own, and the later one stays.
     """
     parent, name = os.path.split(os.path.abspath(path))
     os.makedirs(parent, exist_ok=True)
@@ -67,7 +67,7 @@ def whole_folder(path):
 
 
 def flush_folder(path):
-    """Waits until the names in a folder are on the disk, where the file system supports that."""
+    """Waits until the names in a folder are on the disk, if the file system supports that."""
     with contextlib.suppress(OSError):
         _flush(path)
 
@@ -98,8 +98,8 @@ def remove_parts(folder):
 def read_json(path, where=''):
     """Returns the dict in a JSON file, without its checksum.
 
-    A file without a checksum is accepted: it was written by hand. where: start of the message of
-    the UserError that is raised where the file is damaged, missing or no JSON object.
+    A file without a checksum was written by hand and is accepted. Raises UserError, whose message
+    starts with `where`, if the file is damaged or missing.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -109,12 +109,12 @@ def read_json(path, where=''):
     if not isinstance(content, dict):
         raise UserError('{}{} is not a JSON object'.format(where, path))
     if content.pop(CHECKSUM, None) not in (None, checksum(content)):
-        raise UserError('{}{} is not as it was written'.format(where, path))
+        raise UserError('{}{} was changed after it was written'.format(where, path))
     return content
 
 
 def write_json(path, content):
-    """Writes a dict as JSON, one key a line, with a checksum of all of it."""
+    """Writes a dict as JSON, one key per line, with a checksum."""
     content = dict(content, **{CHECKSUM: checksum(content)})
     lines = ['{}: {}'.format(json.dumps(key), json.dumps(value, sort_keys=True))
              for key, value in sorted(content.items())]
@@ -123,14 +123,14 @@ def write_json(path, content):
 
 
 def checksum(content):
-    """Returns the SHA-256, in hexadecimal, of bytes or of what JSON can hold."""
+    """Returns the SHA-256, in hexadecimal, of bytes or of what JSON can store."""
     if not isinstance(content, bytes):
         content = json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(content).hexdigest()
 
 
 def checksum_of_file(path):
-    """Returns the SHA-256, in hexadecimal, of what a file holds."""
+    """Returns the SHA-256, in hexadecimal, of the content of a file."""
     with open(path, 'rb') as file:
         return checksum(file.read())
 
@@ -138,9 +138,9 @@ def checksum_of_file(path):
 # ---------------------------------------------------------------- arrays
 
 def write_npz(path, kind, arrays, before=None):
-    """Writes arrays as a .npz, without pickle, one at a time.
+    """Writes arrays as a .npz file, without pickle, one at a time.
 
-    kind: str that read_npz asks for. arrays: name -> array or tf.Variable. before: see `whole`.
+    kind: str that read_npz checks. arrays: name -> array or tf.Variable. before: as in `whole`.
     """
     with whole(path, before) as part, open(part, 'wb') as out:
         archive = zipfile.ZipFile(out, 'w')
@@ -156,9 +156,9 @@ def write_npz(path, kind, arrays, before=None):
 
 
 def read_npz(path, kind):
-    """Returns the arrays, name -> array, that write_npz wrote; runs no code that is in them.
+    """Returns the arrays, name -> array, that write_npz wrote; runs no code in the file.
 
-    Raises UserError where the file is damaged, which CRC-32 shows, or was written as another kind.
+    Raises UserError if the file is damaged, which CRC-32 shows, or was written as another kind.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end
@@ -168,5 +168,5 @@ def read_npz(path, kind):
         raise UserError("'{}' cannot be read, it may be damaged or cut short ({})".format(
             path, first_line(error) or type(error).__name__))
     if str(arrays.pop('format', '')) != kind:
-        raise UserError("'{}' is not of this project's format {}".format(path, kind))
+        raise UserError("'{}' does not have the format {} of this project".format(path, kind))
     return arrays

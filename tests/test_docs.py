@@ -1,4 +1,4 @@
-"""What README.md and docs/ say of files, links, flags and records is so."""
+"""Files, links, flags and records in README.md and docs/ agree with the code."""
 
 import csv
 import glob
@@ -25,7 +25,7 @@ FILE = r'((?:[a-z]+/)*\w+\.(?:py|sh|md))\b'
 PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
     '*.md', 'docs/**/*.md', 'figures/README.md', 'logs/README.md')
     for path in glob.glob(os.path.join(ROOT, pattern), recursive=True))
-PRESENT = [page for page in PAGES if page != 'CHANGELOG.md']  # which also names what is gone
+PRESENT = [page for page in PAGES if page != 'CHANGELOG.md']  # which also names removed files
 
 
 def text_of(page):
@@ -34,7 +34,7 @@ def text_of(page):
 
 
 def headings(page):
-    """As GitHub makes anchors of them."""
+    """Returns the anchors that GitHub makes of the headings."""
     return {re.sub(r'[^\w\- ]', '', line.strip('# ').lower()).replace(' ', '-')
             for line in text_of(page).split('\n') if re.match(r'#+ ', line)}
 
@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize('page', PRESENT)
-def test_files_that_are_named_exist(page):
+def test_files_named_in_a_page_exist(page):
     named = set(re.findall(r'(?<![\w/.])' + FILE, text_of(page)))
     folders = ('', 'scripts', 'benchmarks', 'docs')
     missing = [name for name in named if not any(
@@ -59,7 +59,7 @@ def test_files_that_are_named_exist(page):
 
 
 def commands(page):
-    """(script, its flags) of each command: `python FILE`, `python -m MODULE`, `scripts/FILE.sh`.
+    """Yields script and flags of each `python FILE`, `python -m MODULE` and `scripts/FILE.sh`.
 
     A backslash continues a command in the next line.
     """
@@ -75,7 +75,7 @@ def commands(page):
 
 
 @pytest.mark.parametrize('page', PRESENT)
-def test_every_flag_of_a_command_is_one_of_that_script(page):
+def test_commands_in_a_page_use_flags_of_the_script(page):
     helps = {}
     for script, flags in commands(page):
         path = next(path for path in (os.path.join(ROOT, folder, script)
@@ -95,8 +95,8 @@ def test_every_flag_of_a_command_is_one_of_that_script(page):
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)),
-                    reason='argparse words --help otherwise')
-def test_the_page_of_flags_is_what_the_scripts_say():
+                    reason='argparse formats --help differently')
+def test_the_page_of_flags_agrees_with_the_scripts():
     made = subprocess.run([os.path.join(ROOT, 'scripts', 'write_flags.sh')], check=True,
                           env=dict(os.environ, PYTHON=sys.executable), stdout=subprocess.PIPE,
                           universal_newlines=True).stdout
@@ -104,7 +104,7 @@ def test_the_page_of_flags_is_what_the_scripts_say():
 
 
 def explained(section):
-    """The names that head a row of a table in this section of docs/records.md."""
+    """Returns the names that start a row of a table in this section of docs/records.md."""
     text = text_of('docs/records.md').split('\n## {}\n'.format(section))[1].split('\n## ')[0]
     return {name for cell in re.findall(r'^\|([^|]*)\|', text, re.M)
             for name in re.findall('`([^`]+)`', cell)}
@@ -118,10 +118,11 @@ def header_of(path):
 @pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training',
                                     'prune_training'])
 def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
-    """Of a run with a prefix cache, where the scheme can use one, on a device that reports heat."""
+    """Trains with a prefix cache if the scheme can use one, on a device that reports heat."""
     root, cpus = board(tmp_path / 'board', 'TX2')
     find, model = thermal.find_device, str(tmp_path / keras_stack.MODEL_FILE)
     monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus))
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
     network().save(model)
     assert main.main([
         '--model_name', model, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
@@ -148,19 +149,20 @@ def test_the_example_in_python_trains_a_network(monkeypatch, capsys):
     assert re.search(r'\d of 6 tensors, loss \d\.\d+$', capsys.readouterr().out.strip())
 
 
-def test_the_readme_is_a_page_for_newcomers():
+def test_the_readme_has_at_most_150_lines():
     assert text_of('README.md').count('\n') <= 150
 
 
-def test_the_version_is_the_newest_of_the_changes():
-    told = [subprocess.run([sys.executable, os.path.join(ROOT, script), '--version'], check=True,
-                           stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
-            for script in ('main.py', 'profiler.py')]
+def test_the_version_is_the_newest_in_the_changelog():
+    versions = [subprocess.run(
+        [sys.executable, os.path.join(ROOT, script), '--version'], check=True,
+        stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
+        for script in ('main.py', 'profiler.py')]
     newest, = re.findall(r'^## (\S+)', text_of('CHANGELOG.md'), re.M)[:1]
-    assert told == [['ElasticTrainer', newest]] * 2
+    assert versions == [['ElasticTrainer', newest]] * 2
 
 
-def test_every_test_that_counts_as_slow_is_there():
+def test_every_test_listed_as_slow_exists():
     lines = text_of('tests/slow_tests.txt').splitlines()
     assert len(lines) > 100
     for line in lines:
@@ -168,7 +170,7 @@ def test_every_test_that_counts_as_slow_is_there():
         assert ('def {}('.format(name) if name else 'def test_') in text_of(path), line
 
 
-def test_a_test_is_slow_by_the_seconds_of_all_its_parameters_a_file_by_what_is_made_for_it():
+def test_seconds_of_parameters_add_up_and_slow_setups_mark_a_file():
     lines = ['0.20s call     tests/a.py::test_x[1]', '0.20s call     tests/a.py::test_x[2 3]',
              '0.10s setup    tests/a.py::test_y', '0.10s call     tests/a.py::test_y[1-a::b]',
              '12.00s setup    tests/b.py::test_z', '1.00s call     tests/b.py::test_w',
@@ -176,23 +178,21 @@ def test_a_test_is_slow_by_the_seconds_of_all_its_parameters_a_file_by_what_is_m
     assert slow_tests(lines) == [(13.0, 'tests/b.py'), (0.4, 'tests/a.py::test_x')]
 
 
-def collected(*arguments):
-    """Lines of pytest, each a test's path and name."""
-    listed = subprocess.run([sys.executable, '-m', 'pytest', '--collect-only', '-q']
-                            + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
+QUICK_FILE, SLOW_FILE = 'tests/device/test_energy.py', 'tests/device/test_thermal.py'
+
+
+def collected(*flags):
+    """Returns the lines that pytest prints with a test's path and name."""
+    listed = subprocess.run([sys.executable, '-m', 'pytest', '--collect-only', '-q', QUICK_FILE,
+                             SLOW_FILE] + list(flags), cwd=ROOT, stdout=subprocess.PIPE,
                             universal_newlines=True).stdout
     return [line for line in listed.split('\n') if '::' in line]
 
 
-def test_quick_leaves_out_what_counts_as_slow_and_nothing_else():
-    def names(*more):
-        return {line.split('[')[0] for line in collected('tests/device/test_thermal.py', *more)}
+def test_the_slowest_file_starts_first_and_quick_leaves_out_slow_tests():
+    lines, quick = collected(), {line.split('[')[0] for line in collected('--quick')}
+    files = [line.split('::')[0] for line in lines]
+    assert files == sorted(files, reverse=True) and set(files) == {QUICK_FILE, SLOW_FILE}
+    every = {line.split('[')[0] for line in lines}
     slow = {line.split()[1] for line in text_of('tests/slow_tests.txt').splitlines()}
-    every = names()
-    assert every & slow and names('--quick') == every - slow
-
-
-def test_the_file_that_takes_longest_begins():
-    quick, slow = 'tests/device/test_energy.py', 'tests/device/test_thermal.py'
-    found = [line.split('::')[0] for line in collected(quick, slow)]
-    assert found == sorted(found, reverse=True) and set(found) == {quick, slow}
+    assert every & slow and quick == every - slow

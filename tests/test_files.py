@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and JSON."""
+"""Files and folders are written completely or not at all; damaged JSON is detected."""
 
 import os
 
@@ -10,7 +10,7 @@ from elastic.command_line import UserError
 from elastic.runs.recorder import open_run
 
 
-def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
+def test_a_file_is_replaced_only_at_the_end(tmp_path):
     path = tmp_path / 'file'
     path.write_text('old')
     with files.whole(str(path)) as part:
@@ -21,7 +21,7 @@ def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
 
 
 @pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt])
-def test_an_error_leaves_the_file_that_was_there_and_no_part(tmp_path, error):
+def test_an_error_leaves_the_old_file_and_no_part(tmp_path, error):
     path = tmp_path / 'file'
     path.write_text('old')
     with pytest.raises(error), files.whole(str(path), str(tmp_path / 'before')) as part:
@@ -31,7 +31,7 @@ def test_an_error_leaves_the_file_that_was_there_and_no_part(tmp_path, error):
     assert path.read_text() == 'old' and os.listdir(str(tmp_path)) == ['file']
 
 
-def test_a_full_disk_leaves_the_file_that_was_there_and_no_part(tmp_path):
+def test_a_full_disk_leaves_the_old_file_and_no_part(tmp_path):
     path = tmp_path / 'file'
     path.write_text('old')
     with files_of_at_most(100), pytest.raises(OSError):
@@ -40,7 +40,7 @@ def test_a_full_disk_leaves_the_file_that_was_there_and_no_part(tmp_path):
     assert path.read_text() == 'old' and os.listdir(str(tmp_path)) == ['file']
 
 
-def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path):
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
     folder = tmp_path / 'net_profile'
     with files.whole_folder(str(folder)) as new:
         (tmp_path / new / 'timings.json').write_text('first')
@@ -54,7 +54,7 @@ def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path):
     assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['plugins']
 
 
-def test_two_processes_may_write_one_folder_at_once(tmp_path):
+def test_two_processes_may_replace_one_folder_at_once(tmp_path):
     folder = tmp_path / 'net_profile'
     with files.whole_folder(str(folder)) as later:
         with files.whole_folder(str(folder)) as earlier:
@@ -63,18 +63,18 @@ def test_two_processes_may_write_one_folder_at_once(tmp_path):
     assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['later']
 
 
-def test_a_run_that_starts_removes_what_a_killed_one_left_half_written(tmp_path):
+def test_a_starting_run_removes_the_unfinished_files_of_a_killed_one(tmp_path):
     (tmp_path / 'checkpoint.k2j.part' / 'checkpoint').mkdir(parents=True)
     (tmp_path / 'settings.json.part').write_text('{"se')
     os.close(open_run(str(tmp_path), {}))
     assert os.listdir(str(tmp_path)) == ['settings.json']
 
 
-def test_json_holds_a_checksum_by_which_a_change_is_noticed(tmp_path):
+def test_a_changed_json_file_is_detected_by_its_checksum(tmp_path):
     path = tmp_path / 'settings.json'
     content = dict(rho=0.1 + 0.2, seeds=[0, 1], none=None, name='é', nested=dict(b=1, a=[2.5]))
     files.write_json(str(path), content)
     assert files.read_json(str(path)) == content
     path.write_text(path.read_text().replace('[0, 1]', '[0, 7]'))
-    with pytest.raises(UserError, match='^run: .*settings.json is not as it was written$'):
+    with pytest.raises(UserError, match='^run: .*settings.json was changed after it was written$'):
         files.read_json(str(path), 'run: ')

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from test_plot import assert_figure
 
 import paper_plots
 from elastic.command_line import UserError
 from elastic.runs.folder import read_run
 from elastic.schemes.fixed import SCHEMES as SCHEME_COLOURS
-from made_runs import EPOCHS, MASKS, TENSORS, edit_csv, make_run, read_csv
+from made_runs import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run, read_csv
 
 SCHEMES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training')
 DATA = ('caltech_birds2011', 'oxford_iiit_pet')

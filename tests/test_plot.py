@@ -1,10 +1,9 @@
-"""The figures: numbers equal to the records, and what is written of them."""
+"""Figures: their numbers equal the records, and their files are complete."""
 
 import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,23 +17,12 @@ from made_runs import (
     MASKS,
     SHARE,
     TENSORS,
+    assert_figure,
     edit_csv,
     make_run,
     read_csv,
 )
 from timing_tables import stored
-
-
-def assert_figure(paths, output):
-    """PNG, PDF and CSV of that stem, whole, the PNG with more than a few colours in it."""
-    from matplotlib import image
-    assert [str(path) for path in paths] == [str(output) + end for end in ('.png', '.pdf', '.csv')]
-    pixels = image.imread(str(paths[0]))
-    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
-    assert len(np.unique((255 * pixels[..., :3]).astype(int).reshape(-1, 3), axis=0)) > 20
-    with open(str(paths[1]), 'rb') as file:
-        content = file.read()
-    assert content.startswith(b'%PDF') and content.rstrip().endswith(b'%%EOF')
 
 
 def test_read_run_returns_the_records(tmp_path):
@@ -66,7 +54,7 @@ def test_curves_are_the_recorded_numbers(tmp_path):
     assert (rows[-1]['rho'], rows[0]['rho']) == ('0.5', '')
 
 
-def test_seeds_become_a_mean_and_a_sample_deviation(tmp_path):
+def test_seeds_become_a_mean_and_a_sample_standard_deviation(tmp_path):
     values = [(0.70, 40.0), (0.80, 50.0), (0.84, 63.0)]
     runs = [make_run(tmp_path, 'seed{}'.format(seed), seed=seed, accuracy=accuracy,
                      step_seconds=seconds) for seed, (accuracy, seconds) in enumerate(values)]
@@ -83,7 +71,7 @@ def test_seeds_become_a_mean_and_a_sample_deviation(tmp_path):
 
 
 @pytest.mark.parametrize('loss, scale', [(1.5, 'linear'), (80000, 'log')])
-def test_a_loss_that_nearly_exploded_does_not_press_the_others_flat(tmp_path, loss, scale):
+def test_a_loss_that_nearly_exploded_makes_the_axis_logarithmic(tmp_path, loss, scale):
     from matplotlib.figure import Figure
     run = make_run(tmp_path, 'run')
     edit_csv(run / 'epochs.csv', 1, 'test_loss', loss)
@@ -92,7 +80,7 @@ def test_a_loss_that_nearly_exploded_does_not_press_the_others_flat(tmp_path, lo
     assert axis.get_yscale() == scale
 
 
-def test_labels_tell_configurations_apart():
+def test_labels_show_how_configurations_differ():
     keys = [('elastic_training', 0.5, 'vgg16', 'loss_drop'),
             ('elastic_training', 0.5, 'vgg16', 'random'), ('full_training', None, 'vit', None)]
     assert [plot.label_of(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
@@ -101,7 +89,7 @@ def test_labels_tell_configurations_apart():
     assert plot.label_of(keys[2], keys[2:]) == 'Full training'
 
 
-def test_runs_with_and_without_the_prefix_cache_are_told_apart(tmp_path):
+def test_labels_show_the_prefix_cache(tmp_path):
     runs = [read_run(make_run(tmp_path, name, rho=rho, **changes)) for name, rho, changes in (
         ('cached', 0.25, dict(prefix_cache='on', views='held')),
         ('held', 0.5, dict(prefix_cache='off', views='held', train_images=160)),
@@ -113,7 +101,7 @@ def test_runs_with_and_without_the_prefix_cache_are_told_apart(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The last Figure that was written."""
+    """Returns a function that returns the last Figure written."""
     figures, write = [], plot.write_figure
 
     def watched(output, size, draw, *table):
@@ -123,7 +111,7 @@ def drawn(monkeypatch):
 
 
 def marks_of(axis):
-    """[(x, y)] of the marks of throttled epochs in a panel."""
+    """Returns [(x, y)] of the marks of throttled epochs in a panel."""
     return [list(zip(*line.get_data())) for line in axis.lines if line.get_marker() == 'x']
 
 
@@ -174,7 +162,7 @@ def test_the_map_is_drawn_without_time_shares(tmp_path):
     assert {row['time_share'] for row in read_csv(paths[2])} == {''}
 
 
-def test_labels_of_points_that_lie_together_cover_neither_each_other_nor_a_marker():
+def test_labels_of_close_points_cover_neither_each_other_nor_a_marker():
     points = [dict(model='m', label='a scheme ' + str(i), scheme='full_training', rho=None,
                    variant=False, learning_rate=0.1, n=1, accuracy=0.97 + 0.002 * (i % 3),
                    accuracy_se=float('nan'), seconds=100.0 + 3 * i, seconds_se=float('nan'))
@@ -200,7 +188,7 @@ def test_main_draws_each_figure(tmp_path, capsys):
         plot.main([figure] + inputs + ['--output', output, '--logs_dir', str(logs)])
         assert capsys.readouterr().out.split() == [
             output + end for end in ('.png', '.pdf', '.csv')]
-    with pytest.raises(UserError, match='takes one input, given 2'):
+    with pytest.raises(UserError, match='takes one input; 2 given'):
         plot.main(['selection', 'elastic', 'full', '--output', output, '--logs_dir', str(logs)])
     with pytest.raises(UserError, match='cannot read .*absent.json'):
         plot.main(['timings', str(tmp_path / 'absent.json'), '--output', output])
@@ -208,12 +196,12 @@ def test_main_draws_each_figure(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:4]] == ['elastic_training', 'full_training']
     for arguments in (['table', 'full', '--output', output], ['curves', 'full']):
-        with pytest.raises(UserError, match='every figure needs --output .* takes no --output'):
+        with pytest.raises(UserError, match='a figure needs --output .* takes no --output'):
             plot.main(arguments + ['--logs_dir', str(logs)])
 
 
-def test_the_script_refuses_an_unknown_figure_at_once():
-    """One line on stderr, status 2, the nearest name, and nothing heavy imported before."""
+def test_an_unknown_figure_is_refused_at_once():
+    """Prints one line with the nearest name, exits with 2, and imports nothing heavy."""
     code = ("import sys, plot; from elastic import command_line\n"
             "try: command_line.run(plot.main, ['curve', 'run', '--output', 'x'])\n"
             "finally: print([m for m in ('matplotlib', 'tensorflow') if m in sys.modules])")
@@ -225,7 +213,7 @@ def test_the_script_refuses_an_unknown_figure_at_once():
                              'curves, selection, timings, devices, table\n')
 
 
-def test_accuracy_against_time_draws_a_panel_a_model_and_writes_every_point(tmp_path):
+def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):
     points = [dict(model=model, label=label, scheme=scheme, rho=rho, variant=variant, n=n,
                    learning_rate=0.02 if 'lr' in label else 0.01, accuracy=accuracy,
                    accuracy_se=error, seconds=seconds, seconds_se=error)

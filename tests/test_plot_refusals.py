@@ -1,4 +1,4 @@
-"""No figure from records with a hole or from what does not compare; the old figures stay."""
+"""Incomplete runs and runs that do not compare give no figure, and old figures stay."""
 
 import json
 
@@ -58,21 +58,29 @@ BREAKS = {
 
 
 @pytest.mark.parametrize('says', list(BREAKS))
-def test_a_hole_names_the_run_and_leaves_old_figures(tmp_path, says):
+def test_an_incomplete_run_is_named_with_what_is_wrong(tmp_path, says):
+    run = make_run(tmp_path, 'bad_run')
+    read_run(run)
+    BREAKS[says](run)
+    with pytest.raises(UserError, match="^run 'bad_run': .*" + says):
+        read_run(run)
+
+
+def test_an_incomplete_run_leaves_old_figures(tmp_path):
     good, bad = make_run(tmp_path, 'good', 'full_training'), make_run(tmp_path, 'bad_run')
     figures = tmp_path / 'figures'
     plot.accuracy_over_time([good, bad], figures / 'curves')
     plot.selection_map(bad, figures / 'map')
     before = folder_content(figures)
-    BREAKS[says](bad)
+    drop_rows(bad, 'epochs.csv', 4)
     for draw in (lambda: plot.accuracy_over_time([good, bad], figures / 'curves'),
                  lambda: plot.selection_map(bad, figures / 'map')):
-        with pytest.raises(UserError, match="^run 'bad_run': .*" + says):
+        with pytest.raises(UserError, match="^run 'bad_run': unfinished"):
             draw()
     assert folder_content(figures) == before
 
 
-def test_a_missing_run_is_named_with_the_nearest(tmp_path):
+def test_a_missing_run_is_named_with_the_nearest_name(tmp_path):
     make_run(tmp_path, 'elastic_seed0')
     with pytest.raises(UserError, match="run 'elastic_sed0': no folder .*'elastic_seed0'"):
         read_run(tmp_path / 'elastic_sed0')
@@ -108,7 +116,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     figures = tmp_path / 'figures'
     plot.timing_bars(stored(tmp_path), figures / 'timings')
     before = folder_content(figures)
-    with pytest.raises(AttributeError):  # fails in the middle of the drawing
+    with pytest.raises(AttributeError):  # in the middle of the drawing
         plot.write_figure(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(),
                           ['a'], [])
     assert folder_content(figures) == before
@@ -117,8 +125,8 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
         plot.timing_bars(stored(tmp_path), tmp_path / 'file' / 'timings')
 
 
-def test_what_a_killed_drawing_left_is_gone_after_the_next(tmp_path):
+def test_unfinished_files_of_a_killed_drawing_are_replaced(tmp_path):
     (tmp_path / 'timings.png.part').write_bytes(b'half')
     (tmp_path / 'figure.pdf.part').write_bytes(b'half')
     plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
-    assert [path.name for path in tmp_path.glob('*.part')] == ['timings.png.part']  # not its own
+    assert [path.name for path in tmp_path.glob('*.part')] == ['timings.png.part']

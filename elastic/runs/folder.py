@@ -1,11 +1,11 @@
-"""The run folder logs/<run_name>/ as the figures read it; recorder.py writes it.
+"""Reads the folder of a run, logs/<run_name>/, which recorder.py writes.
 
-    settings.json   the flags, written first: a folder is reused only by the same settings
-    epochs.csv      a row an epoch, written as it ends
-    selections.csv  a row a tensor for each selection
-    summary.json    written last: a folder without it is an unfinished run
+    settings.json   the flags, written first; only the same settings may reuse a folder
+    epochs.csv      one row per epoch, written when it ends
+    selections.csv  one row per tensor and selection
+    summary.json    written last; a folder without it is an unfinished run
     events.*        TensorBoard
-    checkpoint/     weights, where asked for
+    checkpoint/     weights, with --save_model
     resume/         what an unfinished run resumes from (checkpoint.py)
 """
 
@@ -20,19 +20,19 @@ from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum_of_file, read_json
 from elastic.schemes.fixed import SCHEMES
 
-DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty where it does not tell
+DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if not reported
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
-          'prefix_cache')  # of runs of one scheme
+          'prefix_cache')  # flags in which runs of one scheme may differ
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
                 'files', 'throttled_epochs') + VARIED
 
 
 class SelectionRow(NamedTuple):
-    """One tensor of one selection; importance and time_share are None where none was recorded."""
+    """One tensor of one selection; importance and time_share are None if not recorded."""
     epoch: int
     tensor: int
     name: str
@@ -45,8 +45,7 @@ class SelectionRow(NamedTuple):
 class Run(NamedTuple):
     """The records of one finished run.
 
-    epochs: column -> its values, one an epoch; in DEVICE_COLUMNS None where the device reported
-    nothing.
+    epochs: column -> one value per epoch; None in DEVICE_COLUMNS if the device reported nothing.
     """
     summary: dict
     epochs: dict
@@ -54,30 +53,28 @@ class Run(NamedTuple):
 
 
 def fault(folder, text):
-    """The UserError that names the run in `folder`."""
+    """Returns a UserError that names the run in `folder`."""
     return UserError(f"run '{os.path.basename(os.path.abspath(folder))}': {text}")
 
 
 def run_folder(run, logs_dir):
-    """Path of the run that a command line gives by its name under --logs_dir, or by its path."""
+    """Returns the path of a run that is given by its name under --logs_dir or by its path."""
     named = os.path.join(logs_dir, run)
     path = os.path.exists(run) or os.path.dirname(run)
     return run if path and not os.path.exists(named) else named
 
 
 def read_runs(folders):
-    """The Runs of these folders, as read_run; UserError for one that is given twice: it would count
-    as two.
-    """
+    """Returns the Runs in these folders; raises UserError as read_run, and if one is repeated."""
     paths = [os.path.realpath(folder) for folder in folders]
     for index, path in enumerate(paths):
         if path in paths[:index]:
-            raise fault(path, 'given twice')
+            raise fault(path, 'given twice; name each run once')
     return [read_run(folder) for folder in folders]
 
 
 def read_run(folder):
-    """The Run in `folder`, checked: UserError if it is missing, unfinished or has a hole."""
+    """Returns the Run in `folder`; raises UserError if it is missing, unfinished or incomplete."""
     folder = os.path.abspath(folder)
     if not os.path.isdir(folder):
         parent, name = os.path.split(folder)
@@ -85,7 +82,7 @@ def read_run(folder):
         raise fault(folder, f'no folder {folder}{command_line.nearest(name, runs)}')
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path):
-        raise fault(folder, f'unfinished: it has no {path}')
+        raise fault(folder, f'unfinished: it has no {path}; run its command again')
     summary = read_json(path, f"run '{os.path.basename(folder)}': ")
     missing = [key for key in SUMMARY_KEYS if key not in summary]
     if missing:
@@ -96,22 +93,17 @@ def read_run(folder):
     for name, written in summary.pop('files').items():
         if not os.path.exists(os.path.join(folder, name)) or (
                 checksum_of_file(os.path.join(folder, name)) != written):
-            raise fault(folder, f'{name} is not as it was when the run ended')
+            raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
     return Run(summary, _read_epochs(folder, summary['epochs']),
                _read_selections(folder, summary['epochs']))
 
 
-def told(text):
-    """A finite float, None for an empty cell."""
-    return None if text == '' else finite(text)
-
-
 def _read_csv(folder, name, kinds):
     """Returns the rows of a CSV file as dicts.
 
-    kinds: column -> function that turns the text of a cell into a value. UserError, naming run,
-    file, row and column, for a missing column or a cell of another kind.
+    kinds: column -> function from the text of a cell to its value. Raises UserError, which names
+    run, file, row and column, for a missing column and for a cell that has no value.
     """
     try:
         with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
@@ -131,8 +123,12 @@ def _read_csv(folder, name, kinds):
     return rows
 
 
+def _optional(text):
+    return None if text == '' else finite(text)
+
+
 def _read_epochs(folder, count):
-    kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, told))
+    kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
     kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
     rows = _read_csv(folder, 'epochs.csv', kinds)
     for index, row in enumerate(rows):
@@ -152,8 +148,8 @@ def _read_selections(folder, epochs):
     if not os.path.exists(os.path.join(folder, 'selections.csv')):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
-             'selected': {'0': False, '1': True}.__getitem__}
-    kinds.update(importance=told, time_share=told)
+             'selected': {'0': False, '1': True}.__getitem__, 'importance': _optional,
+             'time_share': _optional}
     rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
             for row in _read_csv(folder, 'selections.csv', kinds)]
     tensors = {}
@@ -172,17 +168,18 @@ def _read_selections(folder, epochs):
 def distinctions(values, rivals):
     """Returns [(name, value)] of the flags in VARIED in which the rivals differ.
 
-    values, rivals: tuples of the flags' values, in the order of VARIED. A value of None is left
-    out: the flag does not apply to the run, or kept its default.
+    values, rivals: the flags of one run and of each run, in the order of VARIED. None is left out:
+    the flag does not apply to the run, or has its default.
     """
     return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
             if value is not None and len(set(others)) > 1]
 
 
 def selection_per_epoch(run):
-    """What was trained in each epoch: a selection holds until the next one.
+    """Returns what was trained in each epoch; a selection holds until the next one.
 
-    Returns mask (epochs, N) bool and time_share (epochs, N) float64, NaN where none was recorded.
+    These are the mask, (epochs, N) bool, and the share of the backward and update time of each
+    tensor, (epochs, N) float64, NaN if not recorded.
     """
     mask = np.zeros((run.summary['epochs'], 1 + max(row.tensor for row in run.selections)), bool)
     share = np.full(mask.shape, np.nan)
@@ -193,36 +190,36 @@ def selection_per_epoch(run):
 
 
 def changed_settings(before, now):
-    """['rho 0.5 there, 0.7 now', ...]: of two dicts, what differs.
+    """Returns ['rho 0.5 there, 0.7 now', ...], the differences of two dicts of settings.
 
-    A setting that was not known before is None there: where it is not given now, nothing changed.
+    A missing setting counts as None.
     """
     return ['{} {} there, {} now'.format(key, before.get(key), now.get(key))
             for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)]
 
 
 def is_finished(folder, settings, restart=False):
-    """True if the folder holds a finished run of these settings; changes nothing.
+    """Returns whether the folder contains a finished run of these settings; changes nothing.
 
-    settings: dict that JSON can hold. restart: False then, whatever run it holds. UserError where
-    the folder holds anything but a run of the same settings.
+    settings: dict that JSON can store. restart: returns False for any run. Raises UserError if the
+    folder contains anything but a run, or a run of other settings.
     """
     if not os.path.isdir(folder) or all(name.endswith(PART) for name in os.listdir(folder)):
         return False
     path = os.path.join(folder, 'settings.json')
     if not os.path.exists(path):
-        raise fault(folder, '{} exists and is not a run of this project; choose another '
-                    '--run_name'.format(folder))
+        raise fault(folder, '{} exists and is not the folder of a run; choose another --run_name'
+                    .format(folder))
     if restart:
         return False
     changed = changed_settings(read_json(path), settings)
     if changed:
-        raise fault(folder, 'exists with other settings ({}); choose another --run_name or remove '
-                    '{}, or begin it anew with --restart'.format(', '.join(changed), folder))
+        raise fault(folder, 'exists with other settings ({}); choose another --run_name, or start '
+                    'over with --restart'.format(', '.join(changed)))
     path = os.path.join(folder, 'summary.json')
-    if not os.path.exists(path) or not os.path.getsize(path):  # which a power cut may leave
+    if not os.path.exists(path) or not os.path.getsize(path):  # a power cut may leave an empty file
         return False
     try:
         return bool(read_json(path).get('finished'))
     except UserError as error:
-        raise fault(folder, '{}: mend it, or begin the run anew with --restart'.format(error))
+        raise fault(folder, '{}; repair it, or start over with --restart'.format(error))

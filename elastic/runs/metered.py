@@ -1,11 +1,11 @@
-"""Energy of training runs in joules: the sensors of this device, and external power meters.
+"""Shows the power sensors of this device, or adds an external meter's energy to finished runs.
 
-    python -m elastic.runs.metered                        shows the sensors found, and reads them
-    python -m elastic.runs.metered RUN --meter_csv FILE   adds a meter's energy to a finished run
+    python -m elastic.runs.metered                        shows the sensors and what they read
+    python -m elastic.runs.metered RUN --meter_csv FILE   adds the energy of a meter's log to a run
 
 Sensors are the rails of a Jetson's INA3221, the RAPL counters of Intel and AMD processors, and
-NVIDIA GPUs. A Raspberry Pi 4B has none: an external meter logs `timestamp,watts` (seconds since
-1970, watts). Energy is that of training alone, without validation, as in all reported times.
+NVIDIA GPUs. A Raspberry Pi 4B has none: an external meter logs `timestamp,watts`, with timestamps
+in seconds since 1970. Energy is that of training without validation, as are all reported times.
 """
 
 import argparse
@@ -30,18 +30,18 @@ def main(argv=None):
     parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR')
     args = parser.parse_args(argv)
     if bool(args.runs) != bool(args.meter_csv):
-        raise UserError('runs and --meter_csv belong together; given: {}'.format(
-            'runs alone' if args.runs else '--meter_csv alone'))
+        raise UserError('runs and --meter_csv belong together; only {} given, add the other'.format(
+            'runs are' if args.runs else '--meter_csv is'))
     for name in args.runs:
         add_to_run(run_folder(name, args.logs_dir), args.meter_csv)
     return 0 if args.runs else show_sensors()
 
 
 def add_to_run(folder, path):
-    """Adds the energy by an external meter's log to the summary of a finished run.
+    """Adds the energy in an external meter's log to the summary of a finished run.
 
-    folder: of the run. path: of the log. UserError where the log does not cover the run's training;
-    the summary of a run without any energy then gives the reason.
+    folder: of the run. path: of the log. Raises UserError if the log does not cover the training;
+    if the run has no energy at all, its summary then gives the reason.
     """
     read_run(folder)
     summary_path = os.path.join(folder, 'summary.json')
@@ -58,7 +58,7 @@ def add_to_run(folder, path):
 
 
 def show_sensors():
-    """Prints a table of the sensors found here, with the power that each reads for a second."""
+    """Prints a table of this device's sensors, with the power that each one reads in a second."""
     sensors, notes = find_sensors()
     meters = [Meter([sensor]) for sensor in sensors]
     with contextlib.ExitStack() as stack:

@@ -1,18 +1,18 @@
-"""Draws timing tables of profiler.py: t_dw and t_dy of every tensor, on one device or several."""
+"""Draws timing tables as bars: t_dw and t_dy of every tensor, on one device or several."""
 
 from elastic.command_line import UserError
 from elastic.figure_file import write_figure
 from elastic.timing.table import TensorTimings
 
 OWN, CARRIED = '#0072B2', '#E69F00'
-SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in keys of tables compared
+SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in all tables of a figure
 HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
 
 
 def timing_bars(path, output):
-    """Draws t_dw and t_dy of every tensor as stacked bars; returns the paths written.
+    """Draws t_dw and t_dy of every tensor as stacked bars, and returns the paths written.
 
-    path: timings.json. Raises UserError where it is damaged or is not a timing table.
+    path: of a timings.json. Raises UserError if it is damaged or not a timing table.
     """
     table = TensorTimings.load(path)
 
@@ -28,19 +28,20 @@ def timing_bars(path, output):
 
 
 def device_bars(paths, output):
-    """Draws timing_bars of one network on several devices, a panel each; returns the paths written.
+    """Draws timing_bars of one network on several devices, and returns the paths written.
 
-    paths: of timings.json. Each panel has its own axis, as one device may be a hundred times slower
-    than another. Raises UserError for a damaged table, and for different networks or steps.
+    paths: of timings.json files, one per device. Each has a panel with an axis of its own, as one
+    device may be a hundred times slower than another. Raises UserError for a damaged table, and for
+    different networks or steps.
     """
     tables = [TensorTimings.load(path) for path in paths]
     for path, table in zip(paths, tables):
         if not {'host', 'tensorflow'} <= set(table.key):
-            raise UserError('{} does not say on which device it was measured; use the timings.json '
-                            'that profiler.py writes'.format(path))
+            raise UserError('{} does not say on which device it was measured; use a timings.json '
+                            'from profiler.py'.format(path))
         if _network(table) != _network(tables[0]):
-            raise UserError('{} is of {}, {} of {}: devices are compared by one network'.format(
-                paths[0], _title(tables[0]), path, _title(table)))
+            raise UserError('{} is for {}, {} for {}; give tables of one network to compare devices'
+                            .format(paths[0], _title(tables[0]), path, _title(table)))
     labels = labels_of([table.key for table in tables], paths)
 
     def draw(figure):
@@ -63,9 +64,10 @@ def device_bars(paths, output):
 
 
 def labels_of(keys, paths):
-    """Returns a label for each key of a timing table: its host.
+    """Returns the label of each timing table: its host, and more where hosts are equal.
 
-    Where hosts are equal, the version of TensorFlow is added; where that is equal, too, the path.
+    keys: of the tables. To equal hosts the version of TensorFlow is added, to equal versions the
+    path.
     """
     hosts = [key['host'] for key in keys]
     labels = [host if hosts.count(host) == 1 else '{}, TensorFlow {}'.format(
@@ -75,9 +77,7 @@ def labels_of(keys, paths):
 
 
 def _network(table):
-    """What must be equal in tables that are compared. The fingerprint in the key would differ
-    between Keras 2 and Keras 3.
-    """
+    # The fingerprint in the key cannot serve: it differs between Keras 2 and Keras 3.
     return [table.key.get(name) for name in SAME] + [table.names, table.shapes]
 
 
@@ -112,7 +112,7 @@ def _draw_bars(axis, table):
 def _draw_legend(figure, axes, added, left, top):
     """Draws one legend for all axes.
 
-    added: text after the labels of t_dw and t_dy. left, top: shares of the figure.
+    added: text to append to the labels of t_dw and t_dy. left, top: shares of the figure.
     """
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, [label + text for label, text in zip(labels, added)], loc='upper left',

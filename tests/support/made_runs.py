@@ -1,4 +1,4 @@
-"""Folders of finished runs and a timing table, made up, and what tests do with their files."""
+"""Made-up folders of finished runs, and what tests do with their files and figures."""
 
 import csv
 import json
@@ -21,14 +21,14 @@ def read_csv(path):
 
 
 def edit_csv(path, row, column, value):
-    """Changes one cell; `row` counts from 1 below the header."""
+    """Changes one cell; row 1 is the first below the header."""
     rows = [list(line) for line in csv.reader(path.read_text(encoding='utf-8').splitlines())]
     rows[row][rows[0].index(column)] = value
     write_csv(path, rows)
 
 
 def epoch_rows(step_seconds, accuracy, throttled=None):
-    """throttled: the epochs that were, None where the device tells nothing."""
+    """Returns rows of epochs.csv. throttled: the epochs, or None if the device reports nothing."""
     rows = []
     for epoch in range(1, EPOCHS + 1):
         test = accuracy * (1 - 0.5 ** epoch)
@@ -71,3 +71,16 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
 
 def folder_content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_figure(paths, output):
+    """Asserts that these are the PNG, PDF and CSV of that name, complete and not empty."""
+    import numpy as np
+    from matplotlib import image
+    assert [str(path) for path in paths] == [str(output) + end for end in ('.png', '.pdf', '.csv')]
+    pixels = image.imread(str(paths[0]))
+    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
+    assert len(np.unique((255 * pixels[..., :3]).astype(int).reshape(-1, 3), axis=0)) > 20
+    with open(str(paths[1]), 'rb') as file:
+        content = file.read()
+    assert content.startswith(b'%PDF') and content.rstrip().endswith(b'%%EOF')

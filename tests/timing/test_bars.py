@@ -36,9 +36,9 @@ def test_equal_hosts_are_distinguished_by_software_then_by_path():
 
 
 @pytest.mark.parametrize('changes, says', [
-    (dict(names=['layer/0', 'other', 'layer/2']), 'is of small, 16x16.*one network'),
-    (dict(shapes=[(3, 3), (3, 9), (9,)]), 'is of small, 16x16.*one network'),
-    (dict(key=dict(KEY, batch_size=8)), 'is of small, 16x16.*8 at a time.*one network'),
+    (dict(names=['layer/0', 'other', 'layer/2']), 'is for small, 16x16.*one network'),
+    (dict(shapes=[(3, 3), (3, 9), (9,)]), 'is for small, 16x16.*one network'),
+    (dict(key=dict(KEY, batch_size=8)), 'is for small, 16x16.*8 at a time.*one network'),
     (dict(key={}), 'does not say on which device')])
 def test_tables_that_do_not_compare_are_an_error_in_one_line(tmp_path, changes, says):
     paths = [stored(tmp_path / 'one'), stored(tmp_path / 'two', **changes)]
@@ -55,7 +55,7 @@ def test_a_file_that_is_damaged_absent_or_no_timing_table_is_refused(tmp_path, f
     (tmp_path / 'damaged' / 'timings.json').write_text(text.replace('3.25', '9.25'))
     (tmp_path / 'other.json').write_text('{"key": {}, "names": [], "t_dw": []}')
     (tmp_path / 'half.json').write_text(text[:99])
-    for name, says in (('damaged/timings.json', 'not as it was written'),
+    for name, says in (('damaged/timings.json', 'was changed after it was written'),
                        ('other.json', 'not a timing table'), ('half.json', 'cannot read'),
                        ('absent.json', 'cannot read')):
         with pytest.raises(UserError, match=says) as caught:
