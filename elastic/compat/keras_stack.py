@@ -1,6 +1,6 @@
-"""Where Keras 2.6, 2.7 and 3 (the stacks' own) truly differ; nothing else is here.
+"""Hides the differences between Keras 2.6, 2.7 and 3.
 
-What is said of 2.7 holds for 2.6 too where that is not named.
+Notes on Keras 2.7 also hold for 2.6, unless they name it.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
 
 
 def set_seed(seed):
-    """Seeds what Keras, TensorFlow, NumPy and Python draw from."""
+    """Seeds the random numbers of Keras, TensorFlow, NumPy and Python."""
     if hasattr(keras.utils, 'set_random_seed'):
         keras.utils.set_random_seed(seed)
-    else:  # 2.6, which draws by TensorFlow's seed
+    else:  # 2.6, which uses TensorFlow's seed
         random.seed(seed)
         np.random.seed(seed)
         tf.random.set_seed(seed)
 
 
 def keep_tracebacks():
-    """Keras raises errors as they are: not without its own frames, which tell the layer's name."""
+    """Makes Keras raise errors with its own frames, which show the layer's name."""
     filtering = keras.config if KERAS_3 else tf.debugging
-    if hasattr(filtering, 'disable_traceback_filtering'):  # 2.6 leaves nothing out
+    if hasattr(filtering, 'disable_traceback_filtering'):  # 2.6 does not filter
         filtering.disable_traceback_filtering()
 
 
 def raw(variable):
-    """The tf.Variable behind a Keras variable: what a gradient tape can watch.
+    """Returns the tf.Variable inside a Keras variable, which a gradient tape can watch.
 
-    In Keras 2.7 a variable of a float16 layer is wrapped, to be cast where it is read.
+    Keras 2.7 wraps the variables of float16 layers to cast them when they are read.
     """
     if KERAS_3:
         return variable if callable(variable.value) else variable.value
@@ -43,12 +43,12 @@ def raw(variable):
 
 
 def computes_in_float16(model):
-    """Whether gradients of some layer may vanish for want of exponent: loss scaling is for that."""
+    """Returns whether a layer computes in float16, whose small gradients need loss scaling."""
     return any(layer.compute_dtype == 'float16' for layer in [model] + flat_layers(model))
 
 
 def variable_name(variable):
-    """`layer/kernel`, the same on both stacks: the last two parts of the path, without ':0'."""
+    """Returns the last two parts of the path, as `layer/kernel`, equal on both stacks."""
     path = (variable.path if KERAS_3 else variable.name).split(':')[0].split('/')
     if path[-1] == 'depthwise_kernel':  # Keras 2.7; Keras 3 calls it kernel
         path[-1] = 'kernel'
@@ -56,15 +56,15 @@ def variable_name(variable):
 
 
 def layer_path(variable):
-    """What the tensors of one layer have in common: the path without its last part."""
+    """Returns the path without its last part, which all tensors of a layer share."""
     return (variable.path if KERAS_3 else variable.name).rsplit('/', 1)[0]
 
 
 def build_optimizer(optimizer, variables):
-    """Creates the slots of all variables now, so that any subset of them can be updated later.
+    """Creates the slots of all variables, so that any subset can be updated later.
 
-    Keras 3 refuses a variable that the optimizer was not built on; Keras 2.7 would create slots at
-    the first update, and those of a trial update would stay behind.
+    Keras 3 refuses variables that the optimizer was not built on. Keras 2.7 would create slots in
+    the first update, and a trial update would leave them there.
     """
     if KERAS_3:
         optimizer.build(variables)
@@ -73,19 +73,19 @@ def build_optimizer(optimizer, variables):
 
 
 def model_variables(model):
-    """Weights and, in Keras 3, the states of random numbers; Keras 2.7 keeps these in the ops."""
+    """Returns the weights and, in Keras 3, random states; Keras 2.7 keeps these in the ops."""
     return model.variables if KERAS_3 else model.weights
 
 
 def optimizer_variables(optimizer):
-    """Iteration count and slots."""
+    """Returns the iteration count and the slots as a list."""
     return list(optimizer.variables if KERAS_3 else optimizer.variables())
 
 
 def slots(optimizer, variables):
-    """What the optimizer, SGD or Adam, keeps of each of `variables`: a list of lists.
+    """Returns a list of the slots of each variable, of SGD or Adam.
 
-    Of the shape of the variable, but for Adam's count of its updates: a scalar.
+    A slot has the shape of its variable, except Adam's count of updates, which is a scalar.
     """
     if not KERAS_3:
         names = sorted(optimizer.get_slot_names())
@@ -96,10 +96,10 @@ def slots(optimizer, variables):
 
 
 class Adam(keras.optimizers.Adam):
-    """Keras' Adam, whose bias correction takes the updates of the very variable, not all steps.
+    """Corrects the bias of Adam by the number of updates of each variable, not of all steps.
 
-    By the count of all steps, the first update of a tensor that joins late would be three times
-    too large. As TensorFlow's own kernel on both stacks: in Keras 3 the update takes half as long.
+    With the number of all steps, the first update of a tensor selected late would be three times
+    too large. Both stacks use TensorFlow's kernel, which halves the time of Keras 3's update.
     """
 
     if KERAS_3:
@@ -127,8 +127,10 @@ class Adam(keras.optimizers.Adam):
 
 
 def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
-    """One update of one variable. 1 is computed from the gradient, for then the graph tells whose
-    count it raises, and masked_step.py leaves that out with the rest of the update.
+    """Updates one variable.
+
+    The increment 1 is computed from the gradient. So the graph shows whose count it raises, and
+    masked_step.py omits it with the rest of the update.
     """
     one = tf.cast(tf.cast(tf.raw_ops.Size(input=gradient), tf.bool), count.dtype)
     step = count + one
@@ -141,24 +143,25 @@ def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
 
 
 def momenta(optimizer, variables):
-    """tf.Variables: SGD's momentum of each of `variables`; none of other optimizers."""
+    """Returns SGD's momentum tf.Variables of `variables`; an empty list for other optimizers."""
     if not isinstance(optimizer, keras.optimizers.SGD):
         return []
     return [raw(slot) for of_one in slots(optimizer, variables) for slot in of_one]
 
 
 def functional(model):
-    """The functional model that holds the graph: the model itself, or what Keras 3 keeps inside a
-    Sequential one. None for what has no graph, as a layer or a subclassed model.
+    """Returns the functional model that holds the graph: the model, or that inside a Sequential.
+
+    None for a layer or a subclassed model, which have no graph.
     """
     model = getattr(model, '_functional', None) or model
     return model if getattr(model, '_nodes_by_depth', None) else None
 
 
 def graph_nodes(network):
-    """(layer, input tensors, output tensors) of every call in a functional or Sequential model.
+    """Yields (layer, input tensors, output tensors) of every call in a functional model, in order.
 
-    In order. The model's inputs are not among them.
+    Input layers are not among them.
     """
     network = functional(network)
     for depth in sorted(network._nodes_by_depth, reverse=True):
@@ -170,7 +173,7 @@ def graph_nodes(network):
 
 
 def apply_gradients(optimizer, gradients, variables):
-    """One update of `variables` alone; the other tensors and their slots stay as they are."""
+    """Updates `variables` once; other tensors and their slots stay."""
     if KERAS_3:
         optimizer.apply(gradients, variables)
     else:
@@ -178,20 +181,20 @@ def apply_gradients(optimizer, gradients, variables):
 
 
 def learning_rate(optimizer):
-    """The learning rate of the next step: a scalar tensor."""
+    """Returns the learning rate of the next step, a scalar tensor."""
     rate = optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']
     return rate(optimizer.iterations) if callable(rate) else keras.backend.cast(rate, 'float32')
 
 
 @contextlib.contextmanager
 def dropout_as_product(model):
-    """Within, every dropout of the model computes inputs * noise, noise being its output for ones.
+    """Within the context, every dropout computes inputs * noise; the noise is its output for ones.
 
-    Yields a list, which receives the product, a tensor, of each as it is traced: a graph in which
-    ones stand for the noise is one without dropout.
+    Yields a list to which each traced dropout appends its product, a tensor. With ones in place of
+    the noise, the graph has no dropout.
     """
     layers = {id(layer): layer for layer in flat_layers(model)
-              if isinstance(layer, keras.layers.Dropout)}.values()  # once, also if used twice
+              if isinstance(layer, keras.layers.Dropout)}.values()  # a layer may be used twice
     products = []
     try:
         for layer in layers:
@@ -214,21 +217,21 @@ def _product_call(layer, products):
 
 
 def flat_layers(model):
-    """Every layer of the model, nested ones included."""
+    """Returns every layer of the model, with those of nested models."""
     return list(model._flatten_layers(include_self=False))
 
 
 def load_model(path, trust):
-    """The saved model at `path`, not compiled; trust: whether code in it may run."""
+    """Returns the saved model at `path`, not compiled; trust: whether code in it may run."""
     if KERAS_3:
         return keras.models.load_model(path, compile=False, safe_mode=not trust)
     return keras.models.load_model(path, compile=False)
 
 
 def weights_were_set(model):
-    """To call after assigning to weights: layers that computed something from them do so anew.
+    """Makes layers update constants that they computed from weights; call it after assigning.
 
-    keras.layers.Normalization, in EfficientNet, keeps its mean and variance as constants.
+    keras.layers.Normalization, in EfficientNet, keeps such constants of mean and variance.
     """
     for layer in flat_layers(model):
         if hasattr(layer, 'finalize_state'):
@@ -236,7 +239,7 @@ def weights_were_set(model):
 
 
 def cache_folder():
-    """Where Keras looks for downloads: 2.7 does not heed KERAS_HOME, and may turn to /tmp."""
+    """Returns the folder of Keras' downloads; 2.7 ignores KERAS_HOME, and may use /tmp."""
     if KERAS_3:
         return os.environ.get('KERAS_HOME', os.path.join('~', '.keras'))
     home = os.path.join('~', '.keras')
@@ -244,15 +247,15 @@ def cache_folder():
 
 
 def register(cls):
-    """Class decorator: saved models name this class and find it again."""
+    """Registers a class, so that saved models that hold it can be loaded."""
     return keras.utils.register_keras_serializable(package='elastic')(cls)
 
 
 @contextlib.contextmanager
 def restored_afterwards(variables):
-    """Gives every variable back the exact value it had on entry, also after an error; yields these.
+    """Restores the exact value of every variable on exit, also after an error; yields the values.
 
-    A value that was read stays as it is: TensorFlow copies it when the variable is next written to.
+    A value that was read does not change: TensorFlow copies it when the variable is next written.
     """
     before = [raw(v).read_value() for v in variables]
     try:

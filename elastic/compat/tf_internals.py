@@ -1,7 +1,4 @@
-"""Private calls into TensorFlow, the same from 2.6 to 2.21; nothing else is here.
-
-What Keras keeps to itself is in keras_stack.py.
-"""
+"""Holds all private calls into TensorFlow; they are the same from 2.6 to 2.21."""
 
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
@@ -12,23 +9,23 @@ try:
 except ImportError:  # TensorFlow 2.6 and 2.7
     from tensorflow.core.profiler.protobuf import xplane_pb2
 
-xplane_pb2 = xplane_pb2  # XSpace: the proto that a profiler trace is written in
+xplane_pb2 = xplane_pb2  # the protos of profiler traces
 
 
 def session_config():
-    """The ConfigProto that TensorFlow runs functions with unless told otherwise: a copy."""
+    """Returns a copy of the ConfigProto that TensorFlow runs functions with by default."""
     config = type(eager_context.context().config)()
     config.CopyFrom(eager_context.context().config)
     return config
 
 
 def add_function(definition):
-    """Makes TensorFlow know the function of a FunctionDef, under its signature's name."""
+    """Adds the function of a FunctionDef to TensorFlow, under its signature's name."""
     eager_context.context().add_function_def(definition)
 
 
 def remove_function(name):
-    """Frees what add_function added; nothing where it is gone, as at interpreter exit."""
+    """Frees a function that add_function added; does nothing at interpreter exit."""
     if eager_context is not None:
         try:
             eager_context.context().remove_function(name)
@@ -37,9 +34,9 @@ def remove_function(name):
 
 
 def call_function(name, num_outputs, inputs, config):
-    """List of the results of a function that was added.
+    """Returns the list of results of a function that was added.
 
-    inputs: tensors, captured handles behind them. config: a serialised ConfigProto.
+    inputs: tensors, followed by the captured handles. config: a serialised ConfigProto.
     """
     return eager_execute.execute(
         name, num_outputs=num_outputs, inputs=inputs,
@@ -47,10 +44,10 @@ def call_function(name, num_outputs, inputs, config):
 
 
 def executed_graphs(call):
-    """List of FunctionGraphs protos, of every function that is first run within call().
+    """Returns the FunctionGraphs protos of every function that first runs within call().
 
-    Each has pre_optimization_graph, post_optimization_graph and partition_graphs: as given, as
-    rewritten, as split onto devices. It is what tf.summary.trace_on collects.
+    Each has the graph as given (pre_optimization_graph), as rewritten (post_optimization_graph) and
+    as split onto devices (partition_graphs). tf.summary.trace_on collects the same.
     """
     runtime = eager_context.context()
     runtime.enable_graph_collection()
@@ -62,7 +59,7 @@ def executed_graphs(call):
 
 
 def flops(graph, node_def):
-    """Floating-point operations of a node of a tf.Graph; None where TensorFlow cannot tell."""
+    """Returns the floating-point operations of a node of a tf.Graph; None if unknown."""
     try:
         return ops.get_stats_for_node_def(graph, node_def, 'flops').value
     except (ValueError, AttributeError, IndexError):  # statistics need fully known shapes

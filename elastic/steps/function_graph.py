@@ -1,7 +1,7 @@
-"""The graph of a traced function as data (FunctionDef): made plain once, then cut at will.
+"""Simplifies the graph of a traced function (FunctionDef) once, then cuts parts out of it.
 
-No TensorFlow runs here. A tensor is named `argument` or `node:output:index`, a control edge
-`^node`, as in the protocol buffer.
+Nothing runs here. As in the protocol buffer, a tensor is named `argument` or `node:output:index`,
+and a control edge `^node`.
 """
 
 from tensorflow.core.framework import function_pb2
@@ -18,10 +18,10 @@ STATELESS = {'RandomUniform': 'StatelessRandomUniform',
 
 
 def inlined(function_def, library):
-    """The FunctionDef with the nodes of nested functions in place of their calls.
+    """Returns the FunctionDef with calls replaced by the nodes of the functions they call.
 
-    What XLA compiles (Keras' grouped convolutions on a CPU), loops and branches stay one node.
-    library: name -> FunctionDef.
+    Loops, branches and what XLA compiles (Keras' grouped convolutions on a CPU) stay single nodes.
+    library: FunctionDefs by name.
     """
     plain = function_pb2.FunctionDef()
     plain.CopyFrom(function_def)
@@ -37,7 +37,7 @@ def inlined(function_def, library):
         return tensor
 
     def waited_for(name):
-        """Nodes that a control edge from `name` waits for; arguments are there from the start."""
+        """Returns the nodes that a control edge from `name` waits for, without arguments."""
         name = source(name).split(':')[0]
         if name in ends:
             return {node for end in ends[name] for node in waited_for(end)}
@@ -55,21 +55,21 @@ def inlined(function_def, library):
 
 
 def _expanded(function_def, library, plain):
-    """Adds the nodes and effects of the function and of those it calls to the FunctionDef `plain`.
+    """Adds all nodes and effects of the function and of those it calls to the FunctionDef `plain`.
 
-    Returns (stands_for, ends). stands_for: argument or output of a call -> the tensor outside or
-    inside that it is. ends: call -> nodes or tensors inside that a control edge from it waits for.
+    Returns (stands_for, ends). stands_for: the tensor outside a call that each of its arguments
+    stands for, and the tensor inside that each output stands for. ends: by call, the nodes or
+    tensors inside that a control edge from it waits for.
     """
     stands_for, ends = {}, {}
 
     def add(function, prefix='', control=()):
-        """control: edges to the call of the function."""
         for node in function.node_def:
             name = prefix + node.name
             inputs = ['^' + prefix + tensor[1:] if tensor[0] == '^' else prefix + tensor
                       for tensor in node.input]
             if not inputs or any(tensor in stands_for for tensor in inputs):
-                inputs += control  # the others follow one of these
+                inputs += control  # other nodes wait for one of these
             if node.op in CALLS and not compiled(node, library):
                 body, inside = library[node.attr['f'].func.name], name + '/'
                 results = [inside + body.ret[output.name] for output in body.signature.output_arg]
@@ -84,28 +84,28 @@ def _expanded(function_def, library, plain):
             copy.name = name
             set_inputs(copy, inputs)
             if prefix:
-                copy.attr.pop('_class', None)  # names other nodes
+                copy.attr.pop('_class', None)  # it holds names of nodes
         for name in function.control_ret.values():
-            if prefix + name not in ends:  # those of a call are its function's
+            if prefix + name not in ends:  # effects of a call are those of its function
                 plain.control_ret[prefix + name] = prefix + name
     add(function_def)
     return stands_for, ends
 
 
 def compiled(node, library):
-    """Whether XLA compiles the nested function that the node calls."""
+    """Returns whether XLA compiles the nested function that the node calls."""
     return node.attr['_XlaMustCompile'].b or (
         library[node.attr['f'].func.name].attr['_XlaMustCompile'].b)
 
 
 def functions_of(node):
-    """Names of the functions that a NodeDef calls, as loops and branches do."""
+    """Returns the names of the functions that a NodeDef calls."""
     return [function.name for attr in node.attr.values()
             for function in [attr.func] + list(attr.list.func) if function.name]
 
 
 def library_of(concrete):
-    """name -> FunctionDef of the functions nested in a concrete one; empty where it calls none."""
+    """Returns the FunctionDefs nested in a concrete function, by name."""
     if not any(functions_of(node) for node in concrete.function_def.node_def):
         return {}
     return {function.signature.name: function
@@ -113,7 +113,7 @@ def library_of(concrete):
 
 
 def output_places(op):
-    """What follows the node's name in the name of each output of a tf.Operation: `output:index`."""
+    """Returns `output:index` for each output of a tf.Operation, as in the names of its tensors."""
     places = []
     for output in op.op_def.output_arg:
         count = 1
@@ -126,9 +126,9 @@ def output_places(op):
 
 
 def called_ops(nodes, library):
-    """name -> set of op types of all the functions that the NodeDef calls, nested ones too.
+    """Returns the set of op types inside the functions that each calling node calls, by node name.
 
-    library: as of inlined. Nodes that call none are left out.
+    nodes: NodeDefs. library: FunctionDefs by name.
     """
     called = {}
     for node in nodes:
@@ -144,19 +144,19 @@ def called_ops(nodes, library):
 
 
 def resolved(function_def):
-    """A copy without the nodes that would tie every tensor to every other, and without detours.
+    """Returns a copy of the FunctionDef in which no node ties all tensors together.
 
-    The gradients pass together through one IdentityN on their way to the optimizer, and results
-    through Identity nodes that wait for all updates. A step takes as long to prepare as it has
-    nodes: each constant is kept once, and what is read back right after it was written is taken
-    from where it came.
+    All gradients pass through one IdentityN before the optimizer, and results pass through Identity
+    nodes that wait for all updates: readers read from the source instead. The time to prepare a
+    step grows with its nodes, so equal constants become one, and a variable that is read right
+    after it was written is replaced by the value written.
     """
     plain = function_pb2.FunctionDef()
     plain.CopyFrom(function_def)
     _unfuse_biases(plain)
     nodes = {node.name: node for node in plain.node_def}
-    results = _behind_results(plain, nodes)
-    constants = [node for node in plain.node_def if node.name not in results]  # gradients stay two
+    results = _sources_of_results(plain, nodes)  # equal gradients stay apart
+    constants = [node for node in plain.node_def if node.name not in results]
     same = dict(_equal_constants(constants), **_read_back(nodes))
 
     def source(tensor, passed_on):
@@ -175,11 +175,10 @@ def resolved(function_def):
 
 
 def _unfuse_biases(function_def):
-    """Has each bias read the error gradient through a node of its own, not that of its convolution.
+    """Inserts an Identity node before each bias gradient that shares its input with a kernel's.
 
-    From one and the same, oneDNN computes the gradients of kernel and bias in one op. That is
-    slower than both apart (full steps of plain convolutional networks took 2 to 24 % longer), and
-    neither has a price of its own.
+    From one shared tensor oneDNN computes both gradients in one op. That is slower than two ops
+    (full steps of plain convolutional networks took 2 to 24 % longer), and has no separate times.
     """
     kernels = {node.input[2] for node in function_def.node_def if node.op == 'Conv2DBackpropFilter'}
     for node in list(function_def.node_def):
@@ -189,8 +188,8 @@ def _unfuse_biases(function_def):
             node.input[0] = apart.name + ':output:0'
 
 
-def _behind_results(function_def, nodes):
-    """Names of the nodes whose outputs are results, perhaps by way of Identity nodes."""
+def _sources_of_results(function_def, nodes):
+    """Returns the names of the nodes that compute the results, through Identity nodes."""
     found, stack = set(), [tensor.split(':')[0] for tensor in function_def.ret.values()]
     while stack:
         name = stack.pop()
@@ -202,7 +201,7 @@ def _behind_results(function_def, nodes):
 
 
 def _equal_constants(nodes):
-    """Tensor -> tensor, of every constant to the first one of the same value."""
+    """Returns, for the tensor of each repeated constant, that of the first equal one."""
     first, same = {}, {}
     for node in nodes:
         if node.op == 'Const' and not node.input:
@@ -213,8 +212,7 @@ def _equal_constants(nodes):
 
 
 def _read_back(nodes):
-    """Tensor -> tensor, of reads that wait for the one write of their variable to what it writes.
-    """
+    """Returns, for each read that waits for the only write of its variable, the value written."""
     writes = {}
     for node in nodes.values():
         if node.op != 'ReadVariableOp' and node.input:
@@ -229,7 +227,7 @@ def _read_back(nodes):
 
 
 def analysable(function_def):
-    """name -> Node as step_graph.analyse takes it, with argument and result nodes."""
+    """Returns the Nodes of a FunctionDef by name, with arguments and results, for analyse()."""
     nodes = {}
     for i, argument in enumerate(function_def.signature.input_arg):
         nodes[argument.name] = Node('_Arg', [], [], i)
@@ -244,10 +242,9 @@ def analysable(function_def):
 
 
 class Cutter:
-    """Copies of one FunctionDef with the ancestors of some of its results and effects alone.
+    """Copies the part of a FunctionDef that some of its results and effects need.
 
-    function: made plain by inlined and resolved. A result is a tensor, an effect the name of a
-    node that changes a variable.
+    function_def: a result of resolved(). An effect is a node that changes a variable.
     """
 
     def __init__(self, function_def):
@@ -260,20 +257,19 @@ class Cutter:
         self._made = 0
 
     def result_node(self, i):
-        """Name of the node that gives result i."""
+        """Returns the name of the node that computes result i."""
         return self.function.ret[self.function.signature.output_arg[i].name].split(':')[0]
 
     def cut(self, effects, num_results, left_out, extra=()):
-        """FunctionDef of the first `num_results` results and of `effects`, name -> node.
+        """Returns the FunctionDef of the first `num_results` results and of `effects`.
 
-        extra: (tensor, dtype enum) of further results behind them.
-        left_out: names of nodes that shall not be in it. A control edge orders two nodes and needs
-        none: where one comes from a node that is not kept, the order is that with what this one
-        waits for.
+        effects: node names by result name. left_out: names of nodes to omit. extra: (tensor, dtype
+        enum) of each additional result. A control edge from an omitted node is replaced by edges
+        from the nodes that it waits for, so the order stays.
         """
         ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
             tensor.split(':')[0] for tensor, _ in extra]
-        kept = reachable(ends, lambda name: (  # arguments are no nodes
+        kept = reachable(ends, lambda name: (  # arguments have no data
             () if name in left_out else self._data.get(name, ()))).difference(left_out)
         self._made += 1
         cut = function_pb2.FunctionDef()
@@ -302,18 +298,17 @@ class Cutter:
         return cut
 
     def _order(self, name, kept):
-        """Sorted names in `kept` that the node waits for, also through nodes that are not kept."""
+        """Returns the kept nodes that a node waits for, also through omitted ones, sorted."""
         found = reachable(self._waits_for[name], lambda source: (
             () if source in kept else self._waits_for[source]))
         return sorted(found.intersection(kept))
 
 
 def take_from_outside(function_def, arguments, types, tensors):
-    """Turns tensors of the FunctionDef into its first arguments.
+    """Replaces tensors of a FunctionDef by arguments, put before those that it has.
 
-    arguments: their names; types: dtype enum of each; tensors: what each stands for. Weights that
-    are added have one gradient: any of its arguments then stands for it. A result among them is
-    passed on.
+    arguments: names. types: dtype enum of each. tensors: the tensor that each replaces. Where one
+    tensor is listed twice (added weights share a gradient), the last of its arguments replaces it.
     """
     names = dict(zip(tensors, arguments))
     for node in function_def.node_def:
@@ -329,7 +324,7 @@ def take_from_outside(function_def, arguments, types, tensors):
 
 
 def add_node(function_def, op, name, inputs, **types):
-    """A new node, which it returns; types: its type attributes."""
+    """Adds a node to a FunctionDef and returns it. types: its type attributes."""
     node = function_def.node_def.add(name=name, op=op)
     node.input.extend(inputs)
     for key, value in types.items():
@@ -338,9 +333,9 @@ def add_node(function_def, op, name, inputs, **types):
 
 
 def repeat_noise(function_def):
-    """Random ops with a state of their own draw from now on the same numbers in every call.
+    """Makes stateful random ops draw the same numbers in every call.
 
-    Those that are drawn from a seed, as today's Keras does, do so wherever the seed stays.
+    Ops that draw from a seed, as in Keras 3, repeat while the seed is unchanged.
     """
     for i, node in enumerate(list(function_def.node_def)):
         if node.op in STATELESS:

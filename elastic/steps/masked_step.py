@@ -1,9 +1,8 @@
-"""Training steps for any mask, cut out of one traced graph.
+"""Cuts the training step of any mask out of one traced graph.
 
-To trace and optimise a new step for every selection costs tens of steps. Here the step of full
-training is traced once. The step of a mask is a copy of its graph with everything left out that
-only serves tensors which are not selected: what remains is what tracing that mask would give, and
-is ready within a step or two (benchmarks/overhead.py).
+Tracing a new step for every selection costs as much time as tens of steps. Here the full step is
+traced once. The reduced step of a mask is a copy of its graph without the nodes that serve only
+unselected tensors. It is ready within a step or two (benchmarks/overhead.py).
 """
 
 import time
@@ -29,14 +28,14 @@ from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep
 
 
 class StepMaker:
-    """Makes the training steps of a model for any mask, its forward pass and its gradients alone.
+    """Makes training steps of a model for any mask, and its forward pass and gradients alone.
 
-    inputs, labels: one batch, or tf.TensorSpecs of it: steps take batches of these very shapes.
-    inputs: one array, or a list, tuple or dict of several, as the model takes them.
-    weight_decay: see TrainingStep. optimizer: None for gradients alone.
-    penalty, loss_scale: see TrainingStep.
-    Steps share the model's and the optimizer's variables.
-    UserError for a model or labels that cannot be trained here, with the reason.
+    inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
+        inputs is an array, or a list, tuple or dict of them, as the model takes it.
+    optimizer: may be None where only gradients are needed.
+    weight_decay, penalty, loss_scale: as for TrainingStep.
+    Steps share the variables of the model and the optimizer. Raises UserError for a model or
+    labels that cannot be trained.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
@@ -44,7 +43,7 @@ class StepMaker:
         self.model = model
         self.optimizer = optimizer
         self.penalty = penalty
-        # Once: Keras takes milliseconds to gather them.
+        # Kept, because Keras takes milliseconds to collect them.
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
@@ -53,7 +52,7 @@ class StepMaker:
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)
         _check_results(concrete, self.variables)
-        self.concrete = concrete  # as traced; owns what the captured handles refer to
+        self.concrete = concrete  # keeps alive what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         function = resolved(inlined(concrete.function_def, library_of(concrete)))
         self.cutter = Cutter(function)
@@ -65,54 +64,54 @@ class StepMaker:
                              NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = None
-        self.config = _config()  # what steps run with
+        self.config = _config()
 
     @property
     def state(self):
-        """All variables that an update may change: weights, the optimizer's, the loss scale's."""
+        """Returns the variables that an update may change: of model, optimizer and loss scale."""
         of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
         return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
             self.loss_scale.variables if self.loss_scale else [])
 
     @property
     def everything(self):
-        """tf.Variables: all that training may change, moving statistics and random states too."""
+        """Returns all tf.Variables that training may change, with statistics and random states."""
         rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
-        # Random states that are of no layer; TensorFlow gives them in any order, names may repeat.
+        # Random states outside layers: TensorFlow lists them in any order, and names may repeat.
         places = {id(handle): place for place, handle in enumerate(self.captured)}
         rest += sorted(self.concrete.variables, key=lambda variable: places[id(variable.handle)])
         found = {id(variable): variable for variable in self.state + rest}
         return list(found.values())
 
     def assign(self, values):
-        """Gives `everything` these values, arrays; UserError where they are of another network."""
+        """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
         variables = self.everything
         if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-            raise UserError('the checkpoint is of another network; start over with --restart')
+            raise UserError('the checkpoint is of another network; to start over, use --restart')
         for variable, value in zip(variables, values):
             if value.dtype.kind == 'V':  # NumPy itself does not know bfloat16
                 value = value.view(variable.dtype.as_numpy_dtype)
             variable.assign(value, read_value=False)
 
     def left_out(self, mask):
-        """Nodes of the update that serve tensors outside the (N,) bool mask."""
+        """Returns the update nodes that serve only tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
 
     def _noises_of(self, products):
-        """Noise -> (what it is multiplied by, its type), tensors; products: names as traced."""
+        """Returns the factor of each dropout noise and its dtype, by the noise tensor."""
         nodes = [node for name, node in self.cutter.nodes.items() if name in products]
         return {node.input[1]: (node.input[0], node.attr['T'].type) for node in nodes}
 
     def _owners(self):
-        """Argument index -> k for the argument that is the handle of tensor k."""
+        """Returns k for each argument index that is the handle of tensor k, else None."""
         handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         return {i + len(self.shapes): handles.get(id(handle))  # batch first
                 for i, handle in enumerate(self.captured)}
 
     def step(self, mask, update=True):
-        """The MaskedStep of the (N,) bool mask; ValueError where nothing is selected.
+        """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one.
 
-        update: False leaves out decay and update: forward and backward pass alone, no effect.
+        update: False omits decay and update, so that the step changes nothing.
         """
         mask = np.asarray(mask, dtype=bool)
         if mask.shape != (len(self.variables),):
@@ -124,46 +123,45 @@ class StepMaker:
             left_out = self.left_out(mask)
             effects = self.effects(left_out)
         else:
-            # Computed and freed at once, as an update does; results are all held to the end.
+            # As effects, gradients are freed at once, as in an update; results would be held.
             left_out = set(self.graph.update)
             names = [self.cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
         return MaskedStep(self.cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
 
     def gradients(self):
-        """(inputs, labels) -> [*StepResult, N gradients]; no dropout, no effect.
+        """Returns a function (inputs, labels) -> [*StepResult, N gradients], without dropout.
 
-        One for all: as large as a step, it is kept by the importance and by the closed loop.
+        It changes nothing. Importance and closed loop share one, because it is as large as a step.
         """
         if self._gradients is None:
             self._gradients = MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
         return self._gradients
 
     def with_gradients(self):
-        """As the step of all tensors, with the N gradients behind its StepResult.
+        """Returns the full step, with the N gradients after its results.
 
-        For the profiler, to find them in the executed graph. Not for timing: holding all of them to
-        the end makes the late layers' large ones slower.
+        The profiler finds them in the executed graph. It is not for timing: holding all gradients
+        until the end makes the large ones of late layers slower.
         """
         mask = np.ones(len(self.variables), dtype=bool)
         cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
         return MaskedStep(cut, mask, self)
 
     def forward(self, dropout=True):
-        """(inputs, labels) -> StepResult of the forward pass alone, in training mode.
+        """Returns a function (inputs, labels) -> StepResult that only runs the forward pass.
 
-        Changes nothing, neither random states nor BN statistics. dropout: False leaves it out.
+        It runs in training mode, and changes neither random states nor BN statistics.
         """
         if not dropout:
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
     def update_alone(self, decay=True):
-        """GraphFunction (N gradients) -> [], after one update of all tensors by them.
+        """Returns a GraphFunction that updates all tensors by N given gradients.
 
-        What the step does with its gradients, cut out where they enter; BN statistics stay. Beside
-        a pass ten times as long, the update would be lost in the noise of its time.
-        decay: False leaves out the weight decay.
+        It exists to time the update, which the noise of a ten times longer pass would hide. BN
+        statistics stay. decay: whether to apply weight decay.
         """
         outside = {name for name, node in self.cutter.nodes.items()
                    if name not in self.graph.update and node.op not in ('ReadVariableOp', 'Const')}
@@ -183,9 +181,9 @@ class StepMaker:
         return GraphFunction(cut, self)
 
     def _quiet(self, num_results):
-        """FunctionDef of the first results and gradients, without dropout and without effects.
+        """Returns the FunctionDef of the first results, without dropout and without effects.
 
-        Neither random states nor BN statistics change; other noise is the same in every call.
+        Other noise is the same in every call.
         """
         noises = {noise.split(':')[0] for noise in self._noises}
         cut = self.cutter.cut({}, num_results, noises.union(self.graph.update))
@@ -199,19 +197,17 @@ class StepMaker:
         return cut
 
     def effects(self, left_out):
-        """result name -> node of everything outside both passes that changes a variable, but for
-        `left_out`.
-        """
+        """Returns the update nodes that change a variable, by result name, without `left_out`."""
         return {result: name for result, name in self.cutter.function.control_ret.items()
                 if name in self.graph.update and name not in left_out
                 and self.cutter.nodes[name].op != 'ReadVariableOp'}
 
 
 def _traced(function, inputs, labels):
-    """The concrete function; a UserError that was raised while it was traced as it was raised."""
+    """Returns the concrete function; raises a UserError of the traced code as it is."""
     try:
         return function.get_concrete_function(inputs, labels)
-    except Exception as error:  # AutoGraph puts one of its own around it
+    except Exception as error:  # AutoGraph wraps errors in its own
         refusal = error
         while refusal is not None and not isinstance(refusal, UserError):
             refusal = refusal.__context__
@@ -219,7 +215,7 @@ def _traced(function, inputs, labels):
 
 
 def _check_results(concrete, variables):
-    """ValueError unless a traced step returns a StepResult and a gradient like each variable."""
+    """Raises ValueError unless the function returns a StepResult and a gradient per variable."""
     shapes = [output.shape for output in concrete.outputs]
     expected = [tf.TensorShape([])] * NUM_RESULTS + [variable.shape for variable in variables]
     if len(shapes) != len(expected) or not all(map(tf.TensorShape.is_compatible_with, shapes,
@@ -228,13 +224,13 @@ def _check_results(concrete, variables):
 
 
 class GraphFunction:
-    """(*tensors) -> list of results, of a graph that a StepMaker cut.
+    """Runs a graph that a StepMaker cut: (*tensors) -> list of results.
 
-    Its graph leaves TensorFlow's memory with this object.
+    TensorFlow frees the graph together with this object.
     """
 
     def __init__(self, definition, maker):
-        self.nodes = {node.name: node.op for node in definition.node_def}  # name -> op type
+        self.nodes = {node.name: node.op for node in definition.node_def}
         self._maker = maker  # keeps alive what the handles refer to
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
@@ -253,18 +249,17 @@ class GraphFunction:
 
 
 class MaskedStep(GraphFunction):
-    """(inputs, labels) -> StepResult, after one update of the selected tensors.
+    """Updates the selected tensors by one batch: (inputs, labels) -> StepResult.
 
-    A list, with the gradients behind it, where they were asked for.
-
-    Made by StepMaker. mask: (N,) bool, None where nothing is updated.
+    A graph with more results returns a list. StepMaker makes it.
+    mask: (N,) bool; None where nothing is updated. shapes: of the batch, if not those of `maker`.
     """
 
     def __init__(self, definition, mask, maker, shapes=None):
         super().__init__(definition, maker)
         self.mask = mask
         self._shapes = shapes or maker.shapes
-        self.called = False  # the first call compiles; the loop books it apart
+        self.called = False  # the loop counts the first call, which compiles, apart
         self.again = False  # whether an interrupted run had called it before
 
     def __call__(self, inputs, labels):
@@ -277,22 +272,22 @@ class MaskedStep(GraphFunction):
         return StepResult(*results) if len(results) == NUM_RESULTS else results
 
     def timed(self, inputs, labels):
-        """(results, ms) of one call, until the device is done."""
+        """Returns the results of one call, and the ms until the device has finished."""
         begin = time.perf_counter()
         results = self(inputs, labels)
         results[0].numpy()
         return results, 1e3 * (time.perf_counter() - begin)
 
     def milliseconds(self, inputs, labels):
-        """What one call takes."""
+        """Returns the ms that one call takes."""
         return self.timed(inputs, labels)[1]
 
 
 def _config():
-    """Serialised ConfigProto for the cut steps.
+    """Returns the serialised ConfigProto that steps run with.
 
-    On CPU they run as cut: TensorFlow's graph optimiser takes several steps' time for each mask
-    and does not make a step faster there. On a GPU it chooses the memory layout, and stays on.
+    On a CPU it turns off TensorFlow's graph optimizer, which takes as long as several steps for
+    each mask, and makes no step faster. On a GPU the optimizer chooses the memory layout.
     """
     config = tf_internals.session_config()
     if not tf.config.list_physical_devices('GPU'):

@@ -1,7 +1,7 @@
-"""One optimisation step on a chosen subset of tensors, traced the plain way.
+"""Traces one optimisation step of a chosen subset of tensors.
 
-Of all tensors it is the graph that masked_step.py cuts every step from: those that are timed are
-those that train. Of a subset it is what a cut step must equal.
+masked_step.py cuts every step out of the graph of the full step. The traced step of a subset is
+what such a reduced step must equal.
 """
 
 from typing import Any, NamedTuple
@@ -13,17 +13,17 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 
-# Between the network's last activation and what it returns: do not change what that activation is.
+# Ops that pass class scores on: whether these are logits is decided by the op before them.
 PASSED_ON = ('Identity', 'IdentityN', 'Cast', 'Reshape', 'Squeeze', 'EnsureShape')
-# Of cross-entropy, as `compile` knows it: what is trained here for integer labels.
+# Names that `compile` has for the loss that is trained here.
 CROSS_ENTROPIES = ('sparse_categorical_crossentropy', 'categorical_crossentropy')
 
 
 class StepResult(NamedTuple):
-    """What a training step returns, scalar tensors; behind them a traced one has its N gradients.
+    """Holds what a training step returns, as scalar tensors.
 
-    loss: float32, mean cross-entropy of the batch. correct: int32, right answers in it.
-    penalty: float32, what is trained beside the loss: regularisers, add_loss, PruneTrain's lasso.
+    loss: float32, mean cross-entropy of the batch. correct: int32, number of right answers.
+    penalty: float32, sum of regularisers, add_loss, and PruneTrain's lasso.
     """
     loss: Any
     correct: Any
@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
 
     @property
     def objective(self):
-        """What the gradients are of."""
+        """Returns the sum that the gradients are taken of."""
         return self.loss + self.penalty
 
 
@@ -39,10 +39,10 @@ NUM_RESULTS = len(StepResult._fields)
 
 
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning rate by step: up a line over the first `warmup_steps`, then a cosine down to 0.
+    """Raises the learning rate linearly over `warmup_steps`, then lowers it to 0 as a cosine.
 
-    The first step takes a rate above 0, so that an importance evaluated before it has an update
-    to judge by. Keras' CosineDecay warms up as well, but not in TensorFlow 2.7.
+    The first rate is above 0, so that an importance evaluated before the first step has an update
+    to judge. Keras' CosineDecay has no warm-up in TensorFlow 2.7.
     """
 
     def __init__(self, learning_rate, total_steps, warmup_steps=0):
@@ -59,12 +59,11 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, clip_norm=None):
-    """SGD with momentum 0.9, or Adam, on WarmupCosine over all steps; slots made for all variables.
+    """Returns SGD with momentum 0.9, or keras_stack.Adam, with slots for all variables.
 
-    clip_norm: a gradient longer than that is shortened to it, each tensor's by itself. By the norm
-    of all together a tensor's update would hang on what else is trained, which importance is not.
-    Adam corrects its bias by the updates of each tensor, see keras_stack.Adam.
-    Weight decay is not the optimizer's: see TrainingStep.
+    The learning rate follows WarmupCosine over all steps. Weight decay is part of TrainingStep.
+    clip_norm: largest norm of the gradient of one tensor. Clipping the norm of all gradients would
+    make the update of a tensor depend on which others are trained; its importance does not.
     """
     rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
@@ -76,45 +75,42 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
 
 
 def optimizer_for(dataset, settings, variables):
-    """Returns the optimizer of a run, on its schedule over all steps.
-
-    dataset: datasets.Dataset. settings: settings.Settings.
-    """
+    """Returns the optimizer of a run. dataset: datasets.Dataset. settings: settings.Settings."""
     return make_optimizer(settings.optimizer, settings.learning_rate,
                           settings.num_epochs * dataset.steps, variables, settings.warmup_steps,
                           settings.clip_norm)
 
 
 def check_classifier(model):
-    """UserError, with the true reason, for a model that the step would not train as its user does.
-    """
+    """Raises UserError for a model that has several outputs, or its own training step or loss."""
     outputs = getattr(model, 'outputs', None) or [None]
     if len(outputs) > 1:
         raise UserError('the model has {} outputs ({}): only classifiers with one output can be '
-                        'trained; give it as keras.Model(inputs, the one output)'.format(
+                        'trained; pass keras.Model(inputs, output)'.format(
                             len(outputs), ', '.join(getattr(model, 'output_names', ()))))
     if type(model).train_step is not keras.Model.train_step:
-        raise UserError("{} has a train_step of its own, which would not be run: only models that "
-                        "train by Keras' own step can be trained".format(type(model).__name__))
+        raise UserError("{} overrides train_step, which would not be called: only models that "
+                        "use Keras' train_step can be trained".format(type(model).__name__))
     own = getattr(type(model), 'compute_loss', None)  # Keras 3
     if own is not getattr(keras.Model, 'compute_loss', None):
-        raise UserError('{} has a compute_loss of its own, which would not be used: only models '
-                        'that train by cross-entropy can be trained'.format(type(model).__name__))
+        raise UserError('{} overrides compute_loss, which would not be called: only models that '
+                        'train by cross-entropy can be trained'.format(type(model).__name__))
     loss = getattr(model, 'loss', None)
     name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
     smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
         'label_smoothing', 0)
     if loss and (name not in CROSS_ENTROPIES or smoothing):
         raise UserError("the model was compiled with the loss '{}'{}, which would not be used: "
-                        'allowed is cross-entropy of integer labels; load it with compile=False to '
-                        'train by that'.format(name, ' with smoothed labels' if smoothing else ''))
+                        'allowed is cross-entropy of integer labels; to train with that, load it '
+                        'with compile=False'.format(
+                            name, ' with smoothed labels' if smoothing else ''))
 
 
 def cross_entropy(labels, predictions):
-    """Mean cross-entropy, float32, of (B,) integer labels on (B, classes) logits or probabilities.
+    """Returns the mean cross-entropy, a float32 scalar; works only while a graph is traced.
 
-    To call while a graph is traced: whether the predictions are probabilities is told by the op
-    that made them, so that it holds for any model, subclassed ones too.
+    labels: (B,), integers. predictions: (B, classes), probabilities if a softmax or sigmoid op
+    produced them, else logits. The op shows this for any model, also a subclassed one.
     """
     _check_predictions(labels, predictions)
     op = predictions.op
@@ -126,42 +122,42 @@ def cross_entropy(labels, predictions):
 
 
 def _check_predictions(labels, predictions):
-    """UserError unless there is a row of class scores for each label, which is an integer."""
+    """Raises UserError unless labels are (B,) integers and predictions (B, classes) scores."""
     if not tf.is_tensor(predictions):
         raise UserError('the model returns a {} of several outputs: only classifiers with one '
                         'output can be trained'.format(type(predictions).__name__))
     if predictions.shape.rank != 2 or (predictions.shape[1] or 2) < 2:
-        raise UserError('the model returns an array of shape {}: a row of scores, of at least two '
-                        'classes, is needed for each example'.format(tuple(predictions.shape)))
+        raise UserError('the model returns an array of shape {}; needed are scores of at least two '
+                        'classes for each example'.format(tuple(predictions.shape)))
     if not labels.dtype.is_integer or labels.shape.rank != 1:
-        raise UserError('labels are {} of shape {}: one integer, the index of its class, is needed '
-                        'for each example (one-hot rows: give their argmax)'.format(
+        raise UserError('labels are {} of shape {}; needed is one integer for each example, the '
+                        'index of its class (for one-hot labels: their argmax)'.format(
                             labels.dtype.name, tuple(labels.shape)))
 
 
 class LossScale:
-    """Dynamic loss scaling, as Keras' LossScaleOptimizer does it, for networks in float16.
+    """Scales the loss of float16 networks dynamically, as Keras' LossScaleOptimizer does.
 
-    Small gradients vanish in float16, so that the loss is multiplied by a scale and gradients are
-    divided by it. A step in which a gradient overflowed changes nothing but the scale, which is
-    halved; after GROWTH_STEPS steps without it is doubled. Written out because Keras puts all
-    updates into one branch of a condition, which no mask could be cut out of: here every op is of
-    one tensor or of none, and tensors meet in the variable `overflows` alone.
+    Small gradients vanish in float16. So the loss is multiplied by a scale, and gradients are
+    divided by it. A step in which a gradient overflows changes only the scale, which is halved;
+    after GROWTH_STEPS steps without overflow it is doubled. Keras puts all updates into one branch
+    of a condition, out of which no mask can be cut. Here each op belongs to one tensor or to none,
+    and the tensors share only the variable `overflows`.
     """
     FIRST, GROWTH_STEPS = 2.0 ** 15, 2000
 
     def __init__(self):
         self.scale = tf.Variable(self.FIRST, trainable=False)
         self.good_steps = tf.Variable(0, trainable=False)
-        self.overflows = tf.Variable(0, trainable=False)  # gradients that did, of this step
+        self.overflows = tf.Variable(0, trainable=False)  # overflowed gradients, this step
         self.variables = [self.scale, self.good_steps, self.overflows]
 
     def unscaled(self, gradients):
+        """Returns the gradients divided by the scale."""
         return [gradient / tf.cast(self.scale, gradient.dtype) for gradient in gradients]
 
     def guard(self, gradients, written, update):
-        """Runs `update`; undoes what it did to the variables `written` where a gradient overflowed.
-        """
+        """Calls `update`; where a gradient overflowed, restores the variables `written`."""
         self.overflows.assign(0, read_value=False)
         for gradient in gradients:
             finite = tf.reduce_all(tf.math.is_finite(gradient))
@@ -179,24 +175,21 @@ class LossScale:
 
 
 class TrainingStep:
-    """(inputs, labels) -> StepResult, after one update of the selected tensors.
+    """Updates the selected tensors by one batch: (inputs, labels) -> StepResult.
 
-    Only the selected gradients are computed: the tape watches nothing else, so that layers nearer
-    the input than the deepest selected tensor are not even recorded. Unselected tensors keep their
-    weights and their optimizer slots. Gradients of rows alone (Embedding) are made dense, as Keras
-    3 does too: momentum and decay are of the whole tensor.
+    The tape watches only selected tensors, so no other gradient is computed. Unselected tensors
+    keep their weights and optimizer slots. Sparse gradients (Embedding) are made dense, as in Keras
+    3, because momentum and decay apply to the whole tensor.
 
     model: any Keras classifier with one output; UserError for others (check_classifier).
-    mask: (N,) bool, in model.trainable_variables order.
-    weight_decay: decoupled (SGDW, AdamW): w -= learning_rate * weight_decay * w, before the update,
-        which is the paper's optimizer; scaled by the decayed learning rate, so that both follow the
-        cosine. Ours because TensorFlow Addons' cannot be installed on Arm or with today's
-        TensorFlow.
-    outputs_gradients: the N gradients behind the three results, in one flat list.
-    update: False leaves out decay and update, and the optimizer may be None.
-    penalty: (model) -> scalar tensor, trained beside the loss and the model's own losses.
-    loss_scale: the LossScale of an earlier step, to go on with; by default one where a layer
-        computes in float16, else None.
+    mask: (N,) bool, in the order of model.trainable_variables.
+    weight_decay: decoupled as in the paper (SGDW, AdamW): w -= learning_rate * weight_decay * w
+        before the update. TensorFlow Addons, which has such optimizers, cannot be installed on
+        Arm or with today's TensorFlow.
+    outputs_gradients: whether to return a list, the three results and then the N gradients.
+    update: False omits decay and update; the optimizer may then be None.
+    penalty: (model) -> scalar tensor, added to the loss and the model's own losses.
+    loss_scale: the LossScale of an earlier step; by default a new one for models with float16.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
@@ -243,7 +236,7 @@ class TrainingStep:
         return list(result) + gradients if self.outputs_gradients else result
 
     def _penalty(self):
-        """Regularisers and add_loss of the call just traced, and `penalty`."""
+        """Returns the sum of regularisers and add_loss of the traced call, and of `penalty`."""
         losses = list(self.model.losses) + ([self.penalty(self.model)] if self.penalty else [])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses] or [tf.zeros(())])
 
@@ -265,8 +258,9 @@ class TrainingStep:
 
 
 def _apart(gradients):
-    """The gradients, each a tensor of its own: weights that are added share one, and the graph
-    could not tell whose update is whose.
+    """Returns the gradients, each as a separate tensor.
+
+    Weights that are added share one gradient; the graph would not show which update is whose.
     """
     found = []
     for gradient in gradients:
@@ -276,7 +270,7 @@ def _apart(gradients):
 
 
 def evaluation_function(model):
-    """tf.function (inputs, labels) -> (summed loss, number correct), in inference mode."""
+    """Returns a tf.function: (inputs, labels) -> (sum of losses, number correct), in inference."""
     @tf.function
     def evaluate(inputs, labels):
         predictions = model(inputs, training=False)
@@ -286,6 +280,6 @@ def evaluation_function(model):
 
 
 def count_correct(labels, predictions):
-    """Scalar int32: how many of the (B,) labels are the argmax of the (B, classes) predictions."""
+    """Returns how many of the (B,) labels are the argmax of the (B, classes) predictions, int32."""
     hits = tf.equal(tf.argmax(predictions, axis=-1, output_type=labels.dtype), labels)
     return tf.reduce_sum(tf.cast(hits, tf.int32))

@@ -195,7 +195,7 @@ def compiled(loss):
 
 @pytest.mark.parametrize('build, labels, reason', [
     (two_outputs, None, '2 outputs'),
-    (lambda: of_type(OwnStep), None, 'OwnStep has a train_step of its own'),
+    (lambda: of_type(OwnStep), None, 'OwnStep overrides train_step'),
     (lambda: compiled('mse'), None, "compiled with the loss '(mse|mean_squared_error)'"),
     (lambda: compiled(keras.losses.CategoricalCrossentropy(label_smoothing=0.1)), None,
      'smoothed labels'),
