@@ -1,7 +1,6 @@
-"""One epoch: its steps, run and timed, and the test set behind it.
+"""Runs and times the steps of an epoch, and validates on the test set.
 
-Takes an iterable of Calls, each one training step on its batch, wherever that comes from; gives an
-EpochResult.
+run_epoch takes an iterable of Calls, each of which is a training step on its batch.
 """
 
 import functools
@@ -16,15 +15,15 @@ PLAIN, FILL, READ = 'plain', 'fill', 'read'
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer finite."""
+    """Signals that the loss is no longer finite."""
 
 
 class Call(NamedTuple):
-    """One training step on one batch.
+    """Holds one training step on one batch.
 
     kind: PLAIN; FILL, which also writes the prefix cache; READ, which reads it.
     run: () -> training_step.StepResult. step: the masked_step.MaskedStep that it calls.
-    size: examples.
+    size: number of examples.
     """
     kind: str
     run: Callable
@@ -33,19 +32,20 @@ class Call(NamedTuple):
 
 
 def plain_calls(step, batches):
-    """Generator of the Calls of a MaskedStep for (inputs, labels) of tf.data."""
+    """Yields the Calls of a MaskedStep for each (inputs, labels) of `batches`."""
     for inputs, labels in batches:
         yield Call(PLAIN, functools.partial(step, inputs, labels), step, int(labels.shape[0]))
 
 
 class EpochResult(NamedTuple):
-    """loss, accuracy, penalty: means over the epoch (training_step.StepResult).
+    """Holds the outcome of an epoch.
 
-    ms: kind of Call -> ms of every step but a first call, with what it waited for its batch.
-    waits: kind -> ms of these spent outside the step function: input that is not ready, Python.
-    first_call_seconds: how much longer first calls of new step functions took than usual ones.
-    firsts: kind -> number of these first calls. again_seconds: as first_call_seconds, of functions
-    that an interrupted run had to make once more.
+    loss, accuracy, penalty: means over the epoch (training_step.StepResult).
+    ms: by kind of Call, the ms of every step except first calls, with the wait for its batch.
+    waits: by kind, the part of these ms outside the step function: waiting for input, Python.
+    first_call_seconds: how much longer first calls of new step functions took than other steps.
+    firsts: by kind, the number of these first calls.
+    again_seconds: as first_call_seconds, for functions that a resumed run had to make again.
     """
     loss: float
     accuracy: float
@@ -58,27 +58,27 @@ class EpochResult(NamedTuple):
 
     @property
     def step_ms(self):
-        """Of all kinds."""
+        """Returns the ms of the steps of all kinds."""
         return [ms for kind in sorted(self.ms) for ms in self.ms[kind]]
 
     @property
     def kind(self):
-        """That of most steps."""
+        """Returns the kind of most steps."""
         return max(self.ms, key=lambda kind: len(self.ms[kind]))
 
     @property
     def wait_ms(self):
-        """Median, of the steps of most steps' kind."""
+        """Returns the median wait of the most frequent kind, in ms."""
         return float(np.median(self.waits[self.kind]))
 
     @property
     def counts(self):
-        """kind -> number of steps."""
+        """Returns the number of steps of each kind."""
         return {kind: len(ms) + self.firsts.get(kind, 0) for kind, ms in self.ms.items()}
 
 
 class EpochProgress:
-    """How far an epoch has come: sums over its steps, and how long each took. count: steps done."""
+    """Sums up the steps of an epoch so far, and keeps their times. count: number of steps."""
 
     def __init__(self, state=None):
         self.loss = self.penalty = 0.0
@@ -88,7 +88,7 @@ class EpochProgress:
             vars(self).update(state)
 
     def add(self, call, result, loss, ms, wait_ms):
-        """One step: its Call, StepResult, loss as a float, and times."""
+        """Adds one step: its Call, its StepResult, the loss as a float, and its times in ms."""
         self.loss, self.penalty = self.loss + loss, self.penalty + float(result.penalty)
         self.correct += int(result.correct)
         self.seen += call.size
@@ -101,14 +101,14 @@ class EpochProgress:
         self.count += 1
 
     def result(self):
-        """The EpochResult."""
+        """Returns the EpochResult."""
         ms, waits = dict(self.ms), dict(self.waits)
         left_out, extra = {}, [0.0, 0.0]
         for kind, first_ms, wait_ms, again in self.firsts:
             if kind in self.ms:
                 extra[again] += max(0.0, first_ms - float(np.median(self.ms[kind])))
                 left_out[kind] = left_out.get(kind, 0) + 1
-            else:  # of its kind there are first calls alone
+            else:  # this kind has only first calls
                 ms.setdefault(kind, []).append(first_ms)
                 waits.setdefault(kind, []).append(wait_ms)
         return EpochResult(self.loss / self.count, self.correct / self.seen,
@@ -117,10 +117,11 @@ class EpochProgress:
 
 
 def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
-    """Runs the Calls: updates, running loss and accuracy, time of every step. EpochResult.
+    """Runs and times all Calls, with a progress bar; returns the EpochResult.
 
-    progress: EpochProgress to go on with. pause: () -> bool, asked after every step; where True,
-    the iterator `calls` can go on behind it, and None is returned.
+    progress: EpochProgress to continue. pause: () -> bool, called after every step; if it returns
+    True, run_epoch returns None, and a later call can continue with the iterator `calls`.
+    Raises Diverged where the loss is not finite.
     """
     progress = EpochProgress() if progress is None else progress
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
@@ -148,8 +149,9 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
 
 
 def validate(evaluate, batches, pause=lambda: False):
-    """(mean loss, accuracy) over the whole test set, in inference mode; None where `pause`, asked
-    after every batch, gives True.
+    """Returns the mean loss and the accuracy over the whole test set, in inference mode.
+
+    pause: () -> bool, called after every batch; None is returned if it returns True.
     """
     loss, correct, seen = 0.0, 0, 0
     for images, labels in batches:

@@ -1,10 +1,9 @@
-"""What of the forward pass stays the same while only some tensors are trained, and where to cut.
+"""Finds the prefix of the forward pass that stays the same during training, and where to cut it.
 
-A forward op that depends on none of the tensors in training gives the same for an unchanged image
-each time: such ops are the prefix. Computed once, it can be read back from the boundary, the
-outputs of the prefix that the rest of the step reads. The boundary lies where that is cheapest: an
-op near it may be recomputed from what it reads, where that is less to store. Nothing runs here;
-nodes are those of step_graph.StepGraph.
+A forward op that depends on no trained tensor returns the same for an unchanged image: such ops are
+the prefix. The rest of the step reads some of its outputs; these are stored and reused. Where an
+op's input is cheaper to store than its output, the input is stored and the op recomputed. Nothing
+runs here; nodes are those of step_graph.StepGraph.
 """
 
 from typing import Dict, FrozenSet, List, NamedTuple
@@ -13,21 +12,23 @@ import numpy as np
 
 from elastic.steps.step_graph import WRITES, reachable, tensor_sets, topological
 
-# Parts of op types whose results are drawn or made outside the graph: no image's own.
+# Parts of the types of ops that draw random numbers or call code outside the graph.
 UNREPEATABLE = ('Random', 'Multinomial', 'Rng', 'StatefulUniform', 'StatefulStandard',
                 'StatefulTruncated', 'NonDeterministic', 'PyFunc')
-ROUNDING = 1e-4  # of the largest value, that an image's row may differ by beside other images
-READ_MS = 5e-7  # a byte, two copies of it; where a cut is placed, nothing has been measured yet
-ALL = 2 ** 20    # the price of everything, in the whole numbers that a minimum cut is computed in
+# Largest difference, relative to the largest value, that PrefixSteps.rows_apart may find where the
+# activations of an image count as independent of the other images.
+ROUNDING = 1e-4
+READ_MS = 5e-7  # to copy a byte twice, before anything has been measured
+ALL = 2 ** 20  # the sum of all costs, in the integers that the minimum cut is computed with
 NEVER = 4 * ALL
 
 
 class Cut(NamedTuple):
-    """Where the prefix is cut off.
+    """Says where the prefix is cut off.
 
-    tensors: what is stored, sorted. recomputed, skipped: names of the nodes of the prefix that the
-    rest of the step computes again, and that it need not run. skipped_ms: what these take, as
-    estimated. nbytes: stored, of one image.
+    tensors: sorted names of the stored tensors. recomputed: names of the prefix nodes that the rest
+    of the step computes again. skipped: names of the prefix nodes that it does not run.
+    skipped_ms: their estimated time. nbytes: stored bytes for each image.
     """
     tensors: List[str]
     recomputed: FrozenSet[str]
@@ -37,9 +38,9 @@ class Cut(NamedTuple):
 
 
 class Repeatable(NamedTuple):
-    """The forward nodes that give the same for the same image and weights, see repeatable.
+    """Groups the forward nodes that repeat their output by the tensors that they depend on.
 
-    group_of: name -> g. group_tensors: (G, N) bool, the tensors that nodes of group g depend on.
+    group_of: group of each node name. group_tensors: (G, N) bool, the tensors of each group.
     """
     group_of: Dict[str, int]
     group_tensors: np.ndarray
@@ -50,18 +51,18 @@ class Repeatable(NamedTuple):
         return frozenset(name for name, group in self.group_of.items() if kept[group])
 
     def tensors_of(self, names):
-        """Returns the (N,) bool of the tensors that any of these nodes depends on."""
+        """Returns the (N,) bool tensors that any of these nodes depends on."""
         return self.group_tensors[sorted({self.group_of[name] for name in names})].any(axis=0)
 
 
 def repeatable(graph, owners, num_tensors, images, labels, called):
-    """Returns the Repeatable nodes of the forward pass.
+    """Returns the Repeatable nodes: forward nodes with equal output for equal image and weights.
 
-    Left out is what no image reaches (weights, constants), what is random, reads a variable that
-    the step changes beside the trainable tensors (moving statistics, states of random numbers), or
-    knows the labels, and all that depends on these.
-    graph: StepGraph of `num_tensors` tensors. owners: argument index -> k for the handle of tensor
-    k. images, labels: argument indices. called: name -> op types in the functions that it calls.
+    Omitted are nodes that no image reaches (weights, constants), that are random, read labels, or
+    read a variable that the step changes besides trainable tensors (moving statistics, random
+    states), and all that depend on such nodes.
+    graph: StepGraph. owners: k by argument index, for the handle of tensor k. images, labels:
+    argument indices. called: op types inside the functions that a node calls, by node name.
     """
     changing = {node.data[0] for node in graph.nodes.values() if node.op.startswith(WRITES)}
     needs, found, spoilt = {}, {}, set()
@@ -85,12 +86,12 @@ def repeatable(graph, owners, num_tensors, images, labels, called):
 
 
 def not_repeatable(ops):
-    """Whether any of the op types may give something else the next time."""
+    """Returns whether an op of these types may return something else the next time."""
     return any(op.startswith(WRITES) or any(part in op for part in UNREPEATABLE) for op in ops)
 
 
 def read_outside(graph, prefix, roots):
-    """Tensors of the prefix that the rest reads on its way to the nodes `roots`, sorted."""
+    """Returns the prefix tensors that the nodes outside it read to compute `roots`, sorted."""
     outside = reachable(roots, lambda name: [
         source for source in graph.nodes[name].data if source not in prefix])
     return sorted({tensor for name in outside for source, tensor in zip(
@@ -98,16 +99,17 @@ def read_outside(graph, prefix, roots):
 
 
 def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
-    """The Cut that gives the tensors `wanted` in the least time; None where there is no such cut.
+    """Returns the Cut that provides the tensors `wanted` in the least time; None if none does.
 
-    prefix, wanted: of Repeatable.prefix_of and read_outside. nbytes: tensor -> bytes of one image,
-    of those that have a row for each. ms: node -> ms to recompute it. read_ms: bytes of one image
-    -> ms to read them for a batch.
-    A minimum cut: each node of the prefix has two places, `read` and `recomputed`. Between them
-    lies the price of storing its outputs, behind the second that of computing it, which in turn
-    wants what the node reads.
+    prefix, wanted: from Repeatable.prefix_of and read_outside. nbytes: bytes of one image of each
+    tensor whose first axis is the batch. ms: time to recompute each node. read_ms: (bytes of one
+    image) -> ms to read a batch of them.
+
+    It is a minimum cut. Each prefix node has two places, `read` and `recomputed`. The edge between
+    them costs what reading its outputs costs. The edge from the second to the sink costs what
+    computing it costs, and edges of infinite cost lead on to the nodes that it reads.
     """
-    readers = {}  # node of the prefix -> its outputs that anything reads
+    readers = {}  # outputs of each prefix node that any node reads
     for name in prefix:
         for source, tensor in zip(graph.nodes[name].data, graph.nodes[name].tensors):
             if source in prefix:
@@ -138,13 +140,13 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
 
 
 def _read_of(graph, stored, recomputed, wanted):
-    """Tensors of the stored nodes that are wanted, or read by recomputed nodes, in order."""
+    """Returns the tensors of stored nodes that are wanted or that recomputed nodes read, sorted."""
     read = set(wanted).union(*(graph.nodes[name].tensors for name in recomputed))
     return sorted(tensor for tensor in read if tensor.split(':')[0] in stored)
 
 
 def _source_side(edges: Dict, size):
-    """Places on the source's side of the minimum cut from 0 to 1; None where that is infinite."""
+    """Returns the places on the source side of the minimum cut from 0 to 1; None if infinite."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
     starts, ends = np.array(list(edges)).T

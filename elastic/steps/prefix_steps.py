@@ -1,7 +1,7 @@
-"""Training steps behind a cut: what is in front of it is computed once, stored, and read back.
+"""Makes training steps that reuse cached activations of the prefix.
 
-prefix_cut.py says where a step is cut, this file makes its two parts, and the step that fills a
-cache in passing, from the graph of a masked_step.StepMaker.
+prefix_cut.py finds the cut. From the graph of a masked_step.StepMaker this module makes the part
+before it, the part after it, and the step that also returns the activations to store.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from elastic.steps.training_step import NUM_RESULTS
 
 
 class CachedStep(NamedTuple):
-    """A step in three functions, for a prefix that is computed once.
+    """Holds the functions of one step whose prefix is cached.
 
-    fill: (inputs, labels) -> [*StepResult, stored tensors], after one update: the whole step.
-    prefix: (inputs, labels) -> stored tensors, no effect.
-    read: (stored tensors, labels) -> StepResult, after one update.
-    specs: tf.TensorSpec of each stored tensor, the batch first.
+    fill: (inputs, labels) -> [*StepResult, stored tensors]; the whole step.
+    prefix: (inputs, labels) -> stored tensors; changes nothing.
+    read: (stored tensors, labels) -> StepResult; the step after the cut.
+    specs: tf.TensorSpec of each stored tensor, with the batch as its first axis.
     """
     fill: Any
     prefix: Any
@@ -38,7 +38,7 @@ class CachedStep(NamedTuple):
 
 
 class PrefixSteps:
-    """Cuts the steps of a StepMaker in two; made once for each, as it looks at its whole graph."""
+    """Cuts the steps of a StepMaker in two. Made once, because it reads the whole graph."""
 
     def __init__(self, maker):
         self.maker = maker
@@ -51,25 +51,24 @@ class PrefixSteps:
         work = work_of(maker.concrete.graph)
         self._work = {name: work.get(name) for name in self._repeatable.group_of}
         self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
-        self._ms = None, {}  # rates, and what ops take by them
+        self._ms = None, {}  # rates, and the ms of each op at these rates
 
     @property
     def fingerprint(self):
-        """Returns a str that is equal where the names in a prefix_cut.Cut mean the same."""
+        """Returns a hash of the graph: equal hashes mean that a Cut fits both."""
         nodes = self.maker.graph.nodes
         text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].tensors))
                          for name in sorted(self._repeatable.group_of))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def cut_off(self, mask, rates, read_ms=None):
-        """The prefix_cut.Cut for steps that train the tensors of the (N,) bool mask; None where
-        there is none.
+        """Returns the prefix_cut.Cut for the (N,) bool mask; None if the step has no prefix.
 
-        rates: of attribution.OpTimes. read_ms: bytes of one image -> ms to read them for a
-        batch (default: READ_MS a byte).
+        rates: as in attribution.OpTimes. read_ms: (bytes of one image) -> ms to read a batch of
+        them; by default READ_MS per byte.
         """
         graph, shapes = self.maker.graph, self.maker.shapes
-        if self._ms[0] is not rates:  # the same for one mask after another
+        if self._ms[0] is not rates:  # many masks share them
             self._ms = rates, {name: estimated_ms(graph.nodes[name].op, work, rates)
                                for name, work in self._work.items()}
         prefix = self._repeatable.prefix_of(mask)
@@ -78,20 +77,21 @@ class PrefixSteps:
             read_ms or (lambda nbytes: prefix_cut.READ_MS * shapes[-1][0] * nbytes))
 
     def serves(self, cut):
-        """(N,) bool: tensors any of which may be trained with the Cut of cut_off, rows that were
-        stored before staying as they would be; none where no such set is known.
+        """Returns the (N,) bool tensors that may be trained while what the Cut stores stays valid.
+
+        No tensor is set if the rest of the step would read a tensor that the Cut does not store.
         """
         mask = ~self._repeatable.tensors_of(cut.skipped)
         return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
 
     def _read_from(self, prefix, mask):
-        """Tensors of the prefix that the rest of the step of the (N,) bool mask reads."""
+        """Returns the prefix tensors that the rest of the step of the (N,) bool mask reads."""
         results = ['result {}'.format(i) for i in range(NUM_RESULTS)]
         effects = self.maker.effects(self.maker.left_out(mask)).values()
         return prefix_cut.read_outside(self.maker.graph, prefix, results + list(effects))
 
     def _static_tensors(self):
-        """Tensor of the graph -> (bytes of one image, tf.TensorSpec), where the batch comes first.
+        """Returns (bytes of one image, tf.TensorSpec) of each tensor whose first axis is the batch.
         """
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
@@ -108,26 +108,26 @@ class PrefixSteps:
                 and tensor.shape[0] == maker.shapes[-1][0]}
 
     def cached(self, mask, cut):
-        """CachedStep of the (N,) bool mask, its prefix cut off at the Cut of cut_off."""
+        """Returns the CachedStep of the (N,) bool mask at a Cut of cut_off."""
         left_out, cutter = self.maker.left_out(mask), self.maker.cutter
         effects = self.maker.effects(left_out)
         fill = cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
         read = cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
         return CachedStep(MaskedStep(fill, mask, self.maker), self.outputs(cut.tensors),
-                          self._behind(cut, read, mask), self.specs(cut.tensors))
+                          self._after(cut, read, mask), self.specs(cut.tensors))
 
     def outputs(self, tensors):
-        """(inputs, labels) -> list of these tensors of the forward pass; no effect."""
+        """Returns a function (inputs, labels) -> list of these tensors of the forward pass."""
         cut = self.maker.cutter.cut({}, 0, set(), self._typed(tensors))
         return MaskedStep(cut, None, self.maker)
 
     def suffix(self, cut):
-        """(stored tensors, labels) -> StepResult of the forward pass behind the Cut; no effect."""
+        """Returns a function (stored tensors, labels) -> StepResult, the forward pass after it."""
         left_out = set(self.maker.graph.update).union(cut.skipped)
-        return self._behind(cut, self.maker.cutter.cut({}, NUM_RESULTS, left_out), None)
+        return self._after(cut, self.maker.cutter.cut({}, NUM_RESULTS, left_out), None)
 
-    def _behind(self, cut, definition, mask):
-        """The MaskedStep of a FunctionDef that takes what the Cut stores in place of the inputs."""
+    def _after(self, cut, definition, mask):
+        """Returns the MaskedStep of a FunctionDef that takes stored tensors instead of inputs."""
         specs = self.specs(cut.tensors)
         del definition.signature.input_arg[:self._num_inputs]
         take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
@@ -136,7 +136,7 @@ class PrefixSteps:
                           [tuple(spec.shape) for spec in specs] + self.maker.shapes[-1:])
 
     def specs(self, tensors):
-        """tf.TensorSpec of each of these tensors, the batch first."""
+        """Returns the tf.TensorSpecs of these tensors."""
         return [self._static[tensor][1] for tensor in tensors]
 
     def _typed(self, tensors):
@@ -144,20 +144,22 @@ class PrefixSteps:
                 for tensor, spec in zip(tensors, self.specs(tensors))]
 
     def rows_apart(self, inputs, labels):
-        """By how much, of the largest value, an example's row of the longest prefix differs at
-        another place beside other examples: 0 where bits are the same; inf where there is no
-        prefix, or where an input has no row for each example.
+        """Returns how much the activations of an image depend on the other images of its batch.
+
+        The largest difference, relative to the largest value, in the outputs of the longest prefix
+        when images change places: 0 if no bit differs; inf if there is no prefix, or if the first
+        axis of an input is not the batch.
         """
         count = int(labels.shape[0])
         if any(leaf.shape.rank == 0 or leaf.shape[0] != count for leaf in tf.nest.flatten(inputs)):
             return float('inf')
         mask = np.arange(len(self.maker.variables)) == len(self.maker.variables) - 1
-        # At such prices nothing is computed again, so that all of the prefix is tried.
+        # Reading is almost free at these rates, so nothing is recomputed: the longest prefix.
         cut = self.cut_off(mask, {'* flops': 1.0, '* elements': 1.0}, lambda nbytes: 1e-9 * nbytes)
         if cut is None:
             return float('inf')
-        prefix, furthest = self.cached(mask, cut).prefix, 0.0
-        # Half of them, each twice: statistics of the batch are the same in any mere order.
+        prefix, furthest = self.outputs(cut.tensors), 0.0
+        # Half of the images, each twice: a mere permutation would not change batch statistics.
         order = np.random.RandomState(0).permutation(count) // 2
         others = tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), inputs)
         for first, second in zip(prefix(inputs, labels), prefix(others, labels)):

@@ -5,8 +5,8 @@ graph of the step, B_k is every ancestor of gradient k that is not an ancestor o
 backward pass of a set of tensors is the union of their B_k. timing/trace.py makes the graph,
 timing/attribution.py adds up the times of its ops; nothing runs here.
 
-Within the graph a set of tensors is a bit mask, an int; outside it is an (N,) bool array:
-`tensor_sets` is the border.
+A set of tensors is a bit mask (int) in this module and an (N,) bool array elsewhere; tensor_sets
+converts.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -15,21 +15,21 @@ import numpy as np
 
 from elastic.command_line import UserError
 
-# Nodes that the executor passes through without running a kernel of their own: no event, no cost.
+# Ops for which the executor runs no kernel: no event, no cost.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
                       'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient',
                       'Squeeze', 'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp',
                       'Size', 'Rank'))
-# Ops that call functions in a loop or on a condition. TensorFlow runs all of them or nothing.
+# Ops that call functions in a loop or on a condition. TensorFlow runs such an op whole or not.
 CONTROL_FLOW = frozenset(('While', 'StatelessWhile', 'If', 'StatelessIf', 'Case', 'StatelessCase'))
-WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # op types begin so
+WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # prefixes
 
 
 class Node(NamedTuple):
-    """op: type; data: names of the nodes it reads; tensors: the same with the output, `name:0`.
+    """Describes a node of the graph by its op type and what it reads.
 
-    index: of an argument or result. Control edges are left out: they order side effects, and tie
-    the loss to every update.
+    data: names of the nodes it reads. tensors: the same with the output, `name:0`. index: of an
+    argument or result. There are no control edges: they would tie the loss to every update.
     """
     op: str
     data: List[str]
@@ -38,15 +38,15 @@ class Node(NamedTuple):
 
 
 class StepGraph(NamedTuple):
-    """The executed graph of a training step, each node with the part of the step it belongs to.
+    """Assigns each node of the graph of a training step to forward pass, backward pass or update.
 
-    nodes: name -> Node.
-    forward: names of the ancestors of the results in front of the gradients.
-    backward: name -> bit mask, bit k set where gradient k needs the node (trainable order).
-    update: name -> k where the node serves the update of tensor k alone, None where of several or
-        of none (learning rate, iteration count, BN statistics).
-    work: name -> ('flops', floating-point operations), or ('elements', those of the output) where
-        TensorFlow registers none.
+    nodes: Node by name.
+    forward: names of the ancestors of the results before the gradients.
+    backward: by name, a bit mask with bit k set if gradient k needs the node.
+    update: by name, k if the node serves the update of tensor k alone; None if it serves several or
+        none (learning rate, iteration count, BN statistics).
+    work: by name, ('flops', floating-point operations), or ('elements', those of the output) where
+        TensorFlow registers no operations.
     """
     nodes: Dict[str, Node]
     forward: frozenset
@@ -56,11 +56,10 @@ class StepGraph(NamedTuple):
 
 
 def analyse(nodes, num_tensors, owners, work, num_results):
-    """StepGraph of a graph with `num_results` results, then N gradients; ValueError for another
-    number of them.
+    """Returns the StepGraph of a graph that returns `num_results` results, then N gradients.
 
-    nodes, work: see StepGraph. owners: argument index -> k for the argument that is the handle of
-    tensor k.
+    nodes, work: as in StepGraph. owners: k by argument index, for the handle of tensor k. Raises
+    ValueError for another number of results.
     """
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
     if sorted(results) != list(range(num_results + num_tensors)):
@@ -80,9 +79,9 @@ def analyse(nodes, num_tensors, owners, work, num_results):
 
 
 def _needed_by(nodes, order, wanted, stop=frozenset()):
-    """name -> bits of the wanted tensors that it is an ancestor of or gives; none in `stop`.
+    """Returns, by node name, the bits of the wanted tensors that need it; without nodes in `stop`.
 
-    order: of topological; walked once, from the results on. wanted: tensor -> bits.
+    order: from topological(). wanted: bits by tensor.
     """
     needed = {}
     for tensor, bits in wanted.items():
@@ -96,9 +95,9 @@ def _needed_by(nodes, order, wanted, stop=frozenset()):
 
 
 def merged(nodes, loops, apart=frozenset()):
-    """The nodes with all `<loop>/...` merged into one node `<loop>`, that of the outermost loop.
+    """Returns the nodes with all nodes inside a loop, `<loop>/...`, merged into the outermost loop.
 
-    loops: name -> op type. apart: names that only look as if they belonged to a loop.
+    loops: op type by name. apart: names that only look as if they belonged to a loop.
     """
     def outermost(name):
         end = name.find('/')
@@ -123,15 +122,15 @@ def merged(nodes, loops, apart=frozenset()):
 
 
 def check_effects(graph, effects):
-    """UserError where one of `effects` would have a backward pass run that its step leaves out.
+    """Raises UserError if one of `effects` reads backward ops that some reduced steps omit.
 
-    An op that serves the update of tensor k stays where k is selected, any other in all steps: it
-    may read what all tensors need.
-    graph: StepGraph; effects: names of the nodes that change a variable.
+    An effect that serves tensor k alone stays in the steps that select k; any other stays in all
+    steps, so it may only read what every tensor needs.
+    effects: names of the nodes that change a variable.
     """
     order = topological(graph.nodes)
     skipped = constants(graph.nodes, order).union(graph.forward)
-    common = {}  # name -> bits of the tensors whose steps have all that the node is computed from
+    common = {}  # bits of the tensors whose steps have all ancestors of the node
     for name in order:
         if name not in skipped:
             common[name] = graph.backward.get(name, -1)
@@ -145,13 +144,13 @@ def check_effects(graph, effects):
         users = everyone if k is None else 1 << k
         if common.get(name, -1) & users != users:
             raise UserError(
-                '{} ({}) changes a variable by something of the backward pass that not all choices '
-                'of tensors need: such a model cannot be trained in part'.format(
+                '{} ({}) changes a variable by a part of the backward pass that some selections of '
+                'tensors do not run: such a model cannot be trained in part'.format(
                     name, graph.nodes[name].op))
 
 
 def constants(nodes, order):
-    """Names of the nodes computed from constants alone; order: of topological."""
+    """Returns the names of nodes computed from constants alone; order: from topological()."""
     found = set()
     for name in order:
         if nodes[name].op == 'Const' or nodes[name].data and found.issuperset(nodes[name].data):
@@ -160,24 +159,24 @@ def constants(nodes, order):
 
 
 def _through_identities(nodes, tensor):
-    """The tensor that `tensor` is passed on from: tf.function returns Identity nodes."""
+    """Returns the source of a result: tf.function puts Identity nodes before its results."""
     while nodes[tensor.split(':')[0]].op == 'Identity':
         tensor = nodes[tensor.split(':')[0]].tensors[0]
     return tensor
 
 
 def _touches(nodes, outside, wanted, owners):
-    """name -> bits of the tensors that it reads, writes or descends from, for nodes outside both
-    passes.
+    """Returns, for nodes outside both passes, the bits of the tensors that they serve.
 
-    Two rounds: a variable that the first finds written for tensor k alone (its momentum, say) is
-    owned by k in the second, so that the ops which only read it are counted for k too.
-    wanted: gradient -> bits of its tensors.
+    A node serves a tensor that it reads, writes or descends from. The first round finds variables
+    written for one tensor alone, such as its momentum. In the second round that tensor owns them,
+    so that ops which only read them count for it.
+    wanted: bits by gradient.
     """
     owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}
     touches = _propagate(nodes, outside, wanted, owned)
-    written = {}  # argument -> bits of each of its writers
+    written = {}  # by argument, the bits of its writers
     for name in outside:
         if nodes[name].op.startswith(WRITES) and nodes[name].data[0] not in owned:
             written.setdefault(nodes[name].data[0], set()).add(touches[name])
@@ -199,7 +198,7 @@ def _propagate(nodes, outside, wanted, owned):
                 found |= owned[source]
             elif source in touches:
                 found |= touches[source]
-            elif nodes[source].op == 'ReadVariableOp':  # of the forward pass, and shared with it
+            elif nodes[source].op == 'ReadVariableOp':  # shared with the forward pass
                 found |= owned.get(nodes[source].data[0], 0)
             else:
                 found |= wanted.get(tensor, 0)
@@ -207,19 +206,19 @@ def _propagate(nodes, outside, wanted, owned):
     return touches
 
 
-def reachable(starts, behind):
-    """All that one gets to from `starts`, these included; behind: item -> what comes after it."""
+def reachable(starts, following):
+    """Returns the set of items reached from `starts`; following: item -> the items after it."""
     found, stack = set(), list(starts)
     while stack:
         item = stack.pop()
         if item not in found:
             found.add(item)
-            stack.extend(behind(item))
+            stack.extend(following(item))
     return found
 
 
 def topological(nodes):
-    """Names so ordered that each follows the nodes whose data it reads."""
+    """Returns the names in an order in which each node follows those that it reads."""
     order, seen = [], set()
     for start in nodes:
         stack = [(start, False)]
