@@ -15,6 +15,7 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer
 from profiler import profile_model
 from selection_solver_DP import choose_tensors, smallest_rho
+from small_steps import random_masks, still
 from zoo import APPLICATIONS, ZOO
 
 # To price a network of convolutions is the same for all: one stands for them.
@@ -53,14 +54,6 @@ class Case(NamedTuple):
     @property
     def num_tensors(self):
         return len(self.model.trainable_variables)
-
-
-def still(model):
-    """Without the noise of random layers, which no two traces draw alike on the older stack."""
-    for layer in keras_stack.flat_layers(model):
-        for attribute in ('rate', 'stddev'):
-            if isinstance(getattr(layer, attribute, None), float):
-                setattr(layer, attribute, 0.0)
 
 
 def case_of(name, optimizer='sgd', rate=None, decay=0.0, quiet=True):
@@ -166,15 +159,6 @@ def test_the_step_of_all_tensors_is_a_plain_training_step(case):
 def test_with_adam_too(name):
     slack = 1e-4 if name == 'mixed_float16' else 1e-6  # gradients that float16 rounds
     assert_steps_as_plain(case_of(name, 'adam', 1e-3), slack, adam=True)
-
-
-def random_masks(count, n):
-    """count masks (n,) bool: a random deepest tensor and a random density above it."""
-    rng = np.random.RandomState(0)
-    for _ in range(count):
-        mask = (rng.rand(n) < rng.uniform(0.1, 1)) & (np.arange(n) >= rng.randint(0, n))
-        mask[rng.randint(0, n)] = True
-        yield mask
 
 
 def test_nothing_moves_outside_the_mask_and_all_inside_as_in_the_full_step(case):

@@ -8,7 +8,6 @@ import os
 import numpy as np
 import pytest
 from tensorflow import keras
-from test_prefix_steps import Centred
 
 import train
 from cached_runs import (
@@ -45,6 +44,7 @@ from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
 from profiler import profile_model
 from selection_solver_DP import smallest_rho
+from small_steps import Centred
 
 
 @pytest.fixture(scope='module')

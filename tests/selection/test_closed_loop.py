@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from test_masked_step import maker_of
 from test_selection_solver_DP import tangled_table
-from test_training_step import N, batch, conv_stack
 
 from elastic.selection.closed_loop import (
     NOISE,
@@ -15,6 +13,7 @@ from elastic.selection.closed_loop import (
 )
 from elastic.timing.table import CachePrice
 from profiler import profile_model
+from small_steps import N, batch, conv_stack, maker_of
 
 pytestmark = pytest.mark.timing
 

@@ -6,30 +6,11 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.compat import keras_stack
-from elastic.networks import backbone
 from elastic.selection.importance import Evaluator, Trial, evaluate_importance
 from elastic.selection.metrics import METRICS
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
-
-
-def small_model(bn_statistics='train', bias=True):
-    """Conv, BN, depthwise conv with a backbone's dropout on top: every kind of state there is.
-
-    bias: of the convolution in front of BN.
-    """
-    keras_stack.set_seed(0)
-    inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(4, 3, use_bias=bias)(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    base = keras.Model(inputs, keras.layers.DepthwiseConv2D(3)(x))
-    return backbone.classifier(base, None, (8, 8, 3), 3, bn_statistics)
-
-
-def batches(count, seed=0):
-    rng = np.random.RandomState(seed)
-    return [(tf.constant(rng.rand(4, 8, 8, 3), tf.float32), tf.constant([0, 1, 2, 0]))
-            for _ in range(count)]
+from small_steps import batches, small_model
 
 
 def trained(model, steps=3, optimizer='sgd'):

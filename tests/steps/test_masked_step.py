@@ -8,24 +8,26 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 from tensorflow.python.eager import context
-from test_importance import batches, small_model
-from test_training_step import (
+
+from elastic.compat import keras_stack
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
+from small_models import values
+from small_steps import (
     HEAD_BIAS,
     HEAD_KERNEL,
     KERNEL_2,
     KERNEL_4,
     N,
     batch,
+    batches,
     conv_stack,
     layers_with_backprop,
     loss_of,
+    maker_of,
     mask_of,
-    values,
+    small_model,
 )
-
-from elastic.compat import keras_stack
-from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
 
 
 @pytest.mark.parametrize('mask, expected', [
@@ -46,11 +48,6 @@ def test_exactly_the_ops_that_the_selected_gradients_need_are_left(mask, expecte
     model = conv_stack()
     step = maker_of(model).step(mask)
     assert layers_with_backprop(step.nodes.items()) == expected
-
-
-def maker_of(model, optimizer='sgd', rate=0.1, decay=1e-3):
-    return StepMaker(model, make_optimizer(optimizer, rate, 50, model.trainable_variables), decay,
-                     *batch())
 
 
 def state_of(model, optimizer):

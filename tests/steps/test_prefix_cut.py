@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from test_training_step import batch, conv_stack
 
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.prefix_cut import cheapest_cut, read_outside, repeatable
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import Node, StepGraph
+from small_steps import batch, conv_stack, residual
 
 CHEAP, DEAR = 1e-9, 1.0  # ms of a byte or of an operation
 
@@ -231,19 +231,6 @@ def test_of_a_node_with_several_outputs_those_that_are_read_are_stored():
 
 
 # ---------------------------------------------------------------- real networks
-
-def residual():
-    """Convolutions 0 and 1, a join of both and its ReLU, which a third and the head read."""
-    keras_stack.set_seed(0)
-    inputs = keras.Input((12, 12, 3))
-    first = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='first')(inputs)
-    second = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='second')(first)
-    joint = keras.layers.ReLU(name='relu')(keras.layers.Add(name='join')([first, second]))
-    third = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='third')(joint)
-    x = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling2D()(third),
-                                    keras.layers.GlobalAveragePooling2D()(joint)])
-    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-
 
 ALL_DEAR = {'* flops': DEAR, '* elements': DEAR}
 

@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from test_architectures import random_masks, still
-from test_prefix_cut import residual
 
 from elastic.compat import keras_stack
 from elastic.networks.backbone import statistics_from_batch
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_cut import ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import NUM_RESULTS, make_optimizer
 from models import build_model
-from profiler import ROUNDING
+from small_steps import Centred, random_masks, residual, still
 from zoo import ZOO
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -160,8 +159,7 @@ def outcomes(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, '-c', code, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         universal_newlines=True, cwd=ROOT, env=dict(
-            os.environ, PYTHONPATH=os.pathsep.join([ROOT, os.path.join(ROOT, 'tests', 'support')]),
-            TF_CPP_MIN_LOG_LEVEL='3'))
+            os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL='3'))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -199,13 +197,6 @@ def test_several_tensors_are_stored_where_the_rest_reads_several(outcomes, name)
 
 
 # ---------------------------------------------------------------- in this process
-
-class Centred(keras.layers.Layer):
-    """Without the mean of the batch."""
-
-    def call(self, x):
-        return x - tf.reduce_mean(x, 0)
-
 
 def test_rows_that_depend_on_their_neighbours_are_found_out():
     """The statistics of a batch do, which are the same in any order of the same images."""

@@ -1,8 +1,5 @@
 """One optimisation step: what is computed, what is updated, and what stays bit-identical."""
 
-import collections
-import re
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,48 +15,24 @@ from elastic.steps.training_step import (
     make_optimizer,
 )
 from small_models import values
-
-# Order of model.trainable_variables of conv_stack.
-KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
-N = 6
-
-
-def conv_stack():
-    """Four convolutions without bias and a head; all six arrays of different shapes."""
-    keras_stack.set_seed(0)  # the same network whatever tests ran before
-    inputs = x = keras.Input((12, 12, 3))
-    for i, filters in enumerate((4, 5, 6, 7), 1):
-        x = keras.layers.Conv2D(filters, 3, padding='same', activation='relu', use_bias=False,
-                                name='conv{}'.format(i))(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
-
-
-def batch(size=4, seed=0):
-    rng = np.random.RandomState(seed)
-    return (tf.constant(rng.uniform(-1, 1, (size, 12, 12, 3)), tf.float32),
-            tf.constant(rng.randint(0, 3, size), tf.int32))
-
-
-def mask_of(*chosen):
-    mask = np.zeros(N, dtype=bool)
-    mask[list(chosen)] = True
-    return mask
+from small_steps import (
+    HEAD_BIAS,
+    HEAD_KERNEL,
+    KERNEL_1,
+    KERNEL_2,
+    KERNEL_3,
+    KERNEL_4,
+    N,
+    batch,
+    conv_stack,
+    layers_with_backprop,
+    loss_of,
+    mask_of,
+)
 
 
 def changed(before, variables):
     return [not np.array_equal(a, b) for a, b in zip(before, values(variables))]
-
-
-def layers_with_backprop(operations):
-    """op type -> sorted names of the layers whose backward pass holds an op of that type."""
-    found = collections.defaultdict(list)
-    for name, op in operations:
-        layer = re.search(r'gradient_tape/.*/(conv\d|head)(_\d+)?/', name)
-        if layer and op in ('Conv2DBackpropFilter', 'Conv2DBackpropInput', 'ReluGrad', 'MatMul',
-                            'BiasAddGrad'):
-            found[op].append(layer.group(1))
-    return {op: sorted(layers) for op, layers in found.items()}
 
 
 def test_layers_nearer_the_input_than_the_deepest_selected_tensor_are_not_even_traced():
@@ -117,12 +90,6 @@ def test_an_empty_mask_is_refused():
     model = conv_stack()
     with pytest.raises(ValueError, match='at least one selected tensor'):
         TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), mask_of())
-
-
-def loss_of(model, images, labels, training=True):
-    """The loss of the forward pass of a model that ends in logits."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return float(loss(labels, model(images, training=training)))
 
 
 def test_a_step_without_update_changes_nothing_and_returns_the_loss():
