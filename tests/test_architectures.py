@@ -149,19 +149,19 @@ def assert_steps_as_plain(case, slack=0.0, adam=False):
             assert_moved_alike(case, i, theirs, ours, slack)
 
 
-def test_the_step_of_all_tensors_is_a_plain_training_step(case):
+def test_the_full_step_equals_a_plain_training_step(case):
     if case.name in SLOW_TO_TRACE:
         pytest.skip('tracing it plainly takes a quarter of a minute; masks are tried below')
     assert_steps_as_plain(case)
 
 
 @pytest.mark.parametrize('name', [name for name in ZOO if name not in APPLICATIONS])
-def test_with_adam_too(name):
+def test_the_full_step_with_adam_equals_a_plain_step(name):
     slack = 1e-4 if name == 'mixed_float16' else 1e-6  # gradients that float16 rounds
     assert_steps_as_plain(case_of(name, 'adam', 1e-3), slack, adam=True)
 
 
-def test_nothing_moves_outside_the_mask_and_all_inside_as_in_the_full_step(case):
+def test_a_mask_moves_its_tensors_as_the_full_step_and_no_others(case):
     variables = case.model.trainable_variables
     slots = keras_stack.slots(case.optimizer, variables)
     place = {id(keras_stack.raw(v)): i for i, v in enumerate(case.written)}
@@ -196,7 +196,7 @@ def test_a_layer_that_is_not_trainable_never_moves():
 
 
 @pytest.mark.parametrize('name', PROFILED)
-def test_it_is_priced_and_its_budget_holds(name):
+def test_a_profile_covers_the_step_and_a_selection_keeps_its_budget(name):
     model, inputs, labels = ZOO[name].build()
     before = [keras_stack.raw(v).numpy() for v in model.variables]
     table = profile_model(model, batch=(inputs, labels), num_steps=3, seconds=0.2)
@@ -230,7 +230,7 @@ def real_drop(case, step):
 
 
 @pytest.mark.parametrize('name', PROFILED)
-def test_an_importance_leaves_no_trace_and_predicts_the_drop(name):
+def test_an_importance_predicts_the_drop_and_changes_nothing(name):
     model, inputs, labels = ZOO[name].build()
     still(model)
     gradients = plain_step(Case(name, model, *[None] * 7), update=False)(inputs, labels)[2]
@@ -250,7 +250,7 @@ def test_an_importance_leaves_no_trace_and_predicts_the_drop(name):
     assert importance.sum() == pytest.approx(real_drop(case, step), rel=tolerance)
 
 
-def test_an_importance_leaves_no_trace_with_random_layers_and_momentum():
+def test_an_importance_changes_nothing_with_noise_and_momentum():
     case = case_of('random_layers', quiet=False)
     for _ in range(2):
         case.maker.step(np.ones(case.num_tensors))(*case.batch)
@@ -267,7 +267,7 @@ class OwnLoss(keras.Model):
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='no compute_loss before Keras 2.9')
-def test_a_model_that_computes_a_loss_of_its_own_is_refused():
+def test_a_model_with_its_own_loss_is_refused():
     inputs = keras.Input((4,))
     model = OwnLoss(inputs, keras.layers.Dense(3)(inputs))
     with pytest.raises(UserError, match='compute_loss') as error:

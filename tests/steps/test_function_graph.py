@@ -62,7 +62,7 @@ def values(model):
     return [keras_stack.raw(v).numpy() for v in model.variables]
 
 
-def test_nested_functions_become_plain_nodes_that_do_the_same():
+def test_nested_functions_become_nodes_with_the_same_effect():
     ends = []
     for cut in (False, True):
         model = nested_model()
@@ -80,7 +80,7 @@ def test_nested_functions_become_plain_nodes_that_do_the_same():
         np.testing.assert_allclose(inlined, plain, rtol=1e-5, atol=1e-7)
 
 
-def test_a_weight_inside_a_nested_function_is_left_alone_where_it_is_not_selected():
+def test_an_unselected_weight_in_a_nested_function_stays():
     model = nested_model()
     maker = maker_of(model)
     for k in range(len(maker.variables)):
@@ -93,7 +93,7 @@ def test_a_weight_inside_a_nested_function_is_left_alone_where_it_is_not_selecte
 
 @pytest.mark.skipif(not keras_stack.KERAS_3,
                     reason='TensorFlow 2.6 and 2.7 compile no gradients on a CPU')
-def test_what_xla_compiles_stays_one_node():
+def test_a_function_that_xla_compiles_stays_one_node():
     model = nested_model(jit_compile=True)
     maker = maker_of(model)
     plain = TrainingStep(model, None, np.ones(len(maker.variables)), update=False)
@@ -122,7 +122,7 @@ class Latest(keras.layers.Layer):
         return inputs
 
 
-def test_order_passes_on_through_nodes_that_are_not_kept():
+def test_a_reduced_step_keeps_the_order_of_writes_and_reads():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3)(Latest()(inputs)))
     maker = maker_of(model)
@@ -146,7 +146,7 @@ class Offsets(keras.layers.Layer):
         return inputs + (tf.identity(first) + tf.identity(second))
 
 
-def test_weights_that_share_a_gradient_move_one_by_one():
+def test_weights_that_share_a_gradient_are_trained_separately():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
     maker = maker_of(model)
@@ -157,7 +157,7 @@ def test_weights_that_share_a_gradient_move_one_by_one():
         assert moved == [i == k for i in range(4)]
 
 
-def test_weights_that_share_a_gradient_are_updated_and_judged_each():
+def test_weights_that_share_a_gradient_have_equal_importance():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
     maker = maker_of(model)
@@ -183,7 +183,7 @@ class Unused(keras.layers.Layer):
         return tf.identity(inputs)
 
 
-def test_a_weight_that_nothing_depends_on_decays_where_it_is_selected_and_only_there():
+def test_an_unused_weight_decays_only_where_selected():
     inputs = keras.Input((4,))
     maker = maker_of(keras.Model(inputs, keras.layers.Dense(3)(Unused()(inputs))))
     maker.step([True, False, False, False])(*batch())
@@ -201,7 +201,7 @@ class Noise(keras.layers.Layer):
             tf.random.truncated_normal(shape) + tf.cast(whole, inputs.dtype))
 
 
-def test_noise_without_a_seed_is_the_same_for_both_passes_of_a_trial_and_new_in_each_step():
+def test_unseeded_noise_repeats_in_a_trial_and_changes_in_steps():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3)(Noise()(inputs)))
     maker = StepMaker(model, None, 0.0, tf.ones((6, 4)), tf.zeros(6, tf.int32))

@@ -52,7 +52,7 @@ def subclassed(activation):
     (lambda: classifier(kinds.Dense(3), kinds.Softmax(), kinds.Reshape((3,))), True),
     (lambda: classifier(kinds.Dense(3, activation='softmax'), kinds.Dense(3)), False)],
     ids=['subclassed softmax', 'subclassed logits', 'reshaped softmax', 'softmax inside'])
-def test_the_graph_tells_whether_a_model_ends_in_probabilities(build, probabilities):
+def test_the_loss_finds_out_whether_outputs_are_probabilities(build, probabilities):
     model = build()
     inputs, labels = batch()
     outputs = model(inputs, training=False).numpy().astype(np.float64)
@@ -64,7 +64,7 @@ def test_the_graph_tells_whether_a_model_ends_in_probabilities(build, probabilit
 
 # ---------------------------------------------------------------- penalties
 
-def test_regularisers_and_added_losses_are_trained_and_told_apart():
+def test_penalties_are_trained_and_reported_apart_from_the_loss():
     strength = 0.1
     model = classifier(
         kinds.Dense(5, activation='relu', kernel_regularizer=keras.regularizers.l2(strength)),
@@ -111,7 +111,7 @@ def everything(model):
     return np.ones(len(model.trainable_variables), dtype=bool)
 
 
-def test_float16_is_trained_as_by_keras_own_loss_scaling():
+def test_float16_trains_as_with_the_loss_scaling_of_keras():
     ends = []
     for ours in (True, False):
         model = in_float16()
@@ -132,7 +132,7 @@ def test_float16_is_trained_as_by_keras_own_loss_scaling():
         np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-5)
 
 
-def test_without_loss_scaling_small_gradients_would_be_lost():
+def test_loss_scaling_keeps_small_gradients():
     """A loss gradient below float16's smallest number: 6e-8."""
     model = in_float16()
     head = keras_stack.raw(model.trainable_variables[2])
@@ -147,7 +147,7 @@ def test_without_loss_scaling_small_gradients_would_be_lost():
 
 @pytest.mark.parametrize('mask', [[1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 0]])
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-def test_a_step_whose_gradient_overflows_changes_the_scale_alone(mask, optimizer):
+def test_a_step_with_an_overflow_changes_only_the_scale(mask, optimizer):
     model = in_float16()
     inputs, labels = batch()
     trained_by = make_optimizer(optimizer, 0.1, 50, model.trainable_variables)
@@ -204,7 +204,7 @@ def compiled(loss):
     (lambda: classifier(kinds.Dense(3)), tf.one_hot([0, 1, 2, 0, 1, 2], 3), 'argmax'),
     (lambda: classifier(kinds.Dense(3)), tf.zeros(6), 'labels are float32')],
     ids=['outputs', 'train_step', 'loss', 'smoothing', 'one unit', 'rank', 'one-hot', 'float'])
-def test_what_cannot_be_trained_is_refused_in_one_line_with_the_true_reason(build, labels, reason):
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(build, labels, reason):
     model = build()
     inputs, integers = batch()
     with pytest.raises(UserError, match=reason) as error:
@@ -214,6 +214,6 @@ def test_what_cannot_be_trained_is_refused_in_one_line_with_the_true_reason(buil
 
 @pytest.mark.parametrize('loss', ['sparse_categorical_crossentropy', 'categorical_crossentropy',
                                   None])
-def test_models_compiled_for_cross_entropy_are_taken(loss):
+def test_models_compiled_for_cross_entropy_can_be_trained(loss):
     model = compiled(loss)
     assert np.isfinite(float(TrainingStep(model, sgd(model), everything(model))(*batch()).loss))

@@ -44,7 +44,7 @@ from small_steps import (
         'Conv2DBackpropFilter': ['conv1', 'conv2', 'conv3', 'conv4'],
         'Conv2DBackpropInput': ['conv2', 'conv3', 'conv4']})],
     ids=['head bias', 'head kernel', 'last convolution', 'three tensors', 'all'])
-def test_exactly_the_ops_that_the_selected_gradients_need_are_left(mask, expected):
+def test_a_reduced_step_has_exactly_the_ops_its_gradients_need(mask, expected):
     model = conv_stack()
     step = maker_of(model).step(mask)
     assert layers_with_backprop(step.nodes.items()) == expected
@@ -57,7 +57,7 @@ def state_of(model, optimizer):
 @pytest.mark.parametrize('optimizer, clip_norm', [('sgd', None), ('adam', None), ('sgd', 0.05),
                                                   ('adam', 0.05)])
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
-def test_a_cut_step_does_what_a_traced_one_does(optimizer, clip_norm, bn_statistics):
+def test_a_reduced_step_equals_the_traced_step_of_its_mask(optimizer, clip_norm, bn_statistics):
     # In front of statistics of the batch a bias has a gradient of rounding errors alone, which Adam
     # divides by themselves: where it goes is no step's own.
     model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
@@ -103,7 +103,7 @@ def test_unselected_tensors_and_their_slots_stay_bit_identical():
 
 
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
-def test_forward_pass_gradients_and_a_step_without_update_change_nothing(bn_statistics):
+def test_passes_without_update_change_nothing(bn_statistics):
     model = small_model(bn_statistics)
     n = len(model.trainable_variables)
     optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
@@ -127,7 +127,7 @@ def test_gradients_are_those_of_the_traced_step():
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
 
 
-def test_a_step_without_update_still_computes_every_selected_gradient():
+def test_a_step_without_update_computes_each_selected_gradient():
     mask = mask_of(KERNEL_4, HEAD_KERNEL)
     maker = maker_of(conv_stack())
     found = layers_with_backprop(maker.step(mask, update=False).nodes.items())
@@ -136,7 +136,7 @@ def test_a_step_without_update_still_computes_every_selected_gradient():
                    for op in maker.step(mask, update=False).nodes.values())
 
 
-def test_the_forward_pass_holds_no_backward_op():
+def test_the_forward_pass_has_no_backward_op():
     model = conv_stack()
     maker = maker_of(model)
     forward = maker.forward()
@@ -144,7 +144,7 @@ def test_the_forward_pass_holds_no_backward_op():
     assert float(forward(*batch())[0]) == pytest.approx(loss_of(model, *batch()), rel=1e-5)
 
 
-def test_dropout_is_drawn_anew_at_every_call_and_can_be_left_out():
+def test_dropout_changes_with_each_call_and_can_be_omitted():
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.Dropout(0.5)(keras.layers.Flatten()(inputs))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
@@ -169,7 +169,7 @@ def test_dropout_is_drawn_anew_at_every_call_and_can_be_left_out():
 
 
 @pytest.mark.parametrize('noise_shape', [None, (None, 1)])
-def test_dropout_is_traced_as_the_layers_own(noise_shape):
+def test_dropout_is_traced_as_the_layer_computes_it(noise_shape):
     layer = keras.layers.Dropout(0.25, noise_shape=noise_shape)
     model = keras.Sequential([keras.Input((200,)), layer])
     inputs = tf.random.stateless_uniform((50, 200), (0, 1), 0.5, 1.5)
@@ -187,7 +187,7 @@ def test_dropout_is_traced_as_the_layers_own(noise_shape):
     np.testing.assert_array_equal(model(inputs, training=False), inputs)
 
 
-def test_a_dropout_layer_that_is_used_twice_is_traced_as_two():
+def test_a_dropout_layer_used_twice_is_traced_as_two():
     layer = keras.layers.Dropout(0.25)
     inside = keras.Sequential([keras.Input((200,)), layer])
     inputs = keras.Input((200,))
@@ -197,7 +197,7 @@ def test_a_dropout_layer_that_is_used_twice_is_traced_as_two():
     assert len(products) == 2 and 'call' not in vars(layer)
 
 
-def test_a_step_leaves_memory_with_its_object():
+def test_the_graph_of_a_step_is_freed_with_its_object():
     maker = maker_of(conv_stack())
     step = maker.step(mask_of(HEAD_BIAS))
     step(*batch())

@@ -48,7 +48,7 @@ def found_in(more, left_out=(), called=None):
     return repeatable(graph_of(nodes, left_out), {2: 0}, 2, [0], [1], called or {})
 
 
-def test_each_op_depends_on_the_tensors_in_front_of_it():
+def test_each_op_depends_on_the_tensors_before_it():
     found = found_in({'third': ('Relu', reading('second'))})
     assert set(found.group_of) == {'images', 'first', 'second', 'third'}
     assert found.prefix_of([True, False]) == {'images', 'first'}
@@ -57,14 +57,14 @@ def test_each_op_depends_on_the_tensors_in_front_of_it():
         [False, False], [False, False], [True, False]]
 
 
-def test_weights_and_constants_are_no_images_own():
+def test_weights_and_constants_are_not_repeatable_nodes():
     found = found_in({'cast': ('Cast', reading('weight')), 'number': ('Const', [])})
     assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found.group_of)
 
 
 @pytest.mark.parametrize('op', ['RandomUniform', 'StatelessRandomUniformV2', 'Multinomial',
                                 'StatefulStandardNormalV2', 'RngReadAndSkip', 'EagerPyFunc'])
-def test_what_is_drawn_is_left_out_with_all_behind_it(op):
+def test_random_ops_and_all_after_them_are_not_repeatable(op):
     found = found_in({'drawn': (op, reading('constant')),
                       'sum': ('AddV2', reading('first', 'drawn')),
                       'behind': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
@@ -72,14 +72,14 @@ def test_what_is_drawn_is_left_out_with_all_behind_it(op):
 
 
 @pytest.mark.parametrize('op', ['While', 'StatelessIf', 'StatefulPartitionedCall'])
-def test_a_function_is_called_again_for_the_same_unless_it_draws_or_writes(op):
+def test_a_function_is_repeatable_unless_it_draws_or_writes(op):
     for inside, there in (({'MatMul', 'TensorListSetItem'}, True), ({'RandomUniform'}, False),
                           ({'MatMul', 'AssignVariableOp'}, False)):
         found = found_in({'loop': (op, reading('first'))}, called={'loop': inside})
         assert ('loop' in found.group_of) == there
 
 
-def test_what_reads_a_variable_that_steps_change_is_left_out_with_all_behind_it():
+def test_readers_of_changing_variables_are_not_repeatable():
     mean = {'mean': ('ReadVariableOp', reading('moving')),
             'normal': ('Sub', reading('first', 'mean')), 'behind': ('Relu', reading('normal'))}
     assert {'normal', 'behind'} <= set(found_in(mean).group_of)
@@ -88,26 +88,26 @@ def test_what_reads_a_variable_that_steps_change_is_left_out_with_all_behind_it(
         assert set(found_in(changed, left_out=['write']).group_of) == {'images', 'first', 'second'}
 
 
-def test_a_weight_in_training_is_changed_and_may_still_be_frozen():
+def test_an_op_that_reads_a_trainable_weight_is_repeatable():
     update = {'update': ('ResourceApplyGradientDescent', reading('kernel', 'first'))}
     found = found_in(update, left_out=['update'])
     assert found.tensors_of(['second']).tolist() == [True, False]
 
 
-def test_what_knows_the_labels_is_left_out():
+def test_ops_that_read_labels_are_not_repeatable():
     found = found_in({'mixed': ('Mul', reading('first', 'labels')),
                       'loss': ('Sum', reading('mixed'))})
     assert not {'labels', 'mixed', 'loss'} & set(found.group_of)
 
 
-def test_what_is_not_of_the_forward_pass_is_left_out():
+def test_backward_ops_are_not_repeatable():
     found = found_in({'gradient': ('ReluGrad', reading('first'))}, left_out=['gradient'])
     assert set(found.group_of) == {'images', 'first', 'second'}
 
 
 # ---------------------------------------------------------------- what the rest of the step reads
 
-def test_read_outside_is_what_the_rest_reads_on_its_way_to_results():
+def test_read_outside_finds_what_the_rest_of_the_step_reads():
     graph = graph_of({'x': ('_Arg', []), 'a': ('Relu', reading('x')), 'b': ('Split', reading('a')),
                       'c': ('Mul', ['b:1', 'x:0']), 'loss': ('Sum', ['c:0', 'b:0']),
                       'unwanted': ('Neg', reading('a'))})
@@ -190,7 +190,7 @@ def joined(relu_ms):
     return cheapest_cut(graph, frozenset(graph.nodes), reading('relu', 'sum'), nbytes, ms, float)
 
 
-def test_a_join_that_two_read_is_stored_once_where_its_relu_is_cheaply_computed_again():
+def test_a_sum_is_stored_once_where_its_relu_is_cheap():
     cut = joined(relu_ms=1.0)
     assert cut.tensors == ['sum:0'] and cut.recomputed == {'relu'} and cut.nbytes == 10
     assert cut.skipped == {'x', 'left', 'right', 'sum'} and cut.skipped_ms == 201.0
@@ -204,24 +204,24 @@ def chain(nbytes, ms=None, wanted=('c',)):
                         ms or dict.fromkeys('abc', 1.0), float)
 
 
-def test_the_boundary_is_where_the_network_is_thin():
+def test_the_cut_lies_where_the_activations_are_small():
     thin = {'x:0': 9, 'a:0': 2, 'b:0': 9, 'c:0': 9}
     assert chain(thin).tensors == ['a:0'] and chain(thin).recomputed == {'b', 'c'}
     assert chain(thin, dict.fromkeys('abc', 5.0)).tensors == ['c:0']
 
 
-def test_what_has_no_row_for_each_image_is_never_stored():
+def test_a_tensor_without_batch_axis_is_never_stored():
     cut = chain({'x:0': 9, 'a:0': 5})
     assert cut.tensors == ['a:0'] and cut.recomputed == {'b', 'c'}
     assert chain({}) is None and chain({'c:0': 1}, wanted=('b', 'c')) is None
 
 
-def test_images_themselves_are_stored_where_nothing_else_can_be():
+def test_images_are_stored_where_nothing_else_can_be():
     cut = chain({'x:0': 3}, wanted=('x',))
     assert cut.tensors == ['x:0'] and not cut.recomputed and cut.skipped == set('xabc')
 
 
-def test_of_a_node_with_several_outputs_those_that_are_read_are_stored():
+def test_only_outputs_that_are_read_are_stored():
     graph = graph_of({'x': ('_Arg', []), 'split': ('Split', reading('x')),
                       'relu': ('Relu', ['split:2'])})
     nbytes = {'x:0': 99, 'split:0': 1, 'split:1': 1, 'split:2': 1, 'relu:0': 9}
@@ -242,7 +242,7 @@ def cut_of(model, trained, rates=ALL_DEAR):
     return prefixes, prefixes.cut_off(mask, rates, lambda size: CHEAP * size)
 
 
-def test_all_in_front_of_the_deepest_tensor_in_training_is_skipped():
+def test_all_layers_before_the_deepest_trained_tensor_are_skipped():
     model = conv_stack()
     _, cut = cut_of(model, [2, 4])
     assert [any(layer in name for name in cut.skipped) for layer in (
@@ -250,19 +250,19 @@ def test_all_in_front_of_the_deepest_tensor_in_training_is_skipped():
     assert cut.nbytes == 12 * 12 * 5 * 4 and len(cut.tensors) == 1 and not cut.recomputed
 
 
-def test_of_all_tensors_in_training_only_the_images_are_read_back():
+def test_full_training_stores_only_the_images():
     _, cut = cut_of(conv_stack(), range(6))
     assert cut.nbytes == 12 * 12 * 3 * 4 and cut.skipped_ms == 0
 
 
-def test_the_join_of_a_network_is_stored_once():
+def test_the_sum_of_two_branches_is_stored_once():
     _, cut = cut_of(residual(), [2, 3, 4], {'Conv2D flops': DEAR})  # the average is taken again
     assert len(cut.tensors) == 1 and cut.nbytes == 12 * 12 * 4 * 4 and cut.recomputed
     _, cut = cut_of(residual(), [2, 3, 4])
     assert len(cut.tensors) == 2 and cut.nbytes == 12 * 12 * 4 * 4 + 4 * 4 and not cut.recomputed
 
 
-def test_before_the_head_alone_averages_are_stored_and_not_maps():
+def test_training_the_head_stores_averages_and_no_maps():
     _, cut = cut_of(residual(), [3, 4])
     assert cut.nbytes == 8 * 4
 
@@ -276,7 +276,7 @@ def dropout_in(place):
 
 
 @pytest.mark.parametrize('place, nbytes', [('front', 12 * 12 * 3 * 4), ('middle', 10 * 10 * 4 * 4)])
-def test_dropout_is_drawn_anew_behind_the_boundary(place, nbytes):
+def test_dropout_is_drawn_after_the_cut(place, nbytes):
     prefixes, cut = cut_of(dropout_in(place), [2, 3])
     assert cut.nbytes == nbytes
     read = prefixes.cached(np.arange(4) >= 2, cut).read
@@ -284,7 +284,7 @@ def test_dropout_is_drawn_anew_behind_the_boundary(place, nbytes):
     assert any(op == 'Conv2D' for op in read.nodes.values()) == (place == 'front')
 
 
-def test_a_recurrent_layer_is_in_the_prefix_unless_its_dropout_is_drawn_inside_its_loop():
+def test_a_recurrent_layer_with_dropout_is_not_in_the_prefix():
     def deepest(**dropout):
         inputs = keras.Input((12, 36))
         x = keras.layers.LSTM(4, **dropout)(inputs)

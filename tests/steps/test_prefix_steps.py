@@ -171,7 +171,7 @@ def with_vit(names):
 
 
 @pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE) + ['adam'])
-def test_filling_and_reading_steps_are_the_uncut_step_bit_for_bit(outcomes, name):
+def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
     for found in outcomes[name]['steps']:
         assert found['again'], 'the uncut step itself is not deterministic'
         assert found['fill'] and found['read'] and found['stored'] and found['specs'], found
@@ -179,12 +179,12 @@ def test_filling_and_reading_steps_are_the_uncut_step_bit_for_bit(outcomes, name
 
 
 @pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
-def test_rows_are_the_same_bits_beside_other_images(outcomes, name):
+def test_activations_do_not_depend_on_other_images(outcomes, name):
     """Or the same but for rounding, where a product of small matrices has them in other lanes."""
     assert outcomes[name]['apart'] <= (1e-6 if name in ('attention', 'vit') else 0)
 
 
-def test_prices_move_the_boundary(outcomes):
+def test_costs_move_the_cut(outcomes):
     steps = [found for name in NETWORKS for found in outcomes[name]['steps']]
     at_dear, at_cheap = [sum(found['recomputed'] for found in steps[i::2]) for i in (0, 1)]
     assert at_cheap > 3 * at_dear
@@ -192,13 +192,13 @@ def test_prices_move_the_boundary(outcomes):
 
 
 @pytest.mark.parametrize('name', SEVERAL)
-def test_several_tensors_are_stored_where_the_rest_reads_several(outcomes, name):
+def test_several_tensors_are_stored_where_several_are_read(outcomes, name):
     assert max(found['tensors'] for found in outcomes[name]['steps']) > 1
 
 
 # ---------------------------------------------------------------- in this process
 
-def test_rows_that_depend_on_their_neighbours_are_found_out():
+def test_activations_that_depend_on_other_images_are_detected():
     """The statistics of a batch do, which are the same in any order of the same images."""
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.GlobalAveragePooling2D()(Centred()(keras.layers.Conv2D(4, 3)(inputs)))
@@ -209,7 +209,7 @@ def test_rows_that_depend_on_their_neighbours_are_found_out():
 
 
 @pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
-def test_no_prefix_goes_through_batch_statistics(name):
+def test_a_prefix_with_batch_statistics_is_detected_or_ends_before(name):
     """Either rows show it or, where the op reads moving statistics (2.7), it ends before."""
     model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
         name == 'mobilenetv2') else ZOO[name].build()
@@ -220,13 +220,13 @@ def test_no_prefix_goes_through_batch_statistics(name):
         assert not any('BatchNorm' in maker.graph.nodes[node].op for node in cut.skipped)
 
 
-def test_without_a_row_of_each_input_for_each_example_nothing_is_cached():
+def test_an_input_without_batch_axis_is_not_cached():
     model, inputs, labels = ZOO['graph_network'].build()
     prefixes = PrefixSteps(StepMaker(model, None, 0.0, inputs, labels))
     assert prefixes.rows_apart(inputs, labels) == np.inf
 
 
-def test_a_cached_step_takes_batches_of_its_shapes_alone():
+def test_a_cached_step_refuses_batches_of_other_shapes():
     model, inputs, labels = network('residual', None)
     maker = StepMaker(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), 0.0,
                       inputs, labels)
@@ -238,7 +238,7 @@ def test_a_cached_step_takes_batches_of_its_shapes_alone():
         steps.read([tensor[:3] for tensor in stored], labels[:3])
 
 
-def test_names_in_a_cut_mean_the_same_in_a_process_that_did_not_profile():
+def test_the_fingerprint_does_not_depend_on_names_of_an_optimizer():
     model, inputs, labels = network('residual', None)
 
     def fingerprint():

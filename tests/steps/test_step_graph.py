@@ -45,7 +45,7 @@ def tensors(mask):
 
 
 @pytest.mark.parametrize('build, expected', [(plain, PLAIN_NEEDS), (branching, BRANCHING_NEEDS)])
-def test_each_backward_op_is_needed_by_the_tensors_derived_by_hand(build, expected):
+def test_each_backward_op_serves_the_tensors_derived_by_hand(build, expected):
     graph = traced(build).graph
     kinds = {op for _, op in expected} | {'Conv2DBackpropInput'}
     found = collections.defaultdict(list)
@@ -58,7 +58,7 @@ def test_each_backward_op_is_needed_by_the_tensors_derived_by_hand(build, expect
 
 
 @pytest.mark.parametrize('build', [plain, branching])
-def test_forward_backward_and_update_split_the_graph_without_overlap(build):
+def test_forward_backward_and_update_split_the_graph(build):
     graph = traced(build).graph
     parts = [set(graph.forward), set(graph.backward), set(graph.update)]
     assert set.union(*parts) == set(graph.nodes)
@@ -70,7 +70,7 @@ def test_forward_backward_and_update_split_the_graph_without_overlap(build):
 
 @pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
 @pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_has_the_same_update_ops_attributed_to_it_alone(build, optimizer):
+def test_every_tensor_has_the_same_update_ops(build, optimizer):
     """The optimizer treats all tensors alike: what one tensor is charged for, all are."""
     graph = traced(build, *optimizer).graph
     own = collections.defaultdict(collections.Counter)
@@ -87,7 +87,7 @@ def test_every_tensor_has_the_same_update_ops_attributed_to_it_alone(build, opti
     assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
 
 
-def test_the_shared_update_ops_do_not_grow_with_the_number_of_tensors():
+def test_shared_update_ops_do_not_grow_with_the_tensors():
     """Keras 3 has ops that read a tensor's momentum alone: they are that tensor's."""
     few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
                                      if k is None)
@@ -122,14 +122,14 @@ OWNERS = {1: 0, 2: 1}
 
 
 @pytest.mark.parametrize('leading', [['loss:0', 'loss:0'], ['loss:0', 'loss:0', 'penalty:0']])
-def test_gradients_follow_as_many_results_as_the_step_has(leading):
+def test_gradients_follow_the_results_of_the_step(leading):
     graph = analyse(graph_of(TWO_TENSORS, leading + ['grad0:0', 'grad1:0']), 2, OWNERS, {},
                     num_results=len(leading))
     assert graph.backward == {'back': 3, 'grad1': 2, 'error': 1, 'grad0': 1}
     assert ('penalty' in graph.forward) == (len(leading) == 3)
 
 
-def test_a_variable_belongs_to_a_tensor_only_if_all_its_writers_serve_that_one():
+def test_a_variable_belongs_to_the_tensor_that_all_writers_serve():
     writes = ['slot0 AssignVariableOp slot grad0', 'shared0 AssignAddVariableOp shared grad0',
               'shared1 AssignAddVariableOp shared grad1', 'of_slot ReadVariableOp slot',
               'of_shared ReadVariableOp shared']
@@ -140,7 +140,7 @@ def test_a_variable_belongs_to_a_tensor_only_if_all_its_writers_serve_that_one()
     assert graph.update['of_shared'] is None and graph.update['shared'] is None
 
 
-def test_a_loop_is_one_node_with_all_that_it_was_taken_apart_into():
+def test_the_parts_of_a_loop_merge_into_one_node():
     nodes = graph_of(['x _Arg', 'loop/size Const', 'loop/enter Enter x',
                       'loop/merge Merge loop/enter loop/next', 'loop/body/inner/mul Mul loop/merge',
                       'loop/next NextIteration loop/body/inner/mul', 'loop/exit Exit loop/merge:1',

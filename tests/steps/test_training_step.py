@@ -35,7 +35,7 @@ def changed(before, variables):
     return [not np.array_equal(a, b) for a, b in zip(before, values(variables))]
 
 
-def test_layers_nearer_the_input_than_the_deepest_selected_tensor_are_not_even_traced():
+def test_layers_below_the_deepest_selected_tensor_are_not_traced():
     model = conv_stack()
     step = TrainingStep(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables),
                         mask_of(KERNEL_3, HEAD_BIAS), weight_decay=1e-3)
@@ -135,7 +135,7 @@ def adam_variables():
          for v in model.trainable_variables] for _ in range(6)]
 
 
-def test_adam_is_keras_own_where_all_tensors_train_from_the_start():
+def test_adam_equals_keras_where_all_tensors_train_from_the_start():
     ends = []
     for make in (make_optimizer, lambda _, rate, steps, variables: keras.optimizers.Adam(
             WarmupCosine(rate, steps))):
@@ -152,7 +152,7 @@ def test_adam_is_keras_own_where_all_tensors_train_from_the_start():
 
 
 @pytest.mark.parametrize('cut', [False, True])
-def test_the_first_adam_step_of_a_tensor_that_joins_late_is_as_large_as_any_first(cut):
+def test_the_first_adam_step_of_a_late_tensor_has_the_usual_size(cut):
     """Corrected by all 20,000 steps it would be 3.16 times the learning rate."""
     model = conv_stack()
     optimizer = make_optimizer('adam', 0.01, 10 ** 9, model.trainable_variables)
@@ -249,7 +249,7 @@ def test_sgd_with_decoupled_decay_equals_the_formula(decay):
 
 
 @pytest.mark.parametrize('chosen', [(True, True), (False, True)])
-def test_each_gradient_is_clipped_by_its_own_norm_whatever_else_is_trained(chosen):
+def test_each_gradient_is_clipped_by_its_own_norm(chosen):
     model, (x, labels) = linear(), points()
     start, clip_norm = values(model.trainable_variables), 0.5
     step = TrainingStep(model, make_optimizer('sgd', 0.2, 8, model.trainable_variables,
@@ -263,7 +263,7 @@ def test_each_gradient_is_clipped_by_its_own_norm_whatever_else_is_trained(chose
     assert np.linalg.norm(plain[0] - start[0]) > 0.1 > np.linalg.norm(plain[1] - start[1])
 
 
-def test_the_learning_rate_warms_up_in_a_line_then_falls_on_a_cosine():
+def test_the_learning_rate_rises_in_a_line_then_falls_as_a_cosine():
     def rates(warmup_steps):
         optimizer = make_optimizer('sgd', 0.2, 12, linear().trainable_variables, warmup_steps)
         for step in range(13):
