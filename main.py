@@ -149,15 +149,16 @@ def timing_table(settings, model, dataset, cache, resumes=False):
 
     Raises UserError if rho is out of reach, unless the run resumes.
     """
-    from selection_solver_DP import layers_of, out_of_reach
+    from elastic.selection.cache_costs import CacheCosts
+    from elastic.selection.items import layers_of, out_of_reach
     training, table = settings.training, profile(settings, model, dataset)
     layers = layers_of(model) if training.granularity == 'layer' else None
     if cache is not None and not np.isfinite(table.cut_bytes).any():
         cache = no_cache(settings.cache.prefix_cache,
                          'no part of the network can be cut off whose outputs have a row for each '
                          'image, independent of the other images (batch statistics?)')
-    priced = table if cache is None else cache.priced(table, 1, training.num_epochs + 1)
-    reason = out_of_reach(priced, training.rho, layers)
+    costed = table if cache is None else CacheCosts(cache, table, 1, training.num_epochs + 1).table
+    reason = out_of_reach(costed, training.rho, layers)
     if reason and not resumes:
         raise UserError('--' + reason)
     return table, cache

@@ -391,12 +391,12 @@ def print_costs(way, table, path, images, peaks):
     peaks: train type -> bytes.
     """
     from elastic import costs
-    from elastic.cache.copy_costs import RowCosts
+    from elastic.cache.copy_costs import CopyCosts
     from elastic.cache.stores import room
     folder, row_ms = os.path.dirname(path), dict(table.profile.row_ms)
-    row_costs = RowCosts(images[0], way.batch_size, folder, memory_bytes=room(folder)[0],
+    copy_costs = CopyCosts(images[0], way.batch_size, folder, memory_bytes=room(folder)[0],
                          measured=row_ms)
-    found = [costs.cost_of(each, table, row_costs, images, peaks)
+    found = [costs.cost_of(each, table, copy_costs, images, peaks)
              for each in costs.ways_like(way, table)]
     profile = table.profile._replace(peak_bytes=peaks, row_ms=row_ms)
     if (peaks, row_ms) != (table.profile.peak_bytes, table.profile.row_ms):

@@ -21,7 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic.timing.table import items_of, time_of_groups
+from elastic.selection.items import (  # noqa: F401, some for those who import them from here
+    items_of,
+    layers_of,
+    out_of_reach,
+    reachable,
+    smallest_rho,
+)
+from elastic.timing.table import time_of_groups
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
@@ -239,52 +246,12 @@ def _require_finite(name, array):
 # ---------------------------------------------------------------- what rho leaves, on the graph
 
 
-def layers_of(model):
-    """(N,) int: which layer each trainable tensor is of."""
-    from elastic.compat import keras_stack
-    paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
-    return np.array([paths.index(path) for path in paths])
-
-
-def smallest_rho(timings, layers=None):
-    """The least rho at which some tensor can be trained (paper, section 4.3).
-
-    layers: as in choose_tensors.
-    """
-    items = items_of(timings, layers)
-    least = timings.step_time(items.cheapest[items.of])
-    rho = least / timings.t_step
-    while rho * timings.t_step < least:  # as choose_tensors reckons
-        rho = np.nextafter(rho, np.inf)
-    return float(rho)
-
-
-def out_of_reach(timings, rho, layers=None):
-    """Why no tensor can be trained at rho by these timings, in one line; None where one can."""
-    least = smallest_rho(timings, layers)
-    return None if rho >= least else (
-        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step{}; the '
-        'smallest rho that trains a tensor is {:.3f}'.format(
-            rho, timings.t_fp / timings.t_step, '' if timings.cache is None else
-            ', and the prefix cache has to be filled', least + 5e-4))
-
-
-def reachable(timings, rho, layers=None):
-    """rho, or the smallest one at hand where the device has become too slow for it, and says so."""
-    least = smallest_rho(timings, layers)
-    if rho < least:
-        print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(
-            rho, least))
-    return max(rho, least)
-
-
-def choose_tensors(timings, importance, rho, layers=None, start=None):
+def choose_tensors(timings, importance, rho, layers=None):
     """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
 
     Prices are the graph's: each op that a chosen tensor needs is paid once. The better of the
     exact solution of the chain, filled up, and of sets built from nothing, by each of POWERS.
     layers: (N,) int, which layer a tensor is of, where those of a layer go together; else None.
-    start: (N,) bool, a choice within rho from which the search shall start, too, or None.
     fallback: as of select_tensors.
     Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
     """
@@ -304,23 +271,48 @@ def choose_tensors(timings, importance, rho, layers=None, start=None):
     # By a cache, a deeper tensor can bring in more time than it takes.
     feasible = (feasible | (items.beside_deeper <= budget)) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
-    begin = mask.copy()
-    begin[items.of[np.zeros(len(importance), bool) if start is None else start]] = True
-    mask[feasible] = _search(items.only(feasible), value[feasible], budget, begin[feasible])
+    mask[feasible] = _search(items.only(feasible), value[feasible], budget)
     mask = _trimmed(mask, value, price, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
-def _search(items, value, budget, begin):
-    """(L,) bool: the best set found among items of positive value that each fit alone, one of the
-    searches starting from the (L,) bool `begin`.
+def choose_cached_tensors(costs, importance, rho, layers=None):
+    """Returns ((N,) bool, fallback, TensorTimings): a choice with a prefix cache, and its table.
+
+    Chooses at the costs of the chain, and among the tensors that the present cache serves. The
+    better choice gets the cut that is cheapest for it. What this cut leaves of the budget buys
+    further tensors, the most important first, each at the cut of the wider mask.
+    costs: cache_costs.CacheCosts. importance, rho, layers, fallback: as in choose_tensors; where
+    rho has become too small, the smallest rho takes its place.
+    The table has the CacheCost of the chosen cut, whose `cut` is None where no cache pays.
     """
+    least = [smallest_rho(table, layers) for table in costs.tables]
+    rho = reachable(costs.tables[int(np.argmin(least))], rho, layers)
+    found = [choose_tensors(table, importance, rho, layers)
+             for table, smallest in zip(costs.tables, least) if smallest <= rho]
+    mask, fallback = max(found, key=lambda choice: (
+        not choice[1], float(importance[choice[0]].sum())))
+    table = costs.at_own_cut(mask)
+    of = items_of(table, layers).of
+    worth = np.bincount(of, importance)
+    for item in () if fallback or rho >= 1 else np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
+        wider, limit = mask | (of == item), rho * table.t_step
+        # No cut of a wider mask saves more. Cuts take milliseconds: most items need none made.
+        at_least = table.plain_time(wider) + float(table.at_deepest[table.deepest(mask)])
+        if wider.sum() > mask.sum() and at_least <= limit:
+            at_wider = costs.at_own_cut(wider)
+            if at_wider.step_time(wider) <= limit:
+                mask, table = wider, at_wider
+    return mask, fallback, table
+
+
+def _search(items, value, budget):
+    """(L,) bool: the best set found among items of positive value that each fit alone."""
     if items.own.sum() + items.group_ms.sum() + items.at_deepest[
             np.argmax(items.depth)] <= budget:
         return np.ones(len(value), dtype=bool)
     starts = [(on_chain(items, value, budget), POWERS[0])]
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
-    starts += [(begin, POWERS[0])] if begin.any() else []
     return max((filled(items, value, mask, budget, power) for mask, power in starts),
                key=lambda mask: value[mask].sum())
 

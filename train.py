@@ -19,9 +19,10 @@ from elastic.device.thermal import Monitor
 from elastic.runs.checkpoint import Interrupted
 from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
 from elastic.schemes.scheme import Choice, Scheme
-from elastic.selection.cache_costs import Budget, CachePrices
+from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
+from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import (
     READ,
     Diverged,
@@ -32,7 +33,7 @@ from elastic.steps.epoch import (
 )
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
-from selection_solver_DP import choose_tensors, layers_of, reachable
+from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
 def step_maker(model, dataset, settings, penalty=None):
@@ -219,7 +220,7 @@ class ElasticScheme(Scheme):
     maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
     its next batches. timings: TensorTimings of this model on this machine. With
     settings.closed_loop they are kept true while the device changes speed.
-    cache: prefix_cache.PrefixCache, whose prices then count, or None. With one, rho holds for the
+    cache: prefix_cache.PrefixCache, whose costs then count, or None. With one, rho holds for the
     run, see cache_costs.Budget.
     Where steps take more or less than predicted between two selections, so much that by the next it
     adds up to more than choosing takes, the tensors are chosen again by the importance that was
@@ -324,19 +325,19 @@ class ElasticScheme(Scheme):
             return self._timings, 0.0
         current = self._current
         ran = () if last is None else (
-            current.mask, last.ms[last.kind], last.wait_ms, current.price_of(last.kind))
+            current.mask, last.ms[last.kind], last.wait_ms, current.cost_of(last.kind))
         drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
         return self._loop.timings, drift
 
     def _chosen(self, importance, table, rho, epoch, due):
-        """(mask, fallback, table with the cache's price), or None to go on as before."""
+        """(mask, fallback, table with the cache's cost), or None to go on as before."""
         if self._cache is None:
             rho = reachable(table, rho, self._layers)
             return choose_tensors(table, importance, rho, self._layers) + (table,)
-        prices = CachePrices(self._cache, table, epoch, self._settings.num_epochs + 1)
-        if not due and rho < prices.smallest_rho(self._layers):
+        costs = CacheCosts(self._cache, table, epoch, self._settings.num_epochs + 1)
+        if not due and rho < costs.smallest_rho(self._layers):
             return None  # too few epochs are left to fill another cache for
-        return prices.chosen(importance, rho, self._layers)
+        return choose_cached_tensors(costs, importance, rho, self._layers)
 
 
 def due_epochs(settings):

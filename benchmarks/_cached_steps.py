@@ -67,7 +67,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
     """Returns the result of one network: a row for each place and each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
     from datasets import load_dataset
-    from elastic.selection.cache_costs import CachePrices
+    from elastic.selection.cache_costs import CacheCosts
     from selection_solver_DP import smallest_rho
     maker = prepared.maker
     table, importance, loop = _bench.chosen_by(prepared)
@@ -79,10 +79,10 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
                            leave=False, disable=None):
         caches = caches_in[place]
         drift = loop.update(*prepared.batch)
-        prices = CachePrices(caches[0], loop.timings, 1, interval + 1)
-        least.setdefault(place, float(prices.smallest_rho()))
-        if rho >= prices.smallest_rho():
-            rows.append(row_of(maker, loop, prices, importance, rho, caches, full, rounds,
+        costs = CacheCosts(caches[0], loop.timings, 1, interval + 1)
+        least.setdefault(place, float(costs.smallest_rho()))
+        if rho >= costs.smallest_rho():
+            rows.append(row_of(maker, loop, costs, importance, rho, caches, full, rounds,
                                place == 'disk'))
             rows[-1].update(rho=rho, place=place, drift=float(drift))
         for cache in caches:
@@ -105,20 +105,20 @@ def caches_of(data, maker, place, cache_dir):
     return caches
 
 
-def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk):
+def row_of(maker, loop, costs, importance, rho, caches, full, rounds, from_disk):
     """Returns the dict of one rho, with shares of the full step."""
-    from selection_solver_DP import choose_tensors, smallest_rho
+    from selection_solver_DP import choose_cached_tensors, choose_tensors, smallest_rho
     now, other, mask_without = loop.timings, None, None
-    mask, _, priced = prices.chosen(importance, rho)
+    mask, _, table = choose_cached_tensors(costs, importance, rho)
     wider = [mask | (np.arange(len(mask)) == k) for k in np.flatnonzero(~mask & (importance > 0))]
     fitting = [other for other in wider
-               if prices.at_own_cut(other).step_time(other) <= rho * priced.t_step]
+               if costs.at_own_cut(other).step_time(other) <= rho * table.t_step]
     if rho >= smallest_rho(now):
         mask_without, _ = choose_tensors(now, importance, rho)
         other = maker.step(mask_without)
     step, (reading, filling) = maker.step(mask), caches
-    reading.begin(step, priced)
-    filling.begin(step, priced)
+    reading.begin(step, table)
+    filling.begin(step, table)
     sampler = Sampler(full, other, step, reading, filling, from_disk)
     samples = sampler.samples
     ms, dropped = _bench.interleaved(list(samples.values()), rounds, warm=1,
@@ -127,23 +127,23 @@ def row_of(maker, loop, prices, importance, rho, caches, full, rounds, from_disk
     if 'read' in sampler.waits:
         reading.waited(sampler.waits['read'])
     shares = {kind: column / ms[:, 0] for kind, column in zip(samples, ms.T)}
-    fill_share = priced.fill_share(mask)
+    fill_share = table.fill_share(mask)
     shares['mean'] = shares['uncached'] if 'uncached' in samples else (
         fill_share * shares['fill'] + (1 - fill_share) * shares['read'])
-    k, left = priced.deepest(mask), rho * priced.t_step - priced.step_time(mask)
-    cut, price = reading.cut, (priced if priced.is_cached(mask) else prices.table).cache
+    k, left = table.deepest(mask), rho * table.t_step - table.step_time(mask)
+    cut, cost = reading.cut, (table if table.is_cached(mask) else costs.table).cache
     return dict(
         tensors=int(mask.sum()), deepest=k, fill_share=fill_share,
-        full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(priced.t_step),
+        full_ms=float(np.median(ms[:, 0])), predicted_full_ms=float(table.t_step),
         predicted=dict(
-            {'mean': float(priced.step_time(mask) / priced.t_step)}, **({} if cut is None else {
-                'fill': float(priced.filling_time(mask) / priced.t_step),
-                'read': float(priced.reading_time(mask) / priced.t_step)})),
+            {'mean': float(table.step_time(mask) / table.t_step)}, **({} if cut is None else {
+                'fill': float(table.filling_time(mask) / table.t_step),
+                'read': float(table.reading_time(mask) / table.t_step)})),
         measured={kind: float(np.median(column)) for kind, column in shares.items()},
         spread=_bench.spread(shares['mean']), waits=sampler.waits,
-        t_prefix=float(price.skipped[k]) if cut else 0.0,
-        cut_bytes=float(priced.cut_bytes[k]), row_bytes=cut.nbytes + 4 if cut else 0,
-        read_ms=float(price.read_ms[k]), write_ms=float(price.write_ms[k]),
-        unspent=float(left / priced.t_step), still_fitting=len(fitting), dropped_samples=dropped,
+        t_prefix=float(cost.skipped[k]) if cut else 0.0,
+        cut_bytes=float(table.cut_bytes[k]), row_bytes=cut.nbytes + 4 if cut else 0,
+        read_ms=float(cost.read_ms[k]), write_ms=float(cost.write_ms[k]),
+        unspent=float(left / table.t_step), still_fitting=len(fitting), dropped_samples=dropped,
         importance=float(importance[mask].sum()),
         importance_without=None if mask_without is None else float(importance[mask_without].sum()))

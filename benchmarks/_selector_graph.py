@@ -10,7 +10,8 @@ import _path  # noqa: F401
 import numpy as np
 from tqdm import tqdm
 
-from elastic.timing.table import Profile, TensorTimings, chain_timings, items_of
+from elastic.selection.items import items_of
+from elastic.timing.table import Profile, TensorTimings, chain_timings
 from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)

@@ -13,8 +13,8 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.images import augmentation_of, sizes_at_hand
 from elastic.schemes.fixed import SCHEMES
+from elastic.selection.items import out_of_reach, smallest_rho
 from elastic.settings import BASELINES, ELASTIC, PAPER_SETS, PRUNE, TRAINING
-from selection_solver_DP import out_of_reach, smallest_rho
 
 RHOS = (0.7, 0.5, 0.35, 0.25)
 PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
@@ -50,17 +50,17 @@ class Way(NamedTuple):
         fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
         return self.num_epochs / fillings
 
-    def priced(self, table, row_costs=None):
+    def with_cache_cost(self, table, copy_costs=None):
         """Returns the TensorTimings with the cost of a prefix cache, where this way uses one.
 
-        row_costs: RowCosts of copying cached activations; None: copying is free.
+        copy_costs: CopyCosts of copying cached activations; None: copying is free.
         """
         if self.prefix_cache != 'on':
             return table
         best = table.cached_at_best(self.cache_epochs)
-        if row_costs is None:
+        if copy_costs is None:
             return best
-        read, write = row_costs.copying(table.cut_bytes)
+        read, write = copy_costs.copying(table.cut_bytes)
         return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
 
     def why_not(self, table):
@@ -69,10 +69,12 @@ class Way(NamedTuple):
         With a prefix cache the answer is that of an ideal one. A run, which has its data, may still
         refuse.
         """
-        return out_of_reach(self.priced(table), self.rho) if self.train_type == ELASTIC else None
+        if self.train_type != ELASTIC:
+            return None
+        return out_of_reach(self.with_cache_cost(table), self.rho)
 
     def step_ms(self, table):
-        """Returns the mean ms of a step by a priced table.
+        """Returns the mean ms of a step by such a table.
 
         Elastic training spends its budget. PruneTrain counts as full training, which it is until it
         prunes channels.
@@ -84,7 +86,7 @@ class Way(NamedTuple):
         return float(table.step_time(mask_of(self.train_type, table.names)))
 
     def hours(self, table, images):
-        """Returns the hours of a run by a priced table, tests between epochs included.
+        """Returns the hours of a run by such a table, tests between epochs included.
 
         images: (training, test) images of the data set.
         """
@@ -157,12 +159,12 @@ def ways_like(way, table):
                 yield way._replace(train_type=train_type, rho=rho, prefix_cache=cache)
 
 
-def cost_of(way, table, row_costs, images, peaks):
+def cost_of(way, table, copy_costs, images, peaks):
     """Returns the Cost of a Way.
 
-    images: (training, test) images. peaks: train type -> bytes or None. row_costs: RowCosts.
+    images: (training, test) images. peaks: train type -> bytes or None. copy_costs: CopyCosts.
     """
-    table, elastic = way.priced(table, row_costs), way.train_type == ELASTIC
+    table, elastic = way.with_cache_cost(table, copy_costs), way.train_type == ELASTIC
     least = smallest_rho(table) if elastic else None
     cost = Cost(way, least, peaks[way.train_type])
     if elastic and way.rho < least:

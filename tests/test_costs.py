@@ -11,7 +11,7 @@ from test_selection_solver_DP import tangled_table
 
 import profiler
 from elastic import command_line, costs
-from elastic.cache.copy_costs import RowCosts
+from elastic.cache.copy_costs import CopyCosts
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.flags import parse_arguments
@@ -34,15 +34,15 @@ def profiled():
 
 
 @pytest.fixture
-def row_costs(tmp_path):
-    return RowCosts(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9)
+def copy_costs(tmp_path):
+    return CopyCosts(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9)
 
 
 @pytest.fixture
-def found(profiled, row_costs):
+def found(profiled, copy_costs):
     """(train type, rho, prefix cache) -> its Cost, of small_classifier."""
     return {way[:1] + (way.rho, way.prefix_cache): costs.cost_of(
-        way, profiled, row_costs, IMAGES, PEAKS) for way in costs.ways_like(WAY, profiled)}
+        way, profiled, copy_costs, IMAGES, PEAKS) for way in costs.ways_like(WAY, profiled)}
 
 
 # --- rows
@@ -80,12 +80,12 @@ def test_elastic_steps_are_what_rho_may_spend_and_out_of_reach_below_the_smalles
     assert found['elastic_training', 0.25, 'on'].smallest_rho < least
 
 
-def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(profiled, row_costs,
+def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(profiled, copy_costs,
                                                                             found):
     cached, without = [found['traditional_tl_training', 1.0, cache] for cache in ('on', 'off')]
     mask = np.array([name.startswith('head/') for name in profiled.names])
     k = profiled.deepest(mask)
-    read, write = [ms[k] for ms in row_costs.copying(profiled.cut_bytes)]
+    read, write = [ms[k] for ms in copy_costs.copying(profiled.cut_bytes)]
     reading = without.step_ms + read - profiled.t_prefix[k]
     assert cached.step_ms == pytest.approx((without.step_ms + write) / 12 + 11 / 12 * reading)
 

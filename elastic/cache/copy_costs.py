@@ -1,32 +1,35 @@
-"""What it takes to copy rows of the prefix cache, by how large they are and where they fit."""
+"""The cost of copying cached activations, by their size and by where they fit."""
 
 import numpy as np
 
 from elastic.cache import stores
 from elastic.cache.stores import CacheLost
 
-TRIED_ROWS = (1 << 12, 1 << 18)  # bytes, whose reading and writing is measured
+TRIED_BYTES = (1 << 12, 1 << 18)  # an image; sizes between and beyond lie on a line through both
 
 
-class RowCosts:
-    """Of one run's cache, prefix_cache.PrefixCache, whose rows may move.
+class CopyCosts:
+    """The cost of copying cached activations to and from the store of a run.
 
-    num_images: that have a row each. folder: for rows that do not fit into memory. cache_gb: see
-    stores.room. memory_bytes: see stores.open_store. measured: dict where rows lie ->
-    (reading, writing) ms a batch, of TRIED_ROWS; what it lacks is measured and added.
+    num_images: training images, one record each. folder: for what does not fit into memory.
+    cache_gb: see stores.room. memory_bytes: see stores.open_store.
+    measured: dict 'memory' or 'disk' -> (reading, writing) ms a batch, for each of TRIED_BYTES;
+    what is missing is measured when it is needed.
     """
 
     def __init__(self, num_images, batch_size, folder, cache_gb=None, memory_bytes=None,
                  measured=None):
         self._num_images, self._batch_size = num_images, batch_size
         self._folder, self._cache_gb, self._memory_bytes = folder, cache_gb, memory_bytes
-        self.cut = self._store = None  # of the tensors now in training: prefix_cut.Cut, Store
+        self.cut = self.store = None  # the present prefix_cut.Cut and Store
         self._measured = {} if measured is None else measured
-        self._wait_ms = 0.0  # see waited
+        self._wait_ms = 0.0  # overhead of a reading step
 
     def copying(self, nbytes):
-        """(reading, writing): (N,) ms a batch of a new cache, which the present one makes room for;
-        inf where it does not fit. nbytes: (N,) of one image without its label, inf for none.
+        """Returns (reading, writing), (N,) ms a batch each, of caches that replace the present one.
+
+        nbytes: (N,) activations of one image, inf where there is no cut. The cost of a cache that
+        does not fit is inf.
         """
         size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
         memory, disk = self._room()
@@ -35,68 +38,66 @@ class RowCosts:
         on_disk = fits & (whole > memory)
         read, write = [ms(size) for ms in self._rates(False)]
         if on_disk.any():
-            read, write = [np.where(on_disk, ms(size), of_memory)
-                           for ms, of_memory in zip(self._rates(True), (read, write))]
+            read, write = [np.where(on_disk, ms(size), in_memory)
+                           for ms, in_memory in zip(self._rates(True), (read, write))]
         return np.where(fits, read + self._wait_ms, np.inf), np.where(fits, write, np.inf)
 
+    def copying_present(self):
+        """Returns (reading, writing), ms a batch each, of the present cache."""
+        read, write = self._rates(isinstance(self.store, stores.FileStore))
+        size = self.cut.nbytes + 4
+        return float(read(size)) + self._wait_ms, float(write(size))
+
     def too_large(self, nbytes):
-        """One line where not even the smallest of new caches fits, else None; nbytes: see copying.
+        """Returns one line where not even the smallest of these caches fits, else None.
+
+        nbytes: as in copying.
         """
         size, room = (np.min(nbytes) + 4) * self._num_images, self._room()
         return stores.no_room(size, *room) if max(room) < size < np.inf else None
 
-    def copying_kept(self):
-        """(reading, writing): ms a batch of the present cache."""
-        read, write = self._rates(isinstance(self._store, stores.FileStore))
-        size = self.cut.nbytes + 4
-        return float(read(size)) + self._wait_ms, float(write(size))
+    def read_ms_by_size(self, nbytes):
+        """Returns a function, bytes of an image -> ms to read a batch.
 
-    def read_ms_of_row(self, nbytes):
-        """Function, bytes of one image -> ms to read them for a batch: from where a cache of
-        `nbytes` an image would be.
+        It reads from where a cache of `nbytes` an image would lie.
         """
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self._num_images > memory)[0]
 
-    def _room(self):
-        """(bytes of memory, bytes of disk) that a new cache may take, the present one freed."""
-        memory, disk = stores.room_without(self._store, self._folder, self._cache_gb)
-        return memory if self._memory_bytes is None else self._memory_bytes, disk
-
     def waited(self, wait_ms):
-        """From now on a step that reads waits so long for its rows, and for Python, if they are as
-        large as those now stored: of these, all that copying such rows does not explain.
+        """Records the median wait of reading steps, ms.
+
+        Waiting that exceeds the measured copy time is overhead, and is added to the cost of reading
+        from now on.
         """
-        if self.cut is not None and self._store is not None:
-            on_disk = isinstance(self._store, stores.FileStore)
+        if self.cut is not None and self.store is not None:
+            on_disk = isinstance(self.store, stores.FileStore)
             self._wait_ms = max(0.0, wait_ms - float(self._rates(on_disk)[0](self.cut.nbytes + 4)))
 
-    def _rates(self, on_disk):
-        """(reading, writing): functions, bytes of a row -> ms a batch; measured once a run.
+    def _room(self):
+        """Returns the bytes of (memory, disk) for a new cache, once the present one is freed."""
+        memory, disk = stores.room_without(self.store, self._folder, self._cache_gb)
+        return memory if self._memory_bytes is None else self._memory_bytes, disk
 
-        Of a file, where all that does not fit into memory goes, rows come from the disk itself.
+    def _rates(self, on_disk):
+        """Returns two functions (reading, writing), bytes of an image -> ms a batch.
+
+        A file is read from the disk itself: it is used for what does not fit into memory.
         """
         place = 'disk' if on_disk else 'memory'
         if place not in self._measured:
             try:
                 self._measured[place] = [stores.measured_rates(
                     size, self._batch_size, self._folder if on_disk else None, on_disk)
-                    for size in TRIED_ROWS]
+                    for size in TRIED_BYTES]
             except CacheLost as error:
                 print('the prefix cache stays in memory: {}'.format(error))
                 self._measured[place] = [(np.inf, np.inf)] * 2
         return [_line(low, high) for low, high in zip(*self._measured[place])]
 
-    def _costs(self):
-        """What `_restore_costs` takes: a resumed run has the prices it had."""
-        return dict(measured=self._measured, wait_ms=self._wait_ms)
-
-    def _restore_costs(self, state):
-        self._measured, self._wait_ms = state['measured'], state['wait_ms']
-
 
 def _line(low, high):
-    """Function, bytes of a row -> ms, through what TRIED_ROWS took."""
-    small, large = TRIED_ROWS
+    """Returns a function, bytes -> ms, through the ms of both TRIED_BYTES."""
+    small, large = TRIED_BYTES
     slope = max(0.0, (high - low) / (large - small)) if np.isfinite(high) else 0.0
     return lambda nbytes: low + slope * np.maximum(nbytes - small, 0)

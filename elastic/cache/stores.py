@@ -1,9 +1,7 @@
-"""The store of the prefix cache: what the frozen layers give for each training image.
+"""The store of the prefix cache: the activations of the frozen layers, one record an image.
 
-Between two selections the layers nearest the input are frozen: an unchanged image gives the same
-activations at the cut in each epoch. The first epoch puts them here, one row an image, by its
-number; later epochs get them instead of decoding the image and running those layers. A store that
-fails closes, frees all it held and says why in one line (CacheLost): the caller computes on.
+A store lies in memory or in a file. One that fails frees all it held and raises CacheLost, with the
+reason in one line; training then continues without a cache.
 """
 
 import collections
@@ -23,74 +21,82 @@ from elastic.command_line import UserError
 from elastic.device.host import MEMORY_SHARE, available_bytes
 
 GB = 10 ** 9
-DISK_SHARE = 0.5  # of the free disk, where --cache_gb does not say
-MOST_OF_DISK = 0.9  # of it, whatever --cache_gb says: logs and checkpoints go there too
-TRIAL_BYTES = 64 * 10 ** 6  # written and read to measure rates: more than processors' caches hold
+DISK_SHARE = 0.5  # of the free disk, without --cache_gb
+MOST_OF_DISK = 0.9  # of the free disk, with any --cache_gb: logs and checkpoints need some, too
+TRIAL_BYTES = 64 * 10 ** 6  # to measure rates: more than the caches of processors hold
 
 
 class CacheLost(Exception):
-    """The store could not be opened, written or read: one line, what failed and why."""
+    """The store could not be opened, written or read; says in one line what failed and why."""
 
 
-class Row(NamedTuple):
-    """One tensor of what is stored of each image."""
-    shape: Tuple[int, ...]  # without the batch; () for the label
-    dtype: Any  # NumPy's, or TensorFlow's bfloat16 in NumPy
+class Field(NamedTuple):
+    """One tensor of an image's record.
+
+    shape: without the batch; () for the label. dtype: NumPy's, or TensorFlow's bfloat16 in NumPy.
+    """
+    shape: Tuple[int, ...]
+    dtype: Any
 
     @property
     def nbytes(self):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
-def row_bytes(rows):
-    """Bytes that one image takes: whole words of 8, of which FileStore keeps the sum."""
-    return 8 * -(-sum(row.nbytes for row in rows) // 8)
+def record_bytes(fields):
+    """Returns the bytes of one image's record: whole words of 8, which FileStore adds up."""
+    return 8 * -(-sum(field.nbytes for field in fields) // 8)
 
 
 class Store(contextlib.AbstractContextManager):
-    """Rows by number of the training image. One thread may get while another puts.
+    """Records by the number of their training image. One thread may get while another puts.
 
-    rows: Row of each tensor, in the order of `put` and `get`; num_images: numbers are below it.
+    fields: Field of each tensor, in the order of `put` and `get`. num_images: more than any number.
+    held: arrays, or the file.
     """
 
-    def __init__(self, rows, num_images, held):
-        self.rows, self.bytes_written, self.bytes_read = list(rows), 0, 0
+    def __init__(self, fields, num_images, held):
+        self.fields, self.bytes_written, self.bytes_read = list(fields), 0, 0
         self.seconds_writing = self.seconds_reading = 0.0
-        self._stored, self._held = np.zeros(num_images, bool), held  # arrays, or the file
+        self._stored, self._held = np.zeros(num_images, bool), held
         self._lock = threading.Lock()  # a read that fails closes what another thread may write to
 
     def __exit__(self, *_):
         self.close()
 
     def __len__(self):
-        """Images stored."""
+        """Returns the number of images stored."""
         return int(np.count_nonzero(self._stored))
 
     @property
     def stored(self):
-        """(num_images,) bool: whose rows are stored."""
+        """Returns the (num_images,) bool of the images stored."""
         return self._stored.copy()
 
     @property
     def nbytes(self):
-        """Bytes that the stored rows take."""
-        return len(self) * row_bytes(self.rows)
+        """Returns the bytes of all records."""
+        return len(self) * record_bytes(self.fields)
 
     def has(self, numbers):
-        """Whether all are stored: (B,) int -> bool, (steps, B) int -> (steps,) bool."""
+        """Returns whether all images of a batch are stored.
+
+        numbers: (B,) or (steps, B) int; the result is a bool, or (steps,) bool.
+        """
         return self._stored[np.asarray(numbers)].all(axis=-1)
 
     def put(self, numbers, tensors):
-        """Stores rows; one that is stored already stays as it is, for flash wears. CacheLost.
+        """Stores the records of these images, but for those already stored: flash memory wears.
 
-        numbers: (B,) int, all different; tensors: (B,) + shape of each Row, of its dtype.
+        numbers: (B,) int, all different. tensors: (B,) + shape of each Field, of its dtype.
+        Raises CacheLost.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
         columns = []  # (B, bytes) uint8 each: NumPy then need not know bfloat16
-        for row, tensor in zip(self.rows, tensors):
+        for field, tensor in zip(self.fields, tensors):
             tensor = np.ascontiguousarray(tensor)
-            assert tensor.shape == numbers.shape + tuple(row.shape), (tensor.shape, row)
-            assert tensor.dtype == row.dtype, (tensor.dtype, row)
+            assert tensor.shape == numbers.shape + tuple(field.shape), (tensor.shape, field)
+            assert tensor.dtype == field.dtype, (tensor.dtype, field)
             columns.append(tensor.reshape(len(numbers), -1).view(np.uint8))
         new = ~self._stored[numbers]
         if not new.all():
@@ -102,7 +108,10 @@ class Store(contextlib.AbstractContextManager):
         self.seconds_writing += time.perf_counter() - began
 
     def get(self, numbers):
-        """Fresh arrays (B,) + shape of each Row for `numbers`, (B,) int, all stored. CacheLost."""
+        """Returns new arrays, (B,) + shape of each Field, of `numbers`, (B,) int, all stored.
+
+        Raises CacheLost; KeyError where one is not stored.
+        """
         began, numbers = time.perf_counter(), np.asarray(numbers)
         if not self.has(numbers):
             self._opened()
@@ -111,19 +120,19 @@ class Store(contextlib.AbstractContextManager):
             columns = self._read(numbers)
         self.bytes_read += sum(column.nbytes for column in columns)
         self.seconds_reading += time.perf_counter() - began
-        return [column.view(row.dtype).reshape(numbers.shape + tuple(row.shape))
-                for row, column in zip(self.rows, columns)]
+        return [column.view(field.dtype).reshape(numbers.shape + tuple(field.shape))
+                for field, column in zip(self.fields, columns)]
 
     def close(self):
-        """Frees all it held: `has` is False from now on, `put` and `get` raise CacheLost.
+        """Frees all it held; `put` and `get` raise CacheLost from now on.
 
-        At any time, from any thread, and more than once.
+        It may be called at any time, from any thread, and more than once.
         """
         with self._lock:
             held, self._held = self._held, None
             self._stored[:] = False
             if hasattr(held, 'close'):
-                with contextlib.suppress(OSError):  # of rows that nobody reads any more
+                with contextlib.suppress(OSError):  # nobody reads these records any more
                     held.close()
 
     def _opened(self):
@@ -143,12 +152,12 @@ class Store(contextlib.AbstractContextManager):
 
 
 class MemoryStore(Store):
-    """Rows in memory, which the system gives page by page as they are first written."""
+    """Records in memory, which the system allocates page by page as they are first written."""
     place = 'in memory'
 
-    def __init__(self, rows, num_images):
-        super().__init__(rows, num_images,
-                         [np.empty((num_images, row.nbytes), np.uint8) for row in rows])
+    def __init__(self, fields, num_images):
+        super().__init__(fields, num_images,
+                         [np.empty((num_images, field.nbytes), np.uint8) for field in fields])
 
     def _write(self, numbers, columns):
         for array, column in zip(self._opened(), columns):
@@ -160,23 +169,23 @@ class MemoryStore(Store):
 
 
 class FileStore(Store):
-    """Rows in a file in `folder`, one contiguous record each, in the order in which they came.
+    """Records in a file in `folder`, in the order in which they were put.
 
-    In that order and not by number: a card is then written in one run, and a file system without
-    sparse files writes no gaps. The file has no name (O_TMPFILE), or loses it while it is empty:
-    the system frees it with this process however that ends, kill -9 included; nothing can remain.
+    An SD card is then written in one run, and a file system without sparse files writes no gaps.
+    The file has no name (O_TMPFILE), or loses it while it is empty: it goes with this process, even
+    where that is killed.
     """
 
-    def __init__(self, rows, num_images, folder):
-        super().__init__(rows, num_images, None)
-        self.place, self._size = 'in {}'.format(folder), row_bytes(rows)
+    def __init__(self, fields, num_images, folder):
+        super().__init__(fields, num_images, None)
+        self.place, self._size = 'in {}'.format(folder), record_bytes(fields)
         with self._closing_on_errors('opened'):
             self._held = tempfile.TemporaryFile(buffering=0, prefix='prefix_cache_', dir=folder)
-        ends = np.cumsum([0] + [row.nbytes for row in rows]).tolist()
-        self._spans = [slice(*span) for span in zip(ends, ends[1:])]  # of each tensor in a record
+        ends = np.cumsum([0] + [field.nbytes for field in fields]).tolist()
+        self._spans = [slice(*span) for span in zip(ends, ends[1:])]  # of each field in a record
         self._offsets, self._end = np.zeros(num_images, np.int64), 0
-        # A write that was reported as done can be lost later (a quota on a network disk, a worn
-        # card) and zeros read in its place: a record must come back with the sum that it had.
+        # A write that the system reported as done can be lost later (a quota on a network disk, a
+        # worn card), and zeros are read in its place. The sum of a record shows that.
         self._sums = np.zeros(num_images, np.uint64)
 
     def _write(self, numbers, columns):
@@ -184,7 +193,7 @@ class FileStore(Store):
         for span, column in zip(self._spans, columns):
             records[:, span] = column
         content, done = records.reshape(-1), 0
-        while done < len(content):  # a full disk takes a part, and says why at the next call
+        while done < len(content):  # a full disk takes a part and fails at the next call
             with self._lock:
                 written = os.pwrite(self._opened().fileno(), content[done:], self._end + done)
             done += written
@@ -194,10 +203,10 @@ class FileStore(Store):
         self._end += len(content)
 
     def _read(self, numbers):
-        columns = [np.empty((len(numbers), row.nbytes), np.uint8) for row in self.rows]
+        columns = [np.empty((len(numbers), field.nbytes), np.uint8) for field in self.fields]
         offsets = self._offsets[numbers].tolist()
         order = np.argsort(offsets)
-        with self._lock:  # announced together, they come from a disk in two thirds of the time
+        with self._lock:  # announced together, a disk reads them in two thirds of the time
             for i in order:
                 os.posix_fadvise(self._opened().fileno(), offsets[i], self._size,
                                  os.POSIX_FADV_WILLNEED)
@@ -214,7 +223,7 @@ class FileStore(Store):
         return columns
 
     def to_disk(self):
-        """Waits until all is on the disk, and has the next read come from there. CacheLost."""
+        """Writes all to the disk, so that the next read comes from there; raises CacheLost."""
         began = time.perf_counter()
         with self._closing_on_errors('written'), self._lock:
             os.fsync(self._opened().fileno())
@@ -223,14 +232,14 @@ class FileStore(Store):
 
 
 def room(folder, cache_gb=None):
-    """(bytes of memory, bytes of disk) that a store may take; cache_gb: GB of disk at most."""
+    """Returns the bytes of (memory, disk) that a store may take; cache_gb: most GB of disk."""
     free = shutil.disk_usage(folder).free
     disk = DISK_SHARE * free if cache_gb is None else min(cache_gb * GB, MOST_OF_DISK * free)
     return int(MEMORY_SHARE * available_bytes()), int(disk)
 
 
 def room_without(store, folder, cache_gb=None):
-    """As room, with what the Store now takes, or None, given back."""
+    """Returns what `room` does, as if this Store, or None, were freed."""
     memory, disk = room(folder, cache_gb)
     if isinstance(store, MemoryStore):
         memory += int(MEMORY_SHARE * store.nbytes)
@@ -242,26 +251,26 @@ def room_without(store, folder, cache_gb=None):
 
 
 def no_room(size, memory, disk):
-    """One line on a cache of `size` bytes, where these bytes may be taken."""
+    """Returns one line about a cache of `size` bytes that exceeds these bytes."""
     return ('the prefix cache would take {:.3g} GB; {:.3g} GB of memory and {:.3g} GB of disk are '
             'allowed'.format(size / GB, memory / GB, disk / GB))
 
 
-def open_store(rows, num_images, folder, cache_gb=None, memory_bytes=None):
-    """(Store, where it is) or (None, why there is none), the latter in one line.
+def open_store(fields, num_images, folder, cache_gb=None, memory_bytes=None):
+    """Returns (Store, its place), or (None, one line that says why there is none).
 
-    In memory where all images fit there, else in a file in `folder` where they fit there.
-    memory_bytes: that may be taken (None: MEMORY_SHARE of what is available).
+    It lies in memory where all images fit there, else in a file in `folder`.
+    memory_bytes: what it may take; None: MEMORY_SHARE of what is available.
     """
-    size = num_images * row_bytes(rows)
+    size = num_images * record_bytes(fields)
     try:
         memory, disk = room(folder, cache_gb)
         memory = memory if memory_bytes is None else memory_bytes
         if size <= memory:
             with contextlib.suppress(MemoryError):  # a limit on the process (ulimit -v) is narrower
-                return MemoryStore(rows, num_images), MemoryStore.place
+                return MemoryStore(fields, num_images), MemoryStore.place
         if size <= disk:
-            store = FileStore(rows, num_images, folder)
+            store = FileStore(fields, num_images, folder)
             return store, store.place
     except (CacheLost, OSError) as error:
         return None, str(error)
@@ -269,17 +278,18 @@ def open_store(rows, num_images, folder, cache_gb=None, memory_bytes=None):
 
 
 def measured_rates(size, batch_size, folder=None, from_disk=False):
-    """(reading, writing) ms a batch of rows of `size` bytes: in memory, or in a file in `folder`.
+    """Measures (reading, writing), ms a batch each, for records of `size` bytes.
 
-    from_disk: rows come from the disk itself, as those of a file do that is larger than the memory
-    left beside it; else from the system's copy in memory. Takes 0.1 s, on a slow disk the time of
-    TRIAL_BYTES. Raises CacheLost.
+    folder: of the file; None: in memory. from_disk: whether the file is read from the disk itself,
+    as one larger than the free memory is, and not from the system's copy in memory.
+    Takes 0.1 s, on a slow disk the time to copy TRIAL_BYTES. Raises CacheLost.
     """
-    count = min(batch_size, max(1, TRIAL_BYTES // (2 * size)))  # rows at once
+    count = min(batch_size, max(1, TRIAL_BYTES // (2 * size)))  # records at once
     batches = min(20, max(2, TRIAL_BYTES // (count * size)))
-    rng, rows, images = np.random.RandomState(0), [Row((size,), np.uint8)], count * batches
+    rng, fields, images = np.random.RandomState(0), [Field((size,), np.uint8)], count * batches
     values = [np.tile(np.frombuffer(rng.bytes(size), np.uint8), (count, 1))]
-    with MemoryStore(rows, images) if folder is None else FileStore(rows, images, folder) as store:
+    with MemoryStore(fields, images) if folder is None else (
+            FileStore(fields, images, folder)) as store:
         for numbers in rng.permutation(images).reshape(batches, count):
             store.put(numbers, values)
         if from_disk:
@@ -291,7 +301,7 @@ def measured_rates(size, batch_size, folder=None, from_disk=False):
 
 
 def check_cache_flags(cache_dir=None, cache_gb=None):
-    """UserError for a --cache_dir that is no folder or cannot be written, a --cache_gb of none."""
+    """Raises UserError for a --cache_dir that cannot be written and a --cache_gb of nothing."""
     if cache_gb is not None and not (math.isfinite(cache_gb) and cache_gb > 0):
         raise UserError('--cache_gb {:g} is not a number above 0'.format(cache_gb))
     if cache_dir is None:
@@ -305,11 +315,10 @@ def check_cache_flags(cache_dir=None, cache_gb=None):
 
 
 def ahead(store, batches, depth=2):
-    """Yields store.get(numbers) for each of `batches`, (B,) int each, `depth` of them read ahead.
+    """Generates store.get(numbers) for each of `batches`, (B,) int, and reads `depth` ahead.
 
-    For a file; from memory, `get` itself is faster than handing arrays from thread to thread. What
-    `get` raises is raised here in place of the batch. The thread that reads ends with this
-    generator: when all is read, or when it is closed.
+    This pays for a file; from memory, `get` is faster than passing arrays between threads. An error
+    of `get` is raised here. The reading thread ends with this generator.
     """
     waiting = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(1) as reader:

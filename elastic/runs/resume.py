@@ -13,9 +13,9 @@ from elastic.schemes.scheme import Choice
 from elastic.selection.importance import Trial
 from elastic.steps.epoch import EpochResult
 from elastic.steps.prefix_cut import Cut
-from elastic.timing.table import CachePrice, Profile, TensorTimings
+from elastic.timing.table import CacheCost, Profile, TensorTimings
 
-RECORDS = (Choice, Trial, TensorTimings, Profile, CachePrice, Cut, EpochResult)  # in checkpoints
+RECORDS = (Choice, Trial, TensorTimings, Profile, CacheCost, Cut, EpochResult)  # in checkpoints
 
 
 def stack_description():

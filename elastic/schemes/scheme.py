@@ -32,8 +32,8 @@ class Choice(NamedTuple):
         """ms of the whole step, by the table: a mean where there is a prefix cache."""
         return self.timings.step_time(self.mask)
 
-    def price_of(self, kind):
-        """The CachePrice by which steps of that kind (epoch.Call) read rows; None: they read none.
+    def cost_of(self, kind):
+        """Returns the CacheCost of steps of this kind (epoch.Call); None where they read no cache.
         """
         return self.timings.cache if self.timings and kind == READ else None
 

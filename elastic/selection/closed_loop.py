@@ -37,7 +37,7 @@ class ClosedLoop:
 
         both_ms: of forward and backward pass of all tensors, where some were just run.
         mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
-        step function. cache: CachePrice where they read the prefix back, else None.
+        step function. cache: CacheCost where they read the prefix back, else None.
         The drift is the change of backward over forward time since shares were last put right, 0
         within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
         and the speed is that of the steps, hundreds of which tell it better than a few passes;

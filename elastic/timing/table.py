@@ -16,16 +16,14 @@ MAX_SPREAD = 0.10  # of a step, from which on something else was running
 MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
 
 
-class CachePrice(NamedTuple):
-    """What a prefix cache takes (DESIGN: through the forward floor), and how often, where tensor k
-    is the deepest in training.
+class CacheCost(NamedTuple):
+    """What a prefix cache costs and saves, where tensor k is the deepest in training (DESIGN 5).
 
-    fill_share: (N,) of the steps from here to the end of the run, those that compute the prefix and
-    write its rows; all others read them back. skipped: (N,) share of the forward pass that a
-    reading step need not run. read_ms, write_ms: (N,) ms that it takes to copy the rows of such a
-    step; inf where there is no cut or the cache does not fit.
-    cut: None where each k has a cut of its own. Else the prefix_cut.Cut of all: it serves those
-    tensors alone whose read_ms is finite.
+    fill_share: (N,) share of the steps to the end of the run that fill the cache; the others read.
+    skipped: (N,) share of the forward pass that a reading step skips.
+    read_ms, write_ms: (N,) ms to copy the cached activations of one step; inf where there is no cut
+    or the cache does not fit.
+    cut: prefix_cut.Cut, the same for all k; None where each k has its own.
     """
     fill_share: np.ndarray
     skipped: np.ndarray
@@ -35,8 +33,13 @@ class CachePrice(NamedTuple):
 
     @property
     def serves(self):
-        """(N,) bool: tensors that may be trained with a cache of this price."""
+        """Returns the (N,) bool of the tensors that can be trained with this cache."""
         return np.isfinite(self.read_ms)
+
+    def only_for(self, tensors):
+        """Returns the cost of the same cache where it serves these tensors alone, (N,) bool."""
+        return self._replace(read_ms=np.where(tensors, self.read_ms, np.inf),
+                             write_ms=np.where(tensors, self.write_ms, np.inf))
 
 
 class Profile(NamedTuple):
@@ -49,7 +52,7 @@ class Profile(NamedTuple):
     traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
     kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
     peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
-    row_ms: see copy_costs.RowCosts.
+    row_ms: see copy_costs.CopyCosts.
     The file of a table keeps those that STORED names.
     """
     estimated: np.ndarray
@@ -98,7 +101,7 @@ class TensorTimings(NamedTuple):
     training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
     read; inf where the prefix cannot be cut off.
     op_rates: of attribution.OpTimes, by which a cut is placed.
-    cache: CachePrice of the steps to be priced; None where all compute the whole forward pass.
+    cache: CacheCost of the steps to be priced; None where all compute the whole forward pass.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -201,20 +204,21 @@ class TensorTimings(NamedTuple):
         """(N,) ms that a reading step takes more than one without a cache."""
         return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
 
-    def at_least_of(self, prices):
-        """The table with that of the CachePrices which takes least for each deepest tensor, of
-        equal ones the first; `cut` of none.
+    def with_cheapest(self, costs):
+        """Returns this table with the cheapest of these CacheCosts for each deepest tensor.
+
+        Of equal ones it takes the first.
         """
-        best = np.argmin([self._replace(cache=price).at_deepest for price in prices], axis=0)
-        return self._replace(cache=CachePrice(*(
-            np.choose(best, arrays) for arrays in list(zip(*prices))[:-1])))
+        best = np.argmin([self._replace(cache=cost).at_deepest for cost in costs], axis=0)
+        return self._replace(cache=CacheCost(*(
+            np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
 
     def cached_at_best(self, epochs):
         """The table with the least that a prefix cache can take of which one in so many epochs
         fills it: reading and writing cost nothing. What is out of reach even so is so for sure.
         """
         ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
-        return self._replace(cache=CachePrice(
+        return self._replace(cache=CacheCost(
             np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
 
     def save(self, path):
@@ -252,63 +256,9 @@ class TensorTimings(NamedTuple):
         return cls(**content)
 
 
-class Items(NamedTuple):
-    """What can be chosen, L items: tensors one by one, or all of a layer together.
-
-    of: (N,) int, which item each tensor belongs to. needs: (G, L) bool, which items need which
-    group of ops; group_ms: (G,). own: (L,) ms that an item costs by itself. depth: (L,) int, that
-    of its deepest tensor; at_deepest: (L,) ms, of that tensor, see TensorTimings.
-    """
-    of: np.ndarray
-    needs: np.ndarray
-    group_ms: np.ndarray
-    own: np.ndarray
-    depth: np.ndarray
-    at_deepest: np.ndarray
-
-    @property
-    def alone(self):
-        """(L,) ms beyond `fixed` where nothing else is trained."""
-        return self.own + time_of_groups(self.group_ms, self.needs) + self.at_deepest
-
-    @property
-    def beside_deeper(self):
-        """(L,) ms beyond `fixed` that it takes at least where a deeper item is trained, too."""
-        order, least = np.argsort(-self.depth), np.empty(len(self.depth))
-        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
-        return self.own + least
-
-    @property
-    def cheapest(self):
-        """(L,) bool: True for one item, that which is cheapest alone."""
-        return np.arange(len(self.own)) == np.argmin(self.alone)
-
-    def only(self, keep):
-        """The items of the (L,) bool alone: what just one of them needs is its own."""
-        needs = self.needs[:, keep]
-        count = needs.sum(axis=1)
-        return Items(None, needs[count > 1], self.group_ms[count > 1],
-                      self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
-                      self.depth[keep], self.at_deepest[keep])
-
-
 def time_of_groups(group_ms, needs):
     """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
     return np.einsum('g,gl->l', group_ms, needs)
-
-
-def items_of(timings, layers=None):
-    """Items; layers: (N,) int, None for single tensors."""
-    needs = timings.group_tensors
-    if layers is None:
-        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up,
-                     timings.depth, timings.at_deepest)
-    _, of = np.unique(layers, return_inverse=True)
-    members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
-    needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
-    deepest = [timings.deepest(of_item) for of_item in members]
-    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up),
-                 timings.depth[deepest], timings.at_deepest[deepest])
 
 
 def chain_timings(group_tensors, group_ms):

@@ -33,12 +33,12 @@ from cached_runs import (
     watched,
 )
 from elastic.cache import stores
-from elastic.cache.prefix_cache import PrefixCache
+from elastic.cache.prefix_cache import PrefixCache, fill_share, left_over
 from elastic.compat import keras_stack
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
-from elastic.selection.cache_costs import fill_share, left_over
+from elastic.selection.cache_costs import CacheCosts
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
@@ -293,10 +293,10 @@ def test_a_disk_that_cannot_even_be_tried_is_priced_as_none(tmp_path, dataset, m
                                                             timings):
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (10 ** 5, 10 ** 9))
     with files_of_at_most(10 ** 5):
-        price = PrefixCache(dataset, str(tmp_path)).priced(timings, 1, 3).cache
+        cost = CacheCosts(PrefixCache(dataset, str(tmp_path)), timings, 1, 3).table.cache
     in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert in_memory.any() and not in_memory.all()
-    assert (np.isfinite(price.read_ms) == in_memory).all()
+    assert (np.isfinite(cost.read_ms) == in_memory).all()
     out = capsys.readouterr().out
     assert out.startswith('the prefix cache stays in memory: ') and out.count('\n') == 1
 
@@ -307,11 +307,11 @@ def test_what_would_be_stored_is_priced_by_where_it_fits(tmp_path, dataset, timi
                                                              monkeypatch):
     cache = PrefixCache(dataset, str(tmp_path))
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 5))
-    price = cache.priced(timings, 1, 3).cache
+    cost = CacheCosts(cache, timings, 1, 3).table.cache
     there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert there.any() and not there.all()
-    assert (np.isfinite(price.read_ms) == there).all()
-    assert (np.isfinite(price.write_ms) == there).all()
+    assert (np.isfinite(cost.read_ms) == there).all()
+    assert (np.isfinite(cost.write_ms) == there).all()
 
 
 def test_the_store_is_freed_at_the_end_and_at_a_selection_that_needs_another(tmp_path, dataset):

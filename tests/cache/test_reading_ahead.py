@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from elastic.cache import stores
-from elastic.cache.stores import CacheLost, Row
-from small_stores import BATCH, IMAGES, ROWS, bits, both_kinds, filled, opened, values
+from elastic.cache.stores import CacheLost, Field
+from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
 
 @both_kinds
 def test_reading_ahead_gives_what_get_gives(kind, tmp_path):
-    store, _ = filled(kind, tmp_path, ROWS)
+    store, _ = filled(kind, tmp_path, FIELDS)
     batches = np.random.RandomState(1).permutation(IMAGES)[:20].reshape(5, BATCH)
     with store:
         for depth in (1, 2, 9):
@@ -23,7 +23,7 @@ def test_reading_ahead_gives_what_get_gives(kind, tmp_path):
 
 
 def test_reading_ahead_goes_so_far_and_no_further(tmp_path):
-    store, _ = filled('file', tmp_path, ROWS)
+    store, _ = filled('file', tmp_path, FIELDS)
     taken = []
     batches = (taken.append(number) or [number] for number in range(IMAGES))
     with store:
@@ -36,7 +36,7 @@ def test_reading_ahead_goes_so_far_and_no_further(tmp_path):
 
 
 def test_reading_ahead_ends_its_thread_when_it_is_left_early(tmp_path):
-    store, _ = filled('file', tmp_path, ROWS)
+    store, _ = filled('file', tmp_path, FIELDS)
     threads = threading.active_count()
     with store:
         reading = stores.ahead(store, np.arange(20).reshape(5, BATCH))
@@ -51,9 +51,9 @@ def test_reading_ahead_ends_its_thread_when_it_is_left_early(tmp_path):
 
 
 def test_reading_ahead_passes_a_loss_on_at_its_batch(tmp_path):
-    store, tensors = filled('file', tmp_path, ROWS)
+    store, tensors = filled('file', tmp_path, FIELDS)
     order = np.random.RandomState(0).permutation(IMAGES)  # as they lie in the file
-    os.truncate(store._held.fileno(), 10 * stores.row_bytes(ROWS))
+    os.truncate(store._held.fileno(), 10 * stores.record_bytes(FIELDS))
     threads, seen = threading.active_count(), []
     with pytest.raises(CacheLost, match='cut short'):
         for rows in stores.ahead(store, order[:20].reshape(5, BATCH)):
@@ -67,7 +67,7 @@ def test_reading_ahead_passes_a_loss_on_at_its_batch(tmp_path):
 
 @both_kinds
 def test_reading_beside_writing(kind, tmp_path):
-    rows, count = [Row((300,), np.float32), Row((), np.int32)], 2000
+    rows, count = [Field((300,), np.float32), Field((), np.int32)], 2000
     tensors = [values(row, count) for row in rows]
     with opened(kind, tmp_path, rows, count) as store:
         old, new = np.arange(count // 2), np.arange(count // 2, count)

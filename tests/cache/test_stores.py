@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from elastic.cache import stores
-from elastic.cache.stores import CacheLost, FileStore, MemoryStore, Row
+from elastic.cache.stores import CacheLost, Field, FileStore, MemoryStore
 from elastic.command_line import UserError
 from elastic.device import host
-from small_stores import BATCH, IMAGES, ROWS, bits, both_kinds, filled, opened, values
+from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.uint8, np.bool_)
@@ -29,7 +29,7 @@ def run_python(code, *arguments, **kwargs):
 @both_kinds
 @pytest.mark.parametrize('dtype', DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_rows_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
-    rows = [Row((3, 5), dtype), Row((), np.int32), Row((1,), dtype)]  # record: no whole words
+    rows = [Field((3, 5), dtype), Field((), np.int32), Field((1,), dtype)]  # record: no whole words
     store, tensors = filled(kind, tmp_path, rows)
     with store:
         for seed in range(3):
@@ -39,7 +39,7 @@ def test_rows_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
 
 @both_kinds
 def test_tensors_of_tensorflow_go_in_and_out(kind, tmp_path):
-    rows = [Row((2, 3), tf.bfloat16.as_numpy_dtype), Row((), np.int32)]
+    rows = [Field((2, 3), tf.bfloat16.as_numpy_dtype), Field((), np.int32)]
     tensors = [tf.cast(tf.random.normal((2, 2, 3)), tf.bfloat16), tf.constant([5, 6])]
     with opened(kind, tmp_path, rows) as store:
         store.put(tf.constant([9, 2], tf.int64), tensors)
@@ -52,10 +52,10 @@ def test_tensors_of_tensorflow_go_in_and_out(kind, tmp_path):
 
 @both_kinds
 def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
-    with opened(kind, tmp_path, ROWS) as store:
+    with opened(kind, tmp_path, FIELDS) as store:
         numbers = np.array([[3, 0, 22, 7], [1, 2, 4, 5]])
         assert not store.has(numbers[0]) and not store.has(numbers).any()
-        store.put(numbers[0], [values(row, BATCH) for row in ROWS])
+        store.put(numbers[0], [values(row, BATCH) for row in FIELDS])
         assert store.has(numbers[0]) and store.has(numbers).tolist() == [True, False]
         assert store.has([[3, 7], [7, 6]]).tolist() == [True, False]
         assert len(store) == BATCH
@@ -66,18 +66,18 @@ def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
 
 @both_kinds
 def test_what_is_stored_is_not_written_again(kind, tmp_path):
-    store, tensors = filled(kind, tmp_path, ROWS)
+    store, tensors = filled(kind, tmp_path, FIELDS)
     with store:
         written = store.bytes_written
-        store.put(np.arange(6), [values(row, 6, seed=99) for row in ROWS])
+        store.put(np.arange(6), [values(row, 6, seed=99) for row in FIELDS])
         assert store.bytes_written == written and len(store) == IMAGES
         assert bits(store.get(np.arange(6))) == bits([tensor[:6] for tensor in tensors])
 
 
 @both_kinds
 def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
-    first, second = [[values(row, BATCH, seed) for row in ROWS] for seed in (1, 2)]
-    with opened(kind, tmp_path, ROWS) as store:
+    first, second = [[values(row, BATCH, seed) for row in FIELDS] for seed in (1, 2)]
+    with opened(kind, tmp_path, FIELDS) as store:
         store.put([0, 1, 2, 3], first)
         store.put([2, 9, 3, 8], second)
         assert bits(store.get([2, 3])) == bits([tensor[2:] for tensor in first])
@@ -86,11 +86,11 @@ def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
 
 @both_kinds
 def test_counters_tell_bytes_and_seconds(kind, tmp_path):
-    store, _ = filled(kind, tmp_path, ROWS)
+    store, _ = filled(kind, tmp_path, FIELDS)
     with store:
         row = 4 * 30 + 2 * 7 + 4
         assert 0 <= store.bytes_written - IMAGES * row < IMAGES * 8
-        assert store.nbytes == IMAGES * stores.row_bytes(ROWS)
+        assert store.nbytes == IMAGES * stores.record_bytes(FIELDS)
         assert store.bytes_read == 0 and store.seconds_reading == 0 < store.seconds_writing
         store.get([1, 2, 3])
         assert store.bytes_read == 3 * row and store.seconds_reading > 0
@@ -98,7 +98,7 @@ def test_counters_tell_bytes_and_seconds(kind, tmp_path):
 
 @both_kinds
 def test_a_wrong_shape_or_dtype_is_refused_and_never_cast(kind, tmp_path):
-    with opened(kind, tmp_path, [Row((2,), np.float32)]) as store:
+    with opened(kind, tmp_path, [Field((2,), np.float32)]) as store:
         for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2), np.int32),
                       np.zeros((3, 2, 1), np.float32), np.zeros((2, 2), np.float32)):
             with pytest.raises(AssertionError):
@@ -108,7 +108,7 @@ def test_a_wrong_shape_or_dtype_is_refused_and_never_cast(kind, tmp_path):
 
 @both_kinds
 def test_a_closed_store_has_nothing_and_says_so(kind, tmp_path):
-    store, tensors = filled(kind, tmp_path, ROWS)
+    store, tensors = filled(kind, tmp_path, FIELDS)
     descriptors = len(os.listdir('/proc/self/fd'))
     written = store.bytes_written
     store.close()
@@ -124,14 +124,14 @@ def test_a_closed_store_has_nothing_and_says_so(kind, tmp_path):
 
 
 def test_a_file_is_not_seen_in_its_folder(tmp_path):
-    store, _ = filled('file', tmp_path, ROWS)
+    store, _ = filled('file', tmp_path, FIELDS)
     with store:
         assert os.listdir(str(tmp_path)) == []
 
 
 def test_kill_9_leaves_nothing_behind(tmp_path):
     code = ('import os, signal, sys, numpy as np; from elastic.cache import stores as p\n'
-            'store = p.FileStore([p.Row((1000,), np.float32)], 100, sys.argv[1])\n'
+            'store = p.FileStore([p.Field((1000,), np.float32)], 100, sys.argv[1])\n'
             'store.put(np.arange(50), [np.ones((50, 1000), np.float32)])\n'
             'assert store.bytes_written == 200000\n'
             'os.kill(os.getpid(), signal.SIGKILL)')
@@ -142,12 +142,12 @@ def test_kill_9_leaves_nothing_behind(tmp_path):
 
 FILL = '''
 import resource, signal, sys, numpy as np
-from elastic.cache.stores import CacheLost, FileStore, Row
+from elastic.cache.stores import CacheLost, FileStore, Field
 folder, limit = sys.argv[1], int(sys.argv[2])
 if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-store = FileStore([Row((1000,), np.float32)], 1000, folder)
+store = FileStore([Field((1000,), np.float32)], 1000, folder)
 try:
     for number in range(1000):
         store.put([number], [np.full((1, 1000), number, np.float32)])
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_cache_with_one_line_and_is_freed(small_disk):
     assert done.returncode == 0, done.stderr
     assert done.stdout == ('the prefix cache in {} cannot be written: No space left on device\n'
                            .format(small_disk))
-    row = [Row((1000,), np.float32)]
+    row = [Field((1000,), np.float32)]
     store = FileStore(row, 1000, small_disk)
     with pytest.raises(CacheLost, match='No space left'):
         store.put(np.arange(1000), [np.zeros((1000, 1000), np.float32)])
@@ -191,7 +191,7 @@ def test_a_full_disk_ends_the_cache_with_one_line_and_is_freed(small_disk):
 
 
 def test_the_disk_of_the_folder_bounds_what_a_file_may_take(small_disk):
-    rows = [Row((1000,), np.float32)]
+    rows = [Field((1000,), np.float32)]
     for gigabytes, images in ((None, 131), (1, 235), (0.0005, 125)):
         store, place = stores.open_store(rows, images, small_disk, gigabytes, memory_bytes=0)
         with store:
@@ -201,7 +201,7 @@ def test_the_disk_of_the_folder_bounds_what_a_file_may_take(small_disk):
 
 
 def test_a_file_that_was_cut_short_is_lost(tmp_path):
-    store, _ = filled('file', tmp_path, ROWS)
+    store, _ = filled('file', tmp_path, FIELDS)
     os.truncate(store._held.fileno(), store.nbytes - 10)
     with pytest.raises(CacheLost, match='in {} cannot be read: .* cut short'.format(tmp_path)):
         store.get(np.arange(IMAGES))
@@ -210,7 +210,7 @@ def test_a_file_that_was_cut_short_is_lost(tmp_path):
 
 def test_a_row_that_the_disk_lost_or_changed_is_noticed(tmp_path):
     for damage in (b'\0' * 64, b'x'):
-        store, tensors = filled('file', tmp_path, ROWS)
+        store, tensors = filled('file', tmp_path, FIELDS)
         first = int(np.random.RandomState(0).permutation(IMAGES)[0])
         os.pwrite(store._held.fileno(), damage, 0)
         others = [number for number in range(IMAGES) if number != first]
@@ -220,7 +220,7 @@ def test_a_row_that_the_disk_lost_or_changed_is_noticed(tmp_path):
 
 
 def test_memory_is_taken_where_it_suffices_else_disk_else_nothing(tmp_path):
-    rows, folder = [Row((1000,), np.float32)], str(tmp_path)
+    rows, folder = [Field((1000,), np.float32)], str(tmp_path)
     store, place = stores.open_store(rows, 1000, folder)
     assert isinstance(store, MemoryStore) and place == 'in memory'
     assert isinstance(stores.open_store(rows, 10, folder, 1, 40000)[0], MemoryStore)
@@ -233,17 +233,17 @@ def test_memory_is_taken_where_it_suffices_else_disk_else_nothing(tmp_path):
 
 
 def test_a_folder_that_takes_no_file_gives_the_reason(tmp_path):
-    store, why = stores.open_store(ROWS, 10, str(tmp_path / 'none'), None, 0)
+    store, why = stores.open_store(FIELDS, 10, str(tmp_path / 'none'), None, 0)
     assert store is None and 'No such file or directory' in why and '\n' not in why
     with pytest.raises(CacheLost, match='cannot be opened: No such file or directory'):
-        FileStore(ROWS, 10, '/proc/self')
+        FileStore(FIELDS, 10, '/proc/self')
 
 
 def test_a_limit_on_the_process_sends_the_cache_to_the_disk(tmp_path):
     code = ('import resource, sys, numpy as np; from elastic.cache import stores as p\n'
             'resource.setrlimit(resource.RLIMIT_AS, (3 * 10 ** 9,) * 2)\n'
             'if resource.getrlimit(resource.RLIMIT_AS)[0] != 3 * 10 ** 9: sys.exit("no limits")\n'
-            'rows = [p.Row((1000, 1000), np.float32)]\n'
+            'rows = [p.Field((1000, 1000), np.float32)]\n'
             'print(type(p.open_store(rows, 1000, sys.argv[1], 10 ** 6, 10 ** 13)[0]).__name__)')
     done = run_python(code, tmp_path)
     if done.stderr == 'no limits\n':
@@ -281,7 +281,7 @@ def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
 
 @both_kinds
 def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
-    rows, count, failed = [Row((5000,), np.float32)], 400, []
+    rows, count, failed = [Field((5000,), np.float32)], 400, []
     tensor = values(rows[0], count)
     other = tmp_path / 'other'
     for _ in range(5):

@@ -28,17 +28,19 @@ from cached_runs import (
     watched,
 )
 from elastic.cache import stores
+from elastic.cache.prefix_cache import fill_share
 from elastic.compat import keras_stack
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice
-from elastic.selection.cache_costs import Budget, CachePrices, fill_share
+from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import make_optimizer
 from profiler import profile_model
+from selection_solver_DP import choose_cached_tensors, choose_tensors, layers_of
 
 LATE = mask_from(6)  # the last convolution and the head
 
@@ -101,8 +103,8 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
         if before is not None:
             before(epoch, cache)
         until = train.until(dates, epoch, num_epochs)
-        prices = CachePrices(cache, table, epoch, until)
-        choices[epoch] = Choice(masks[epoch], timings=prices.at_own_cut(masks[epoch]))
+        costs = CacheCosts(cache, table, epoch, until)
+        choices[epoch] = Choice(masks[epoch], timings=costs.at_own_cut(masks[epoch]))
         return choices[epoch]
     with_cache, _ = ran(folder, dataset, {epoch: epoch for epoch in masks}, cache, num_epochs,
                         make(), choice_of)
@@ -119,15 +121,15 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
 
 # ---------------------------------------------------------------- what the run can pay
 
-def prices_of(cache, table, epoch, until):
+def costs_of(cache, table, epoch, until):
     cache.attach(maker_of(network()))
-    return CachePrices(cache, table, epoch, until)
+    return CacheCosts(cache, table, epoch, until)
 
 
 def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, dataset, table):
     rho, num_epochs = 0.6, 8
-    prices = prices_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
-    mask, _, priced = prices.chosen(np.ones(HEAD + 2), rho)
+    costs = costs_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
+    mask, _, priced = choose_cached_tensors(costs, np.ones(HEAD + 2), rho)
     choice, budget = Choice(mask, timings=priced), Budget(Settings(num_epochs, rho=rho))
     assert budget.rho(1) == rho and priced.is_cached(mask)
     filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
@@ -142,7 +144,7 @@ def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, d
 
 def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     """At a rho that two epochs of one selection could not pay, with a selection every two."""
-    least = [prices_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
+    least = [costs_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
              for until in (3, 9)]
     assert least[1] < 0.9 * least[0]
     settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
@@ -196,15 +198,15 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
         if epoch < 3:
             return
         for until in (4, 9):
-            seen[until] = CachePrices(cache, table, 3, until).table
-            assert cache.stored.all() and cache.skipped > 0
+            seen[until] = CacheCosts(cache, table, 3, until).table
+            assert cache.store.stored.all() and cache.skipped > 0
         cache.view, view = 7, cache.view
-        seen['view'] = CachePrices(cache, table, 3, 9).table  # of images that changed
+        seen['view'] = CacheCosts(cache, table, 3, 9).table  # of images that changed
         cache.view = view
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
     for until in (4, 9):
-        anew, priced = new.priced(table, 3, until), seen[until]
+        anew, priced = CacheCosts(new, table, 3, until).table, seen[until]
         assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
         kept = (priced.cache.fill_share == 0) & priced.cache.serves
@@ -215,8 +217,8 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
         assert (priced.at_deepest[kept] < anew.at_deepest[kept]).all()
         np.testing.assert_allclose(priced.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
         np.testing.assert_allclose(priced.cache.skipped[kept], old)
-    np.testing.assert_allclose(seen['view'].at_deepest, new.priced(table, 3, 9).at_deepest,
-                               rtol=0.05)
+    anew = CacheCosts(new, table, 3, 9).table
+    np.testing.assert_allclose(seen['view'].at_deepest, anew.at_deepest, rtol=0.05)
 
 
 def test_views_that_are_held_keep_rows_within_an_interval_alone(tmp_path, table):
@@ -234,7 +236,7 @@ def test_images_that_are_not_stored_yet_are_counted(tmp_path, table):
 
 @pytest.mark.parametrize('on_disk', [False, True])
 def test_room_for_a_new_cache_counts_what_the_old_one_gives_back(tmp_path, on_disk):
-    rows, count = [stores.Row((2500,), np.float32)], 1000
+    rows, count = [stores.Field((2500,), np.float32)], 1000
     store = stores.FileStore(rows, count, str(tmp_path)) if on_disk else (
         stores.MemoryStore(rows, count))
     with store:
@@ -269,10 +271,10 @@ def mask_of(model, *layers):
 def test_a_mask_is_priced_at_a_cut_that_skips_what_its_chain_does_not(tmp_path, dataset, branching):
     model = branches()
     cache, better = attached(tmp_path, dataset, model), 0
-    prices = CachePrices(cache, branching, 1, 5)
+    costs = CacheCosts(cache, branching, 1, 5)
     for mask in list(random_masks(np.random.RandomState(0), len(branching.names))) + [
             mask_of(model, name, 'head') for name in ('a1', 'b1', 'c1', 'a2')]:
-        priced, chain = prices.at_own_cut(mask), prices.table
+        priced, chain = costs.at_own_cut(mask), costs.table
         cut, k = priced.cache.cut, priced.deepest(mask)
         assert priced.step_time(mask) <= chain.step_time(mask) + 1e-9
         better += priced.step_time(mask) < chain.step_time(mask) - 1e-6
@@ -306,17 +308,17 @@ def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, datase
     first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
     # The chain of the deepest branch stores the stem's output; this, those of other branches, too.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
-    prices = CachePrices(cache, branching, 1, 5)
-    own, chain = prices.at_own_cut(mask).cache.cut, prices.table
+    costs = CacheCosts(cache, branching, 1, 5)
+    own, chain = costs.at_own_cut(mask).cache.cut, costs.table
     k = chain.deepest(mask)
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (between, between))
-    priced = CachePrices(cache, branching, 1, 5).at_own_cut(mask)
+    priced = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
     assert priced.cache.cut.nbytes == branching.cut_bytes[k]
     assert priced.step_time(mask) == pytest.approx(chain.step_time(mask))
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10))
-    priced = CachePrices(cache, branching, 1, 5).at_own_cut(mask)
+    priced = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
     assert priced.cache.cut is None and not priced.is_cached(mask)
 
 
@@ -335,26 +337,25 @@ def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset,
 @pytest.mark.parametrize('layers', [None, 'layer'])
 def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, dataset, branching,
                                                                       layers):
-    from selection_solver_DP import choose_tensors, layers_of
     model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)
     cache, of = attached(tmp_path, dataset, model), layers_of(model)
     group, given = (of, of) if layers else (np.arange(n), None)
-    prices = CachePrices(cache, branching, 1, 5)
+    costs = CacheCosts(cache, branching, 1, 5)
     for _ in range(240):  # of some traces' tables few leave anything
         importance = rng.randn(n)
-        rho = rng.uniform(prices.smallest_rho(given), 0.8)
+        rho = rng.uniform(costs.smallest_rho(given), 0.8)
         limit = rho * branching.t_step
-        mask, fallback, priced = prices.chosen(importance, rho, given)
+        mask, fallback, priced = choose_cached_tensors(costs, importance, rho, given)
         assert priced.step_time(mask) <= limit
         if fallback:
             continue
-        first, _ = choose_tensors(prices.table, importance, rho, given)
+        first, _ = choose_tensors(costs.table, importance, rho, given)
         assert importance[mask].sum() >= importance[first].sum()
         more += importance[mask].sum() > importance[first].sum()
         for item in np.unique(group):
             if importance[group == item].sum() > 0 and not mask[group == item].all():
                 wider = mask | (group == item)
-                assert prices.at_own_cut(wider).step_time(wider) > limit
+                assert costs.at_own_cut(wider).step_time(wider) > limit
     assert more > 2
 
 
@@ -365,11 +366,11 @@ def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, 
 
     def look(epoch, cache):
         if epoch == 4:
-            prices = CachePrices(cache, branching, 4, 5)
-            least = prices.smallest_rho()
-            rho = prices.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
-            found.append((prices.table.step_time(mask) / branching.t_step, rho, least,
-                          prices.chosen(mask.astype(float), rho)))
+            costs = CacheCosts(cache, branching, 4, 5)
+            least = costs.smallest_rho()
+            rho = costs.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
+            found.append((costs.table.step_time(mask) / branching.t_step, rho, least,
+                          choose_cached_tensors(costs, mask.astype(float), rho)))
     compared(tmp_path, dataset, branching, {1: mask, 4: mask}, make=branches, before=look)
     (of_chain, rho, least, (chosen, fallback, priced)), = found
     assert least <= rho < of_chain and not fallback
@@ -380,8 +381,8 @@ def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, 
 def test_a_cut_is_placed_by_what_copying_was_measured_to_take(tmp_path, dataset, branching):
     model = branches()
     cache, mask = attached(tmp_path, dataset, model), mask_of(model, 'a1', 'head')
-    read_ms = cache.read_ms_of_row(1e3)
+    read_ms = cache.read_ms_by_size(1e3)
     expected = float(cache.copying(np.array([5e4]))[0][0])
     assert float(read_ms(5e4 + 4)) == pytest.approx(expected) and expected > 0
-    own = CachePrices(cache, branching, 1, 5).at_own_cut(mask).cache.cut
+    own = CacheCosts(cache, branching, 1, 5).at_own_cut(mask).cache.cut
     assert own == cache.prefixes.cut_off(mask, branching.op_rates, read_ms)

@@ -12,7 +12,7 @@ from test_selection_solver_DP import (
     within,
 )
 
-from elastic.timing.table import CachePrice
+from elastic.timing.table import CacheCost
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
@@ -120,7 +120,7 @@ def test_a_cost_that_is_not_finite_is_refused(at_deepest):
 # ---------------------------------------------------------------- the price of a cache
 
 def cached(rng, table, fill_share=None, uneven=True):
-    """The table with a CachePrice: more of the forward pass saved the nearer the output; a cut here
+    """The table with a CacheCost: more of the forward pass saved the nearer the output; a cut here
     and there is impossible or, where `uneven`, dear.
     """
     n = len(table.names)
@@ -131,7 +131,7 @@ def cached(rng, table, fill_share=None, uneven=True):
     write[np.isinf(read)] = np.inf
     share = rng.choice([0.0, 0.25, 0.5, 1.0]) if fill_share is None else fill_share
     return table._replace(t_prefix=t_prefix, cut_bytes=np.where(np.isinf(read), np.inf, 100.0),
-                          t_loop=rng.rand(), cache=CachePrice(
+                          t_loop=rng.rand(), cache=CacheCost(
                               np.full(n, share), t_prefix / table.t_fp, read, write))
 
 
@@ -262,7 +262,7 @@ def test_a_tensor_that_fits_only_beside_a_deeper_one_is_chosen_with_it():
     read, write = np.full(n, np.inf), np.full(n, np.inf)
     read[first] = write[first] = 0.0
     table = table._replace(t_fp=100.0, t_prefix=np.full(n, 90.0), cut_bytes=read,
-                           cache=CachePrice(
+                           cache=CacheCost(
                                np.full(n, 0.25), np.full(n, 0.9), read, write))
     rho = 0.6
     assert rho * table.t_step < table.fixed

@@ -11,7 +11,7 @@ from elastic.selection.closed_loop import (
     scaled_apart,
     steps_drift_ms,
 )
-from elastic.timing.table import CachePrice
+from elastic.timing.table import CacheCost
 from profiler import profile_model
 from small_steps import N, batch, conv_stack, maker_of
 
@@ -80,7 +80,7 @@ def test_where_shares_stay_steps_tell_the_speed_and_waiting_is_paid_by_every_ste
 
 def test_a_wrong_price_of_steps_that_read_the_prefix_back_does_not_enlarge_the_budget(model, table):
     mask, there = np.arange(N) > 2, np.full(N, 0.01)
-    cache = CachePrice(np.full(N, 0.25), np.full(N, 0.9), there, there)
+    cache = CacheCost(np.full(N, 0.25), np.full(N, 0.9), there, there)
     ms = 50 * table._replace(cache=cache).reading_time(mask)
     plain, reading = ClosedLoop(table, maker_of(model)), ClosedLoop(table, maker_of(model))
     plain.update(*batch())

@@ -14,7 +14,7 @@ from elastic.timing.table import chain_timings
 from elastic.timing.totals import Totals, build_table
 
 RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, of every type of op
-# ms a batch to read and to write TRIED_ROWS of the prefix cache (copy_costs.RowCosts).
+# ms a batch to read and to write TRIED_BYTES of the prefix cache (copy_costs.CopyCosts).
 COPY_MS = {place: [(0.001, 0.001), (0.05, 0.05)] for place in ('memory', 'disk')}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic.cache.stores import FileStore, MemoryStore, Row
+from elastic.cache.stores import Field, FileStore, MemoryStore
 
 IMAGES, BATCH = 23, 4
 
@@ -38,4 +38,4 @@ def filled(kind, folder, rows, seed=0):
 
 
 both_kinds = pytest.mark.parametrize('kind', ['memory', 'file'])
-ROWS = [Row((3, 5, 2), np.float32), Row((7,), np.float16), Row((), np.int32)]
+FIELDS = [Field((3, 5, 2), np.float32), Field((7,), np.float16), Field((), np.int32)]

@@ -1,0 +1,111 @@
+"""The items of the knapsack: tensors or whole layers, their costs, and the smallest rho for them.
+
+Needs NumPy alone. selection_solver_DP.py chooses among the items.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from elastic.timing.table import time_of_groups
+
+
+class Items(NamedTuple):
+    """What can be chosen, L items: single tensors, or layers as a whole.
+
+    of: (N,) int, the item of each tensor.
+    needs: (G, L) bool, the items that need each group of ops. group_ms: (G,) ms of the groups.
+    own: (L,) ms that an item costs by itself.
+    depth: (L,) int, depth of the item's deepest tensor; at_deepest: (L,) ms, that tensor's
+    TensorTimings.at_deepest.
+    """
+    of: np.ndarray
+    needs: np.ndarray
+    group_ms: np.ndarray
+    own: np.ndarray
+    depth: np.ndarray
+    at_deepest: np.ndarray
+
+    @property
+    def alone(self):
+        """Returns the (L,) ms beyond `fixed` of a step that trains the item alone."""
+        return self.own + time_of_groups(self.group_ms, self.needs) + self.at_deepest
+
+    @property
+    def beside_deeper(self):
+        """Returns the (L,) least ms beyond `fixed` where a deeper item is trained, too."""
+        order, least = np.argsort(-self.depth), np.empty(len(self.depth))
+        least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
+        return self.own + least
+
+    @property
+    def cheapest(self):
+        """Returns the (L,) bool mask of the one item that costs least alone."""
+        return np.arange(len(self.own)) == np.argmin(self.alone)
+
+    def only(self, keep):
+        """Returns the items of the (L,) bool; groups that only one of them needs become its own."""
+        needs = self.needs[:, keep]
+        count = needs.sum(axis=1)
+        return Items(None, needs[count > 1], self.group_ms[count > 1],
+                     self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
+                     self.depth[keep], self.at_deepest[keep])
+
+
+def items_of(timings, layers=None):
+    """Returns the Items of a TensorTimings.
+
+    layers: (N,) int, the layer of each tensor, where a layer is one item; None: single tensors.
+    """
+    needs = timings.group_tensors
+    if layers is None:
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up,
+                     timings.depth, timings.at_deepest)
+    _, of = np.unique(layers, return_inverse=True)
+    members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
+    needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
+    deepest = [timings.deepest(of_item) for of_item in members]
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up),
+                 timings.depth[deepest], timings.at_deepest[deepest])
+
+
+def layers_of(model):
+    """Returns the (N,) int layer of each trainable tensor."""
+    from elastic.compat import keras_stack
+    paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
+    return np.array([paths.index(path) for path in paths])
+
+
+def smallest_rho(timings, layers=None):
+    """Returns the smallest rho at which some item can be trained (paper, section 4.3).
+
+    layers: as in items_of.
+    """
+    items = items_of(timings, layers)
+    least = timings.step_time(items.cheapest[items.of])
+    rho = least / timings.t_step
+    while rho * timings.t_step < least:  # choose_tensors compares the product
+        rho = np.nextafter(rho, np.inf)
+    return float(rho)
+
+
+def out_of_reach(timings, rho, layers=None):
+    """Returns in one line why rho is too small to train any item; None where it is not."""
+    least = smallest_rho(timings, layers)
+    return None if rho >= least else (
+        'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step{}; the '
+        'smallest rho that trains a tensor is {:.3f}'.format(
+            rho, timings.t_fp / timings.t_step, '' if timings.cache is None else
+            ', and the prefix cache has to be filled', least + 5e-4))
+
+
+def reachable(timings, rho, layers=None):
+    """Returns rho, or the smallest rho that trains an item, with a message, where that is larger.
+
+    A run gets there when its device has become slower than in the profile.
+    """
+    least = smallest_rho(timings, layers)
+    if rho < least:
+        print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(
+            rho, least))
+    return max(rho, least)
