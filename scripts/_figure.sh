@@ -1,8 +1,8 @@
-# Sourced by run_figure*.sh: runs reproduce.py for the figure that the script is named after.
+# Sourced by run_figure*.sh: runs reproduce.py for the figure in the script's name.
 #
-# The environment is today's where its Python is there, else the paper's (3.8), else the Jetson
-# TX2's (3.6); STACK=today, paper or tx2 decides otherwise. Arguments are checked before anything is
-# installed. PYTHON=python3 takes that interpreter as it is and installs nothing.
+# Uses today's environment if its Python exists, else the paper's (3.8), else the Jetson TX2's (3.6);
+# STACK=today, paper or tx2 overrides this. Checks the arguments before anything is installed.
+# PYTHON=python3 uses that interpreter as it is and installs nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
@@ -14,13 +14,13 @@ figure=${figure%.sh}
 if [ -n "${PYTHON:-}" ]; then
     "$PYTHON" -c '' || { echo "error: PYTHON=$PYTHON does not run" >&2; exit 2; }
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 6))' ||
-        { echo "error: PYTHON=$PYTHON is older than 3.6, the oldest that will do" >&2; exit 2; }
+        { echo "error: PYTHON=$PYTHON is older than 3.6; give a newer one" >&2; exit 2; }
     exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"
 fi
 stack=${STACK:-}
 if [ -z "$stack" ]; then
     stacks='today paper tx2'
-    [ "$(uname -m)" != aarch64 ] || stacks='today tx2'  # the paper's has no TensorFlow there
+    [ "$(uname -m)" != aarch64 ] || stacks='today tx2'  # TensorFlow 2.7 does not exist there
     for candidate in $stacks; do
         if [ -x "$ROOT/$(venv_name "$candidate")/bin/python" ] || find_python "$candidate" >/dev/null; then
             stack=$candidate
@@ -28,7 +28,7 @@ if [ -z "$stack" ]; then
         fi
     done
     [ -n "$stack" ] || case $(python3 --version 2>&1) in
-        'Python 3.6.'*) stack=tx2 ;;  # without its venv module, which ensure_venv asks for
+        'Python 3.6.'*) stack=tx2 ;;  # it lacks its venv module; ensure_venv says so
         *) stack=today ;;
     esac
 fi

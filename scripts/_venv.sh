@@ -1,14 +1,14 @@
-# Sourced by the other scripts: the virtual environment of a stack, made once and kept up to date.
+# Sourced by the other scripts: makes the virtual environment of a stack and keeps it up to date.
 #
 #   ensure_venv STACK   makes or updates the environment; sets PYTHON to its interpreter
-#   find_python STACK   prints an interpreter that can make it; status 1 if there is none
+#   find_python STACK   prints an interpreter that can make one; status 1 if there is none
 #   venv_name STACK     prints .venv, .venv-paper or .venv-tx2
 #
-# ROOT is the repository, wherever the script was called from. Written for bash 3.2, macOS's own.
+# ROOT is the repository, whatever the current folder. Written for bash 3.2, which macOS has.
 
 ROOT=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd -P)
 
-stack_versions() {  # best first: requirements.txt says why
+stack_versions() {  # best first; requirements.txt says why
     case $1 in
         today) echo '3.11 3.12 3.13 3.10' ;;
         paper) echo '3.8' ;;
@@ -21,7 +21,7 @@ venv_name() {
     if [ "$1" = today ]; then echo .venv; else echo ".venv-$1"; fi
 }
 
-# Prints the interpreter behind $1, never that of an environment, which may be about to be replaced.
+# Prints the interpreter that $1 comes from: that of an environment may be about to be replaced.
 # Fails unless it runs (a pyenv shim may not), is one of the versions in $2 and can make environments.
 base_python() {
     "$1" -c '
@@ -55,8 +55,8 @@ ensure_venv() {
     [ "$stack" != today ] || size='3 GB, 1 to 10 minutes'
     here=$(uname -m)
     venv=$ROOT/$name
-    making=$venv/making        # holds the process id; there from the first moment to the last
-    made_on=$venv/machine      # its processor: on another, its Python may run, but no package
+    making=$venv/making        # holds the process id while the environment is being made
+    made_on=$venv/machine      # its processor: on another one packages do not run
     stamp=$venv/requirements.cksum  # what is installed
     PYTHON=$venv/bin/python
     wanted=$(cksum <"$ROOT/requirements.txt") || exit
@@ -66,10 +66,10 @@ ensure_venv() {
         if ! base=$(find_python "$stack"); then
             echo "error: no Python found for the $stack stack: put ${versions// / or }, with its" \
                  "venv module, on the PATH or under pyenv (apt install python${versions%% *}-venv," \
-                 "or pyenv install ${versions%% *}); other versions have no such TensorFlow" >&2
+                 "or pyenv install ${versions%% *}); this TensorFlow exists for no other version" >&2
             exit 2
         fi
-        if [ "$stack $here" = 'tx2 aarch64' ]; then  # NVIDIA's, which is in no index
+        if [ "$stack $here" = 'tx2 aarch64' ]; then  # NVIDIA's build, which is in no index
             options=(--system-site-packages)
             has_tensorflow "$base" || exit 2
         fi
@@ -85,7 +85,7 @@ ensure_venv() {
         rm -f "$stamp"
     fi
     local started=$SECONDS
-    [ "$stack" != tx2 ] || pip='pip<22'  # the last for Python 3.6, which old ones may not know
+    [ "$stack" != tx2 ] || pip='pip<22'  # an old pip may try a later one, which needs Python 3.7
     logged "$venv" "$PYTHON" -m pip install --upgrade "$pip"
     logged "$venv" "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
     echo "$wanted" >"$stamp"
@@ -93,8 +93,8 @@ ensure_venv() {
     echo "$name is ready after $((SECONDS - started)) s." >&2
 }
 
-# A part of ensure_venv, with its variables: removes an environment that cannot be used as it is,
-# and ends where somebody else has to decide.
+# Part of ensure_venv, with its variables: removes an environment that cannot be used. Exits if the
+# user has to decide.
 drop_unusable_venv() {
     if [ -e "$making" ]; then
         running=$(cat "$making")
@@ -120,18 +120,18 @@ drop_unusable_venv() {
     fi
 }
 
-has_tensorflow() {  # whether $1 finds a TensorFlow; else says where to get it
+has_tensorflow() {  # whether $1 finds a TensorFlow; if not, says where to get it
     "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorflow") is None)' ||
         { echo "error: $1 has no TensorFlow, and for this board only NVIDIA builds one: install" \
-               "that of JetPack 4.6 for this Python first, then run this again" >&2; return 2; }
+               "that of JetPack 4.6 for this Python, then run this again" >&2; return 2; }
 }
 
-logged() {  # runs $2... with its output in a file under $1, shown only if it fails
+logged() {  # runs $2... with its output in a file in $1, and shows it only if that fails
     local log=$1/install.log
     if ! "${@:2}" >"$log" 2>&1; then
         echo "error: this failed: ${*:2}" >&2
         tail -n 25 "$log" >&2
-        echo "(all of it: $log)" >&2
+        echo "(the whole output: $log)" >&2
         exit 1
     fi
 }

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What the owner of a Raspberry Pi 4 types, tried without one: makes Debian 12 for 64-bit Arm, which
-# Raspberry Pi OS is made of, and runs the commands of docs/raspberry_pi.md in it, on an emulated
-# Cortex-A72. That everything runs is what this shows; times under emulation mean nothing. See --help.
+# Tries the commands of docs/raspberry_pi.md without a board: makes Debian 12 for 64-bit Arm, on which
+# Raspberry Pi OS is based, and runs them in it on an emulated Cortex-A72. This shows that everything
+# runs; times under emulation mean nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
-SYSTEM_GB=8  # the system, the environment and pip's own cache
+SYSTEM_GB=8  # the system, the environment and pip's cache
 HOST_PACKAGES='mmdebstrap qemu-user-static binfmt-support'
-BOARD_PACKAGES=python3,ca-certificates,procps  # what the card comes with; the rest is a command below
+BOARD_PACKAGES=python3,ca-certificates,procps  # on the card from the start; the rest is installed below
 BOARD_HOME=/home/pi
 REPOSITORY=$BOARD_HOME/elastictrainer
 
-# The commands, in the repository on the board. Those with sudo are run as root, others as user pi.
+# The commands, run in the repository on the board. Those with sudo run as root, others as user pi.
 TINY='--model_name mobilenetv2 --alpha 0.35 --input_size 32 --batch_size 8 --dataset_name digits'
 RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 5 --rho 0.6"
 COMMANDS=(
@@ -24,7 +24,7 @@ COMMANDS=(
     "scripts/run_tests.sh --quick"
     "python profiler.py $TINY --num_classes 10 --bn_statistics train"
     "$RUN --interval 1 --num_epochs 2"
-    # A power cut, behind the first checkpoint; and the same command once more.
+    # A power cut after the first checkpoint; then the same command again.
     "$RUN --interval 1 --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
      until [ -e logs/cut/resume/last ]; do sleep 1; kill -0 \$!; done
      kill -KILL \$!; wait \$! || [ \$? = 137 ]"
@@ -48,15 +48,15 @@ usage() {
 usage: emulate_pi.sh [--cache DIR] [--only N,M,... | --shell | --list]
 
 Makes an emulated Raspberry Pi and runs ${#COMMANDS[@]} commands in it, from the set-up to a rehearsed
-figure, on a copy of this repository as it is now: about two hours on two cores. Ends in a table of
-each command's seconds and outcome; status 1 where one failed.
-  --cache DIR    where the system and the log are kept (default: $cache)
-  --only N,M     these commands alone, by number, where earlier ones left off
-  --shell        a shell on the board
-  --list         the commands, by number
-It needs root (the system is entered with chroot), $SYSTEM_GB GB of disk, a network, and the Debian packages
-$HOST_PACKAGES; it installs nothing on this machine. No mount is left
-behind; the cache is, until it is removed: rm -r --one-file-system DIR.
+figure, on a copy of this repository: about two hours on two cores. Ends with a table of the seconds
+and the outcome of each command; the status is 1 if one failed.
+  --cache DIR    folder of the system and the log (default: $cache)
+  --only N,M     run only these commands, by number, on the system as it is
+  --shell        open a shell on the board
+  --list         list the commands with their numbers
+Needs root (for chroot), $SYSTEM_GB GB of disk, a network, and the Debian packages
+$HOST_PACKAGES. Installs nothing on this machine and leaves no mount.
+The cache stays until you remove it: rm -r --one-file-system DIR.
 END
 }
 
@@ -89,7 +89,7 @@ for tool in mmdebstrap qemu-aarch64-static update-binfmts unshare chroot; do
         fail "$tool is missing; on Debian and Ubuntu: apt install $HOST_PACKAGES util-linux"
 done
 
-# All that is mounted below is mounted for this process and its children, and goes with them.
+# Everything below is mounted for this process and its children only, and disappears with them.
 if [ -z "${EMULATE_PI:-}" ]; then
     unshare --mount true 2>/dev/null ||
         fail "mounting is not allowed here: start the container with --privileged, or use no container"
@@ -105,8 +105,8 @@ log=$cache/emulated_pi.log
 
 # ---------------------------------------------------------------- the system
 
-# Programs for Arm are handed to qemu by the kernel. Registered with the flag F, it opens qemu now:
-# inside the system there is none.
+# The kernel runs programs for Arm with qemu. The flag F makes it open qemu now: inside the system
+# there is none.
 register_qemu() {
     local entry=/proc/sys/fs/binfmt_misc/qemu-aarch64
     [ -e /proc/sys/fs/binfmt_misc/register ] ||
@@ -115,7 +115,7 @@ register_qemu() {
     [ -e $entry ] || update-binfmts --enable qemu-aarch64 || true
     [ -e $entry ] || fail "qemu-aarch64 could not be registered: update-binfmts --enable qemu-aarch64"
     grep -q '^flags:.*F' $entry ||
-        fail "qemu-aarch64 is registered without the flag F; Debian's qemu-user-static has it"
+        fail "qemu-aarch64 is registered without the flag F; use Debian's qemu-user-static"
 }
 
 make_system() {
@@ -126,12 +126,12 @@ make_system() {
     echo "Making the system in $system (5 minutes) ..." >&2
     rm -rf --one-file-system "$system.making"
     mmdebstrap --quiet --variant=minbase --architectures=arm64 --include="$BOARD_PACKAGES" bookworm \
-        "$system.making" || fail "mmdebstrap failed; its words are above"
+        "$system.making" || fail "mmdebstrap failed; its message is above"
     chroot "$system.making" useradd --create-home --shell /bin/bash pi
     mv "$system.making" "$system"
 }
 
-# What pip and TLS need to know on this network. Files of this machine are no use on the board.
+# Copies what pip and TLS need on this network. Paths of this machine do not exist on the board.
 pass_on_network() {
     echo '127.0.0.1 localhost raspberrypi' >"$system/etc/hosts"
     cp -L /etc/resolv.conf "$system/etc/resolv.conf"
@@ -146,7 +146,7 @@ pass_on_network() {
     } >"$system/etc/pip.conf"
 }
 
-copy_repository() {  # tracked and new files, as they are now; not what runs and tests left there
+copy_repository() {  # tracked and new files, without the output of runs and tests
     local kept=()
     mkdir -p "$system$REPOSITORY"
     [ -z "$only$shell" ] || kept=(! -name '.venv*' ! -name logs ! -name figures ! -name '*.log')
@@ -157,9 +157,9 @@ copy_repository() {  # tracked and new files, as they are now; not what runs and
     chroot "$system" chown -R pi:pi "$BOARD_HOME"
 }
 
-# ---------------------------------------------------------------- what is typed
+# ---------------------------------------------------------------- the commands
 
-on_board() {  # on_board USER COMMAND...: with the environment's Python first, as if it were activated
+on_board() {  # on_board USER COMMAND...: runs it as if the environment were activated
     local proxies
     proxies=$(env | grep -iE '^(https?|no)_proxy=' || true)
     # shellcheck disable=SC2086  # each is an argument
@@ -168,11 +168,11 @@ on_board() {  # on_board USER COMMAND...: with the environment's Python first, a
         QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 $proxies "${@:2}"
 }
 
-run_command() {  # the command of this number, noted in the log and in a file of its own
+run_command() {  # runs the command with this number; writes to the log and to its own file
     local number=$1 command=${COMMANDS[$1 - 1]} user=pi begin=$SECONDS status=0
     case $command in 'sudo '*) user=root ;; esac
     printf '\n== %d of %d, %s: %s\n' "$number" ${#COMMANDS[@]} "$(date +%T)" "$command" | tee -a "$log"
-    # In a process group of its own: whatever it started is ended with it.
+    # Its own process group lets us end whatever it started.
     set -m
     on_board "$user" bash -euo pipefail -c "${command#sudo }" </dev/null > >(tee -a "$log") 2>&1 &
     running=$!
@@ -219,5 +219,5 @@ done
     printf '\n%2s  %6s  %-10s  %s\n' '' s outcome command
     find "$results" -type f | sort -V | xargs cat
 } | tee -a "$log"
-echo "all that was said: $log"
+echo "the whole output: $log"
 ! grep -qv '  ok  ' "$results"/*

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint and tests; makes or updates the virtual environment first. See --help.
+# Runs lint and tests; makes or updates the virtual environment first.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
@@ -7,22 +7,22 @@ usage() {
     cat <<END
 usage: run_tests.sh [--stack today|paper|tx2] [--quick] [pytest arguments]
 
-Makes or updates the virtual environment, lints (today's stack only), then runs pytest: what
-compares times alone, everything else in up to four processes, one more than there are processors
-(tests wait, too), a file of tests each.
+Makes or updates the virtual environment, lints (today's stack only), then runs pytest. Tests that
+compare times run alone. All others run in up to four processes, one more than there are cores,
+since tests also wait.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
-  --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: the Jetson TX2's, as near as a PC has it
-  --quick          an answer in one to two minutes: without lint, without what compares times, and
-                   without the tests of tests/slow_tests.txt
-Everything else goes to pytest; paths are relative to the repository:
+  --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: nearest to the Jetson TX2's on a PC
+  --quick          one to two minutes: without lint, tests that compare times, and the slow tests in
+                   tests/slow_tests.txt
+All other arguments go to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
-  scripts/run_tests.sh -n 0 --pdb        one process, as a debugger needs
-  scripts/run_tests.sh --durations=0     the seconds of each test
+  scripts/run_tests.sh -n 0 --pdb        one process, for the debugger
+  scripts/run_tests.sh --durations=0     with the seconds of each test
 END
 }
 
-python_files() {  # tracked and new ones; all outside hidden folders where git cannot tell
+python_files() {  # tracked and new ones; without git, all outside hidden folders
     git ls-files -co --exclude-standard -- '*.py' 2>/dev/null || find . -name '*.py' ! -path '*/.*'
 }
 
@@ -44,12 +44,12 @@ cd "$ROOT"
 ensure_venv "$stack"
 if [ "$stack" = today ] && [ -z "$quick" ]; then
     "$PYTHON" -m ruff check
-    # By path, not by name: its first line names the folder in which the environment was made.
+    # vermin itself would look for Python where the environment was made.
     python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
         xargs "$PYTHON" "$(dirname "$PYTHON")/vermin" -q -t=3.6- --no-tips --violations
 fi
 
-run_pytest() {  # the status of pytest, with "no test was selected" (5) counted
+run_pytest() {  # keeps the status of pytest; counts "no test was selected" (5)
     local code=0
     "$PYTHON" -m pytest "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
     [ "$code" -ne 5 ] || { empty=$((empty + 1)); code=0; }

@@ -230,7 +230,7 @@ def test_an_unsuitable_given_python_is_refused_in_one_line(bare, tmp_path):
     script = os.path.join(SCRIPTS, 'run_figure17ac_ego.sh')
     status, _, errors = run(script, env=dict(environment, PYTHON=str(old)))
     assert (status, errors) == (
-        2, 'error: PYTHON={} is older than 3.6, the oldest that will do\n'.format(old))
+        2, 'error: PYTHON={} is older than 3.6; give a newer one\n'.format(old))
 
     run(sys.executable, '-m', 'venv', '--without-pip', empty)
     python = empty / 'bin' / 'python'
