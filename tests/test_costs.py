@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from test_selection_solver_DP import tangled_table
 
 import profiler
+from drawn_tables import tangled_table
 from elastic import command_line, costs
 from elastic.cache.copy_costs import CopyCosts
 from elastic.command_line import UserError

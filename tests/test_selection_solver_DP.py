@@ -1,5 +1,4 @@
 import contextlib
-import itertools
 import warnings
 
 import numpy as np
@@ -7,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.steps.step_graph import tensor_sets
-from elastic.timing.table import Profile, TensorTimings, chain_timings
+from drawn_tables import (
+    all_masks,
+    branching_table,
+    chain_table,
+    chain_time,
+    random_rho,
+    table_of,
+    tangled_table,
+    within,
+)
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
@@ -21,17 +28,6 @@ from selection_solver_DP import (
 )
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
-
-
-def all_masks(n):
-    masks = np.array(list(itertools.product([False, True], repeat=n)))
-    return masks[1:]  # the first is empty
-
-
-def chain_time(masks, t_dw, t_dy):
-    """(M,) ms: t_dw of the selected plus t_dy from the deepest selected to the output."""
-    deepest = masks.argmax(axis=1)
-    return masks @ t_dw + np.cumsum(t_dy[::-1])[::-1][deepest]
 
 
 def chain_bins(masks, t_dw, t_dy, budget, resolution):
@@ -195,52 +191,6 @@ def test_paper_recursion_finds_the_optimum_of_a_simple_chain():
 
 
 # ---------------------------------------------------------------- by the graph's price
-
-
-def table_of(groups, t_up, fixed=5.5):
-    """TensorTimings of {bit mask of the tensors that need some ops: ms}."""
-    n = len(t_up)
-    tensors, ms = tensor_sets(sorted(groups), n), np.array([groups[key] for key in sorted(groups)])
-    t_dw, t_dy, depth = chain_timings(tensors, ms)
-    return TensorTimings(
-        ['t%d' % k for k in range(n)], [(1,)] * n, t_dw, t_dy, np.asarray(t_up), fixed - 0.5,
-        sum(groups.values()), sum(t_up) + 0.5, depth, tensors, ms, {}, Profile(np.zeros(n, bool)))
-
-
-def tangled_table(rng, n=20):
-    """Random groups of ops, as branching as can be."""
-    groups = {1 << k: rng.rand() for k in range(n)}
-    for _ in range(3 * n):
-        mask = sum(1 << int(k) for k in set(rng.randint(0, n, rng.randint(2, 6))))
-        groups[mask] = groups.get(mask, 0) + rng.rand()
-    return table_of(groups, rng.rand(n) * 0.1)
-
-
-def branching_table(rng, n=10):
-    """A network whose layers are read by one or two later ones: an op serves all that lie behind.
-    """
-    behind = [1 << k for k in range(n)]
-    for k in range(1, n):
-        for other in set(rng.randint(max(0, k - 3), k, rng.randint(1, 3))):
-            behind[k] |= behind[other]
-    groups = {1 << k: rng.rand() for k in range(n)}
-    for mask in behind:
-        groups[mask] = groups.get(mask, 0) + rng.rand()
-    return table_of(groups, rng.rand(n) * 0.1)
-
-
-def chain_table(rng, n=10):
-    groups = {1 << k: rng.rand() for k in range(n)}
-    groups.update({(2 << k) - 1: rng.rand() for k in range(1, n)})
-    return table_of(groups, rng.rand(n) * 0.1)
-
-
-def random_rho(rng, table, layers=None):
-    return rng.uniform(smallest_rho(table, layers), 1)
-
-
-def within(table, mask, rho):
-    return mask.any() and table.step_time(mask) <= rho * table.t_step
 
 
 @pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from test_selection_solver_DP import (
+
+from drawn_tables import (
     all_masks,
     branching_table,
     chain_table,
@@ -11,7 +12,6 @@ from test_selection_solver_DP import (
     tangled_table,
     within,
 )
-
 from elastic.timing.table import CacheCost
 from selection_solver_DP import (
     InfeasibleBudget,

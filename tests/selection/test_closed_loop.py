@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from test_selection_solver_DP import tangled_table
 
+from drawn_tables import tangled_table
 from elastic.selection.closed_loop import (
     NOISE,
     STEP_DRIFT,
