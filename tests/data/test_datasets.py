@@ -1,3 +1,5 @@
+"""Data sets by name: photo sets, digits, and a user's own folder."""
+
 import os
 import subprocess
 import sys
@@ -29,7 +31,7 @@ def tfds_dir(tmp_path_factory):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """A machine whose way to the network, a proxy, does not answer."""
+    """Makes the network unreachable, through a proxy that does not answer."""
     for scheme in ('http', 'https'):
         monkeypatch.setenv(scheme + '_proxy', 'http://127.0.0.1:9')
         monkeypatch.delenv(scheme.upper() + '_PROXY', raising=False)
@@ -58,12 +60,12 @@ def test_names_are_checked_without_loading_tensorflow():
 @pytest.mark.parametrize('name, hint', [('stanford_dog', 'stanford_dogs'),
                                         ('oxford_pets', 'oxford_iiit_pet'),
                                         ('digit', 'digits'), ('xyz', 'folder:PATH')])
-def test_unknown_name_is_refused_with_what_is_allowed(name, hint):
+def test_an_unknown_name_is_refused_with_what_is_allowed(name, hint):
     with pytest.raises(UserError, match=hint):
         datasets.load_dataset(name, 32, 4)
 
 
-def test_folder_must_exist_and_hold_sub_folders(tmp_path):
+def test_a_folder_must_exist_and_contain_sub_folders(tmp_path):
     (tmp_path / 'flowers').mkdir()
     with pytest.raises(UserError, match="did you mean 'flowers'"):
         check_dataset_name('folder:{}'.format(tmp_path / 'flower'))
@@ -76,7 +78,7 @@ def test_folder_must_exist_and_hold_sub_folders(tmp_path):
 # --- the three photo sets
 
 @pytest.mark.parametrize('name', sorted(PHOTO_SETS))
-def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
+def test_photo_sets_load_through_their_builders(name, tfds_dir):
     classes, train_size, test_size = PHOTO_SETS[name]
     data = datasets.load_dataset(name, 32, 4, data_dir=tfds_dir)
     assert data.augmentation == 'flip+rotate'
@@ -96,13 +98,13 @@ def test_photo_sets_load_through_their_own_builders(name, tfds_dir):
 
 
 @pytest.mark.parametrize('batch_size, tested', [(1, 4), (16, 64), (32, 64), (50, 64), (100, 100)])
-def test_more_is_tested_at_once_than_trained_up_to_64_images(batch_size, tested):
-    data = datasets.load_dataset('digits', 24, batch_size)
+def test_test_batches_are_larger_up_to_64_images(batch_size, tested):
+    data = datasets.load_dataset('digits', 8, batch_size, 'unread')
     assert next(iter(data.test))[0].shape[0] == tested
 
 
-def test_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
-    """Of the tiny archive's seven classes, with two images each."""
+def test_a_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
+    """The tiny archive has seven classes with two images each."""
     def load(count):
         return datasets.load_dataset('oxford_iiit_pet', 32, 1, data_dir=tfds_dir,
                                      train_images=count)
@@ -113,8 +115,7 @@ def test_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
         load(6)
 
 
-def test_photo_set_is_what_the_builder_reads(tfds_dir):
-    """Reading by record number finds each image and label that the builder's reader does."""
+def test_photo_sets_equal_what_the_builder_reads(tfds_dir):
     import tensorflow as tf
     import tensorflow_datasets as tfds
     data = datasets.load_dataset('stanford_dogs', 32, 4, data_dir=tfds_dir, cache='none')
@@ -139,7 +140,7 @@ def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
         assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
 
 
-def test_of_digits_what_is_not_tested_is_not_drawn_and_of_a_folder_all_is_read(photos, monkeypatch):
+def test_unused_digits_are_not_drawn_but_all_images_of_a_folder_are_read(photos, monkeypatch):
     def loaded(name, **more):
         read.clear()
         return datasets.load_dataset(name, 8, 4, **more)
@@ -150,32 +151,32 @@ def test_of_digits_what_is_not_tested_is_not_drawn_and_of_a_folder_all_is_read(p
     assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
     some = loaded('digits', train_images=40, validation_steps=2)
     assert read == {'train': 40, 'test': 8} and some.test_size == 8
-    assert some.fingerprint == every.fingerprint  # the images are the same, as a checkpoint asks
+    assert some.fingerprint == every.fingerprint  # a checkpoint requires the same images
     folder = 'folder:{}'.format(photos)
     number = loaded(folder).test_size
     assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
 
 
-def test_a_batch_at_hand_is_what_the_probe_begins_with(photos, tfds_dir):
-    datasets.load_dataset('caltech_birds2011', 24, 4, data_dir=tfds_dir)  # prepared, if it was not
+def test_a_batch_at_hand_is_the_first_of_the_probe(photos, tfds_dir):
+    datasets.load_dataset('caltech_birds2011', 24, 4, 'unread', data_dir=tfds_dir)  # prepares it
     for name, classes in (('digits', 10), ('caltech_birds2011', 200),
                           ('folder:{}'.format(photos), 2)):
         found, reason = datasets.batch_at_hand(name, 24, 4, classes, tfds_dir)
-        probe = datasets.load_dataset(name, 24, 4, data_dir=tfds_dir).probe
+        probe = datasets.load_dataset(name, 24, 4, 'unread', data_dir=tfds_dir).probe
         assert reason is None and same(arrays([found]), arrays(probe.take(1)))
 
 
-def test_what_is_not_at_hand_is_neither_prepared_nor_asked_for(tmp_path, offline):
+def test_no_batch_is_at_hand_from_an_unprepared_data_set(tmp_path, offline):
     tfds_archives.prepare('oxford_iiit_pet', tmp_path)
     for _ in range(2):
         assert datasets.batch_at_hand('oxford_iiit_pet', 24, 4, 37, str(tmp_path)) == (
             None, 'oxford_iiit_pet is not prepared in {}'.format(tmp_path))
-        # Nor where an older version is there, or what a broken preparation left behind.
+        # Nor with an older version there, which may be incomplete.
         (tmp_path / 'oxford_iiit_pet' / '0.0.1').mkdir(parents=True, exist_ok=True)
     assert os.listdir(str(tmp_path / 'oxford_iiit_pet')) == ['0.0.1']
 
 
-def test_no_batch_of_other_classes_or_too_few_or_unreadable_images(photos):
+def test_no_batch_is_at_hand_from_unsuitable_images(photos):
     name = 'folder:{}'.format(photos)
     assert datasets.batch_at_hand(name, 24, 4, 3) == (None, name + ' has 2 classes, not 3')
     assert 'a batch of 400 does not fit' in datasets.batch_at_hand(name, 24, 400, 2)[1]
@@ -185,8 +186,7 @@ def test_no_batch_of_other_classes_or_too_few_or_unreadable_images(photos):
     assert batch is None and reason and '\n' not in reason
 
 
-def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, offline):
-    # tfds_dir's archives are not asked for: this data folder is empty.
+def test_a_missing_photo_set_offline_fails_fast_with_manual_instructions(tmp_path, offline):
     with pytest.raises(UserError) as error:
         datasets.load_dataset('oxford_iiit_pet', 32, 4, data_dir=str(tmp_path))
     message = str(error.value)
@@ -196,7 +196,7 @@ def test_missing_photo_set_offline_fails_fast_with_the_manual_route(tmp_path, of
     assert 'digits, digits_shifted, digits_inverted, folder:PATH' in message
 
 
-def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
+def test_a_broken_archive_gives_the_cause_and_the_remedy(tmp_path, offline):
     tfds_archives.prepare('oxford_iiit_pet', tmp_path)
     write(tmp_path / 'downloads' / 'manual' / 'annotations.tar.gz', b'half a download')
     with pytest.raises(UserError, match='cannot be prepared: [A-Z][A-Za-z]+: .*\n.*archives'):
@@ -206,8 +206,8 @@ def test_broken_archive_names_the_cause_and_the_way_out(tmp_path, offline):
 # --- digits
 
 @pytest.mark.parametrize('name', digits.DIGIT_NAMES)
-def test_digits_need_nothing_but_scikit_learn(name):
-    data = datasets.load_dataset(name, 24, 32)
+def test_digits_need_only_scikit_learn(name):
+    data = datasets.load_dataset(name, 24, 32, 'unread')
     assert (data.num_classes, data.class_names) == (10, tuple('0123456789'))
     assert data.train_size > 5000 and data.test_size >= 2000
     assert data.augmentation == 'none'
@@ -219,16 +219,16 @@ def test_digits_need_nothing_but_scikit_learn(name):
     assert counts.min() > 0.9 * data.test_size / 10  # stratified
 
 
-def test_no_original_is_behind_training_and_test_images():
+def test_training_and_test_digits_show_different_originals():
     train, test = digits.digit_originals('train'), digits.digit_originals('test')
     assert not set(train) & set(test) and len(train) + len(test) == 1797
     assert len(train) == len(set(train)) and 430 < len(test) < 460
 
 
-def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles():
+def test_digit_domains_show_the_same_originals_in_different_styles():
     from sklearn.datasets import load_digits
     originals = load_digits().images[digits.digit_originals('test')[:64]] / 16
-    small = {name: arrays(datasets.load_dataset(name, 8, 64).test.take(1))[0][0].mean(axis=3)
+    small = {name: arrays(datasets.load_dataset(name, 8, 64, 'unread').test.take(1))[0][0].mean(3)
              for name in digits.DIGIT_NAMES}
 
     def alike(images, shapes):
@@ -243,7 +243,7 @@ def test_digits_and_shifted_digits_show_the_same_originals_in_different_styles()
 
 # --- a user's folder
 
-def test_folder_of_classes_is_split_once_and_for_all(photos):
+def test_a_folder_of_classes_is_split_regardless_of_the_seed(photos):
     data = load_photos(photos)
     assert data.class_names == ('cat', 'dog') and data.augmentation == 'flip+rotate'
     assert (data.train_size, data.test_size) == (32, 8)
@@ -253,7 +253,7 @@ def test_folder_of_classes_is_split_once_and_for_all(photos):
 
 
 @pytest.mark.parametrize('test_folder', ['test', 'val', 'validation'])
-def test_folder_with_splits_of_its_own(tmp_path, test_folder):
+def test_a_folder_may_come_with_its_own_splits(tmp_path, test_folder):
     for split, count in (('train', 3), (test_folder, 2)):
         for name in ('b', 'a', 'c'):
             for i in range(count if (split, name) != (test_folder, 'c') else 1):
@@ -264,8 +264,7 @@ def test_folder_with_splits_of_its_own(tmp_path, test_folder):
     assert np.concatenate([labels for _, labels in arrays(data.test)]).tolist() == [0, 0, 1, 1, 2]
 
 
-def test_pixels_survive_every_kind_of_file(tmp_path):
-    """Grey, transparent and 32-bit files become RGB, not something merely of the right shape."""
+def test_every_type_of_file_keeps_its_pixels(tmp_path):
     import tensorflow as tf
     grey = tf.fill((8, 8, 1), tf.constant(90, tf.uint8))
     rgb, half = tf.tile(grey, [1, 1, 3]), tf.fill((8, 8, 1), tf.constant(128, tf.uint8))
@@ -285,7 +284,7 @@ def test_pixels_survive_every_kind_of_file(tmp_path):
         assert np.abs(images - 90).max() <= 1
 
 
-# One pixel, two frames: of grey level 90, which counts, and of 255.
+# One pixel, two frames: grey levels 90, which counts, and 255.
 GIF = (b'GIF89a\x01\0\x01\0\x80\0\0' + bytes([90] * 3 + [255] * 3)
        + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0'
        + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x4c\x01\0' + b'\x3b')
@@ -293,7 +292,7 @@ GIF = (b'GIF89a\x01\0\x01\0\x80\0\0' + bytes([90] * 3 + [255] * 3)
 
 @pytest.mark.parametrize('cache', ['memory', 'none'])
 @pytest.mark.parametrize('content', [b'', b'<html>not found</html>', 'truncated'])
-def test_unreadable_image_is_named(photos, content, cache):
+def test_an_unreadable_image_is_named(photos, content, cache):
     if content == 'truncated':
         content = encoded(0, 'jpg')[:300]
     write(photos / 'dog' / '11.jpeg', content)
@@ -301,20 +300,20 @@ def test_unreadable_image_is_named(photos, content, cache):
         load_photos(photos, cache=cache)
 
 
-def test_class_folder_without_images_is_named(photos):
+def test_a_class_folder_without_images_is_named(photos):
     write(photos / 'fish' / 'readme.txt', b'to do')
     with pytest.raises(UserError, match="'fish'"):
         load_photos(photos)
 
 
-def test_test_class_without_training_images_is_named(tmp_path):
+def test_a_test_class_without_training_images_is_named(tmp_path):
     for folder in ('train/a', 'train/b', 'test/a', 'test/zebra'):
         write(tmp_path / folder / '0.png', encoded(0, 'png'))
     with pytest.raises(UserError, match="'zebra'"):
         load_photos(tmp_path)
 
 
-def test_folder_too_small_to_train_and_test_on(tmp_path):
+def test_a_folder_too_small_to_train_and_test_on_is_refused(tmp_path):
     write(tmp_path / 'a' / '0.png', encoded(0, 'png'))
     write(tmp_path / 'a' / '1.png', encoded(1, 'png'))
     with pytest.raises(UserError, match='1 class'):
@@ -325,12 +324,12 @@ def test_folder_too_small_to_train_and_test_on(tmp_path):
         load_photos(tmp_path)
 
 
-def test_batch_larger_than_the_data_set(photos):
+def test_a_batch_larger_than_the_data_set_is_refused(photos):
     with pytest.raises(UserError, match='33.*32 training images'):
         datasets.load_dataset('folder:{}'.format(photos), 24, 33)
 
 
-def test_progress_is_shown_for_a_larger_folder_only(photos, monkeypatch, capsys):
+def test_progress_is_shown_only_for_large_folders(photos, monkeypatch, capsys):
     monkeypatch.setattr('elastic.data.split.PROGRESS_FROM', 10)
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     load_photos(photos)

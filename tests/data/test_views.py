@@ -1,4 +1,4 @@
-"""Order, views and subsets of training images, and the flags that decide them."""
+"""Order, augmentation and subsets of training images, and their flags."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ def photos(tmp_path):
 
 # --- order
 
-def test_same_seed_same_batches_another_seed_another_order(photos):
+def test_the_seed_decides_the_batches(photos):
     one, two, other = [load_photos(photos, seed=seed) for seed in (1, 1, 2)]
     for _ in range(2):
         epoch = arrays(one.train)
@@ -33,7 +33,7 @@ def test_same_seed_same_batches_another_seed_another_order(photos):
         assert not same(epoch, arrays(other.train))
 
 
-def test_another_process_draws_bit_identical_batches_whatever_else_it_draws(photos):
+def test_another_process_draws_bit_identical_batches(photos):
     code = ('import hashlib, sys, datasets, tensorflow as tf\n'
             'tf.random.set_seed(99); tf.random.uniform(())\n'
             'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5)\n'
@@ -47,7 +47,7 @@ def test_another_process_draws_bit_identical_batches_whatever_else_it_draws(phot
                       for images, labels in arrays(data.train) + arrays(data.probe.take(2))]
 
 
-def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
+def test_each_epoch_has_a_new_order_and_a_new_augmentation(photos):
     data = load_photos(photos)
     first, second = arrays(data.train), arrays(data.train)
     assert [len(labels) for _, labels in first] == [4] * (data.train_size // 4)
@@ -59,24 +59,25 @@ def test_epochs_hold_the_same_images_in_another_order_newly_augmented(photos):
     assert len(seen) == 32 and not seen & again
 
 
-def test_short_epochs_are_of_other_images_and_short_tests_evenly_spaced():
-    data = datasets.load_dataset('digits', 8, 64, steps_per_epoch=3, validation_steps=5)
-    whole = datasets.load_dataset('digits', 8, 64)
+def test_short_epochs_have_new_images_and_short_tests_spaced_ones():
+    few = dict(train_images=1280, cache='unread')
+    data = datasets.load_dataset('digits', 8, 64, steps_per_epoch=3, validation_steps=5, **few)
+    whole = datasets.load_dataset('digits', 8, 64, **few)
     assert (data.train_size, data.test_size) == (192, 320)
     first, second = [[image.tobytes() for images, _ in arrays(data.train) for image in images]
                      for _ in range(2)]
-    assert len(set(first)) == 192 and len(set(first) & set(second)) < 20
+    assert len(set(first)) == 192 and len(set(first) & set(second)) < 60
     everything = np.concatenate([images for images, _ in arrays(whole.test)])
     spaced = everything[np.linspace(0, len(everything) - 1, 320).round().astype(int)]
     assert np.array_equal(np.concatenate([images for images, _ in arrays(data.test)]), spaced)
     generous = datasets.load_dataset('digits', 8, 64, steps_per_epoch=10 ** 6,
-                                     validation_steps=10 ** 6)
+                                     validation_steps=10 ** 6, **few)
     assert same(arrays(generous.train), arrays(whole.train))
     assert same(arrays(generous.test), arrays(whole.test))
 
 
-def test_draws_go_on_over_epochs(tmp_path):
-    """Ten copies of one image: whatever differs between batches, the augmentation made it."""
+def test_augmentation_does_not_repeat_over_epochs(tmp_path):
+    """Uses ten copies of one image, so that only augmentation makes a difference."""
     for name in 'ab':
         for i in range(5):
             write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
@@ -86,19 +87,13 @@ def test_draws_go_on_over_epochs(tmp_path):
     assert len(images) == len(set(images)) == 24
 
 
-def test_unaugmented_epoch_shows_every_image_once():
-    data = datasets.load_dataset('digits', 8, 12)  # 12 divides 10,776
+def test_an_unaugmented_epoch_shows_every_image_once():
+    data = datasets.load_dataset('digits', 8, 12, 'unread', train_images=1200)
     images = {image.tobytes() for batch, _ in arrays(data.train) for image in batch}
     assert len(images) == data.train_size
 
 
-def test_run_resumes_at_any_step(photos):
-    whole = load_photos(photos)
-    epochs, other = [arrays(whole.train) for _ in range(3)], load_photos(photos)
-    assert same(arrays(other.batches(other.order(3)[5:], other.view(3))), epochs[2][5:])
-
-
-def test_probe_never_disturbs_training_and_never_ends(photos):
+def test_the_probe_never_disturbs_training_and_never_ends(photos):
     alone, probed = load_photos(photos), load_photos(photos)
     for _ in range(2):
         expected, got = arrays(alone.train), []
@@ -110,7 +105,7 @@ def test_probe_never_disturbs_training_and_never_ends(photos):
     assert [len(labels) for _, labels in batches] == [4] * 20
 
 
-def test_probe_has_an_order_and_draws_of_its_own(photos):
+def test_the_probe_has_an_order_and_augmentation_of_its_own(photos):
     data = load_photos(photos)
     epoch, probes = arrays(data.train), arrays(data.probe.take(8))
     assert not same(epoch, probes)
@@ -118,7 +113,7 @@ def test_probe_has_an_order_and_draws_of_its_own(photos):
         image.tobytes() for images, _ in probes for image in images}
 
 
-def test_probe_repeats_with_the_seed_and_draws_new_batches_each_time(photos):
+def test_the_probe_repeats_only_with_the_seed(photos):
     one, two = load_photos(photos), load_photos(photos)
     first, second = arrays(one.probe.take(2)), arrays(one.probe.take(2))
     assert not same(first, second)
@@ -133,7 +128,7 @@ def test_test_images_are_neither_shuffled_nor_augmented(photos):
     assert np.array_equal(labels, np.sort(labels)) and np.bincount(labels).tolist() == [4, 4]
 
 
-def test_order_is_what_train_goes_through(photos):
+def test_train_follows_the_order(photos):
     for options in ({}, {'steps_per_epoch': 3}, {'views': 'held'}):
         data = load_photos(photos, **options)
         for epoch in range(1, 4):
@@ -143,7 +138,7 @@ def test_order_is_what_train_goes_through(photos):
             assert same(arrays(data.train), arrays(data.batches(numbers, data.view(epoch))))
 
 
-def test_order_is_the_one_that_all_runs_so_far_went_through(photos):
+def test_the_order_has_never_changed(photos):
     for seed, epoch in ((0, 1), (7, 4)):
         first = np.random.RandomState([seed, 0, epoch - 1]).permutation(32)
         assert np.array_equal(load_photos(photos, seed=seed).order(epoch), first.reshape(8, 4))
@@ -152,12 +147,12 @@ def test_order_is_the_one_that_all_runs_so_far_went_through(photos):
 # --- views
 
 def by_number(data, epoch):
-    """{number: bytes} of the images of an epoch, as `train` shows them."""
+    """Returns image number -> bytes, as `train` shows them in an epoch."""
     images = np.concatenate([images for images, _ in arrays(data.train)])
     return {number: image.tobytes() for number, image in zip(data.order(epoch).ravel(), images)}
 
 
-def test_view_of_each_epoch(photos):
+def test_views_of_each_epoch(photos):
     for views, interval, kind, expected in (
             ('fresh', 2, None, [0, 1, 2, 3, 4]), ('held', 2, None, [0, 0, 1, 1, 2]),
             ('held', 1, None, [0, 1, 2, 3, 4]), ('held', 0, None, [0] * 5),
@@ -167,7 +162,7 @@ def test_view_of_each_epoch(photos):
         assert data.augmentation == (kind or 'flip+rotate')
 
 
-def test_held_views_come_back_for_an_interval_and_then_no_more(photos):
+def test_held_views_repeat_for_one_interval(photos):
     data = load_photos(photos, views='held', interval=2)
     first, second, third, fourth = [by_number(data, epoch) for epoch in range(1, 5)]
     assert len(first) == 32 and first == second and third == fourth
@@ -178,29 +173,23 @@ def test_held_views_come_back_for_an_interval_and_then_no_more(photos):
         other.order(4).ravel(), np.concatenate([images for images, _ in again]))} == third
 
 
-def test_fresh_views_never_come_back(photos):
-    data = load_photos(photos)
-    epochs = [by_number(data, epoch) for epoch in range(1, 4)]
-    assert all(len({epoch[number] for epoch in epochs}) == 3 for number in range(32))
-
-
-def test_unaugmented_images_come_back_in_every_epoch(photos):
+def test_unaugmented_images_repeat_in_every_epoch(photos):
     data = load_photos(photos, augmentation='none')
     plain = by_number(data, 1)
     assert plain == by_number(data, 2) == by_number(load_photos(photos, augmentation='none'), 1)
     assert not set(plain.values()) & set(by_number(load_photos(photos), 1).values())
 
 
-def test_probe_is_seen_anew_while_the_views_of_training_are_held(photos):
+def test_the_probe_has_fresh_views_while_those_of_training_are_held(photos):
     data = load_photos(photos, views='held', interval=0)
     images = [image.tobytes() for images, _ in arrays(data.probe.take(24)) for image in images]
     assert len(set(images)) == 3 * 32
     assert not set(images) & set(by_number(data, 1).values())
 
 
-def test_an_image_depends_on_no_other_of_its_batch_nor_on_its_place():
-    """In batches of 37: TensorFlow's own cosine would differ between places."""
-    data = datasets.load_dataset('digits', 8, 37, augmentation='flip+rotate')
+def test_an_image_does_not_depend_on_its_batch():
+    """Uses batches of 37, in which TensorFlow's cosine would differ between places."""
+    data = datasets.load_dataset('digits', 8, 37, 'unread', augmentation='flip+rotate')
     numbers, rng = data.order(1)[:6], np.random.RandomState(0)
     shuffled = rng.permutation(numbers.ravel())
     expected, got = [
@@ -212,7 +201,7 @@ def test_an_image_depends_on_no_other_of_its_batch_nor_on_its_place():
 
 # --- batches of any numbers
 
-def test_some_rows_of_an_epoch_are_as_in_the_whole(photos):
+def test_some_batches_of_an_epoch_equal_those_of_the_whole(photos):
     data = load_photos(photos)
     numbers = data.order(3)
     whole = arrays(data.batches(numbers, 2))
@@ -224,7 +213,7 @@ def test_some_rows_of_an_epoch_are_as_in_the_whole(photos):
 
 
 @pytest.mark.parametrize('cache', ['memory', 'none'])
-def test_passes_alive_at_once_go_through_their_own_numbers(photos, cache):
+def test_concurrent_passes_follow_their_own_numbers(photos, cache):
     data = load_photos(photos, cache=cache)
     numbers = data.order(1)
     plans = [(numbers[::2], 0), (numbers[1::2], 7), (numbers[::-2], 0)]
@@ -249,14 +238,14 @@ def test_a_pass_traces_no_new_graph(photos):
     for epoch in range(1, 4):
         kept += [data.batches(data.order(epoch)[epoch:], data.view(epoch)), iter(data.train)]
         arrays(kept[-2]), arrays(kept[-1]), arrays(data.probe.take(2))
-    assert not functions() - before  # fewer where those of earlier tests have gone meanwhile
+    assert not functions() - before  # fewer if those of earlier tests were collected
     kept.append(tf.data.Dataset.range(3).map(lambda number: number + 1))
-    assert functions() - before  # what a pipeline of its own would have done
+    assert functions() - before  # as a pipeline of its own would have done
 
 
 # --- draws
 
-def test_angles_and_flips_are_those_of_the_paper():
+def test_angles_and_flips_have_the_range_of_the_paper():
     flips, turns = [np.concatenate(parts) for parts in zip(*[
         augmentation_draws(7, 0, view, 50) for view in range(40)])]
     angles, limit = np.arctan2(turns[:, 1], turns[:, 0]), 0.2 * 2 * np.pi
@@ -264,17 +253,17 @@ def test_angles_and_flips_are_those_of_the_paper():
     assert np.abs(angles).max() <= limit * 1.0001
     assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
     assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
-    assert len(set(angles)) > 1900  # every view and image its own
+    assert len(set(angles)) > 1900  # one for each view and image
 
 
-def test_draws_differ_by_seed_stream_and_view_alone():
+def test_draws_depend_on_seed_stream_and_view():
     draws = [augmentation_draws(*key, count=20)[1].tobytes()
              for key in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
     assert draws[0] == draws[1] and len(set(draws)) == 4
 
 
 def test_augmentation_agrees_with_the_keras_layers():
-    """Keras draws its own angles, so ours is searched among many; only interpolation may differ."""
+    """Looks for the angle that Keras drew among many of ours; only interpolation may differ."""
     import tensorflow as tf
     coarse = np.random.RandomState(0).uniform(0, 255, (1, 4, 4, 3)).astype('float32')
     image = tf.image.resize(coarse, (32, 32))
@@ -287,25 +276,25 @@ def test_augmentation_agrees_with_the_keras_layers():
 
 # --- a subset
 
-def test_subset_has_equally_many_images_of_each_class_whatever_the_seed():
-    data = datasets.load_dataset('digits', 8, 8, train_images=1003)
-    other = datasets.load_dataset('digits', 8, 8, train_images=1003, seed=3)
+def test_a_subset_is_balanced_and_depends_on_no_seed():
+    data = datasets.load_dataset('digits', 8, 8, 'unread', train_images=1003)
+    other = datasets.load_dataset('digits', 8, 8, 'unread', train_images=1003, seed=3)
     rows = np.arange(1000).reshape(125, 8)
     assert data.num_images == data.train_size == 1003
     assert data.order(1).size == 1000 and data.order(1).max() > 990
     assert same(arrays(data.batches(rows, 0)), arrays(other.batches(rows, 0)))
     labels = np.concatenate([labels for _, labels in arrays(data.batches(rows, 0))])
     assert np.bincount(labels).min() >= 98 and np.bincount(labels).max() <= 101
-    assert data.test_size == datasets.load_dataset('digits', 8, 8).test_size
+    assert data.test_size == datasets.load_dataset('digits', 8, 8, 'unread').test_size
 
 
 def all_images(data):
-    """The training images by number, as bytes, and their labels; unaugmented, batches of one."""
+    """Returns the unaugmented training images as bytes, and their labels, by number."""
     batches = arrays(data.batches(np.arange(data.num_images)[:, None], 0))
     return [images.tobytes() for images, _ in batches], [labels[0] for _, labels in batches]
 
 
-def test_small_classes_give_what_they_have_and_larger_subsets_add_to_smaller_ones(tmp_path):
+def test_larger_subsets_contain_smaller_ones_and_small_classes_run_out(tmp_path):
     for name, count in (('a', 16), ('b', 2), ('c', 5)):
         for i in range(count):
             write(tmp_path / 'train' / name / '{}.png'.format(i), encoded(100 * count + i, 'png'))
@@ -344,7 +333,7 @@ def test_only_the_subset_is_decoded(tmp_path, cache):
 @pytest.mark.parametrize('count, words', [
     (9, 'digits.*allowed: 10 .*to 10776'), (10777, 'digits.*allowed: 10 .*to 10776'),
     (11, 'a batch of 12 does not fit into the 11 training images')])
-def test_subset_that_cannot_be(count, words):
+def test_an_impossible_subset_is_refused(count, words):
     with pytest.raises(UserError, match=words) as error:
         datasets.load_dataset('digits', 8, 12, train_images=count)
     assert '\n' not in str(error.value)
@@ -366,20 +355,21 @@ def test_flags_reach_the_data(photos):
         '12'))
     assert (data.augmentation, data.num_images, data.train_size) == ('none', 12, 12)
     data = main.load_data(arguments('--dataset_name', 'digits', '--views', 'held', '--interval',
-                                    '3', '--augmentation', 'flip+rotate'))
+                                    '3', '--augmentation', 'flip+rotate', '--train_images', '40',
+                                    '--validation_steps', '1'))
     assert data.augmentation == 'flip+rotate'
     assert [data.view(epoch) for epoch in (1, 3, 4)] == [0, 0, 1]
-    assert [main.load_data(arguments('--dataset_name', 'folder:{}'.format(photos))).view(epoch)
-            for epoch in (1, 3, 4)] == [0, 2, 3]
+    data = main.load_data(arguments('--dataset_name', 'folder:{}'.format(photos)))
+    assert [data.view(epoch) for epoch in (1, 3, 4)] == [0, 2, 3]
 
 
-def test_interval_counts_for_every_scheme_whose_views_are_held():
+def test_the_interval_matters_if_views_are_held():
     fixed = ['--train_type', 'full_training', '--interval', '3']
     assert main.decisive_settings(arguments(*fixed))['interval'] is None
     assert main.decisive_settings(arguments(*fixed, '--views', 'held'))['interval'] == 3
 
 
-def test_subset_out_of_reach_is_refused_before_anything_is_written(tmp_path):
+def test_an_impossible_subset_is_refused_before_anything_is_written(tmp_path):
     for count in ('9', '20000'):
         with pytest.raises(UserError, match='allowed: 10 .*to 10776'):
             main.main(SMALL + ['--dataset_name', 'digits', '--train_images', count,

@@ -1,6 +1,6 @@
-"""Tiny archives laid out like those of the three photo sets, for their real builders.
+"""Tiny archives of the three photo sets, for their real builders.
 
-The images are random; class counts, folder layout, lists and annotations are as in the originals.
+The images are random; classes, folders, lists and annotations are as in the originals.
 """
 
 import io
@@ -16,10 +16,9 @@ DOG_TEST_IMAGES = 5
 
 
 def prepare(name, data_dir):
-    """Puts archives for `name` where load_dataset(name, data_dir=data_dir) looks for them.
+    """Writes archives of `name` to where load_dataset(name, data_dir=data_dir) looks for them.
 
-    The builder then takes these as the genuine ones: its class attribute `url_infos`, which holds
-    their checksums, is replaced.
+    Replaces the checksums in the builder's class, `url_infos`, so that it accepts them.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import checksums
@@ -42,7 +41,7 @@ def _write_tar(path, members):
 
 
 def image(seed, encode, height=40, width=30, channels=3):
-    """One encoded random image, smooth enough to survive JPEG."""
+    """Returns an encoded random image, smooth enough to survive JPEG."""
     import tensorflow as tf
     coarse = np.random.RandomState(seed).uniform(0, 255, (4, 3, channels))
     pixels = tf.image.resize(coarse, (height, width))
