@@ -35,7 +35,6 @@ from plot import (
 )
 
 WIDTH = 7.2  # inches
-RANK = {scheme: rank for rank, scheme in enumerate(SCHEMES)}
 
 
 class Bar:
@@ -47,10 +46,6 @@ class Bar:
 
     def values(self, key):
         return np.array([run.summary[key] for run in self.runs], dtype=float)
-
-    @property
-    def order(self):
-        return RANK[self.summary['scheme']], str(self.summary['rho'])
 
 
 def _read(folders, key=None):
@@ -77,7 +72,9 @@ def _bars(runs):
     groups = {}
     for run in runs:
         groups.setdefault(configuration(run.summary), []).append(run)
-    return sorted((Bar(group) for group in groups.values()), key=lambda bar: bar.order)
+    order = list(SCHEMES)
+    return sorted(map(Bar, groups.values()), key=lambda bar: (
+        order.index(bar.summary['scheme']), str(bar.summary['rho'])))
 
 
 def _unit(seconds):
@@ -109,7 +106,7 @@ def curve_grid(folders, output):
 
 
 def _draw_grid(figure, runs, columns, marks, more):
-    """more: inches that the legend takes beyond two lines."""
+    """Draws panels and legend; more: inches that the legend needs beyond two lines."""
     height = figure.get_size_inches()[1]
     axes = figure.subplots(2, len(columns), gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.12 / height,

@@ -103,20 +103,11 @@ def test_similarity_is_the_cosine_of_successive_importances(tmp_path):
     assert float(row['importance_share_of_time_mean']) == pytest.approx(0.03) and row['n'] == '2'
 
 
-def test_a_selection_by_the_old_importance_is_no_evaluation(tmp_path):
+def test_a_run_with_one_evaluation_has_no_similarity(tmp_path):
     run = make_run(tmp_path / 'logs', 'drifted', interval=4, probe_batches=1, train_seconds=200.0,
                    importance_seconds=4.0)
     assert len(paper_plots.importances(read_run(run))) == 1
     with pytest.raises(UserError, match="run 'drifted' selected once"):
-        paper_plots.importance_stability([run], tmp_path / 'figure7')
-
-
-def test_a_run_that_selected_once_has_no_similarity(tmp_path):
-    run = make_run(tmp_path / 'logs', 'once', interval=9, probe_batches=1, train_seconds=200.0,
-                   importance_seconds=4.0)
-    lines = (run / 'selections.csv').read_text().splitlines()
-    (run / 'selections.csv').write_text('\n'.join(lines[:1 + TENSORS]) + '\n')
-    with pytest.raises(UserError, match="run 'once' selected once"):
         paper_plots.importance_stability([run], tmp_path / 'figure7')
 
 
