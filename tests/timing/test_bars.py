@@ -1,12 +1,11 @@
 """Timing tables of several devices, drawn one below the other."""
 
 import pytest
-from test_plot import assert_figure
 
 import plot
 from elastic.command_line import UserError
 from elastic.timing.bars import labels_of
-from made_runs import read_csv
+from made_runs import assert_figure, read_csv
 from timing_tables import KEY, stored
 
 
