@@ -7,11 +7,13 @@ not. One step time per mask cannot tell the two apart, so before a selection bot
 
 import numpy as np
 
+from elastic.timing.fit import fitted_scales
+
 CALLS = (2, 5)      # of both passes: a quick look; a long one where that says shares drifted
 NOISE = (0.25, 0.10)  # drift of backward over forward time that so many show by accident
 AGREE = (0.10, 0.25)  # of steps with what passes say of them: from, and up to what it is overlap
-OWN = (0.8, 6.0)    # change of own gradients' time: overlapping hides up to 80 % of it in a profile
-SHARED = 1 / 3      # the least change of the error gradient's
+LEAST = (0.8, 1 / 3)  # change of weight gradients' time, and of the error gradient's path
+MOST = (6.0, 3.0)   # overlapping hides up to 80 % of weight gradients in a profile
 STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
@@ -64,14 +66,12 @@ class ClosedLoop:
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
-            apart, more_ms = None, taken - price(table)
+            more_ms = taken - price(table)
             if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
-                apart = scaled_apart(table, mask, more_ms)
-            if apart is not None:
-                table = apart  # not the reference: what a disturbed epoch told is not inherited
-            elif not drift and cache is None:  # of a step that reads, too little is left to tell
-                speed = taken / price(old)
-                table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
+                table = explaining(table, mask, more_ms)
+            if not drift and cache is None:  # of a step that reads, too little is left to tell
+                speed = taken / price(table)
+                table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
             if cache is None:
                 self.waited(wait_ms)
         self.timings = table._replace(t_loop=self.timings.t_loop)
@@ -99,26 +99,20 @@ class ClosedLoop:
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 
 
-def scaled_apart(table, mask, more_ms):
-    """The table with own gradients and the error gradient's way scaled apart, so that the step of
-    the (N,) bool mask takes more_ms longer and the backward pass of all tensors what it did.
+def explaining(table, mask, more_ms):
+    """Returns the table whose step of the (N,) bool mask takes `more_ms` more, within LEAST, MOST.
 
-    Own gradients become dearer by OWN at most; None where no other scales within OWN and SHARED do
-    that: where own gradients would be much cheaper than on the idle machine of the profile, it is
-    something else that the step tells.
+    Weight gradients and the path of the error gradient have a scale each; the backward pass of all
+    tensors takes as long as before.
     """
     own = table.group_tensors.sum(axis=1) == 1
+    parts = table.group_ms[:, None] * np.column_stack([own, ~own])
     needed = table.group_tensors[:, np.asarray(mask, dtype=bool)].any(axis=1)
-    parts = [[table.group_ms[kind & rows].sum() for kind in (own, ~own)]
-             for rows in (own | ~own, needed)]
-    if abs(np.linalg.det(parts)) < 1e-3 * table.t_bp ** 2:
-        return None
-    of_own = min(OWN[1], np.linalg.solve(parts, [sum(parts[0]), sum(parts[1]) + more_ms])[0])
-    of_shared = (sum(parts[0]) - of_own * parts[0][0]) / max(parts[0][1], 1e-9)
-    if of_own < OWN[0] or of_shared < SHARED:
-        return None
-    return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared),
-                          t_dw=table.t_dw * of_own, t_dy=table.t_dy * of_shared)
+    ms = [table.t_bp, table.backward_time(mask) + more_ms]
+    scales = fitted_scales(np.array([parts.sum(axis=0), parts[needed].sum(axis=0)]), ms, LEAST,
+                           MOST)
+    return table._replace(group_ms=parts @ scales, t_dw=table.t_dw * scales[0],
+                          t_dy=table.t_dy * scales[1])
 
 
 def steps_drift_ms(step_ms, predicted_ms, of_ms=None):

@@ -10,161 +10,105 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from elastic.timing.fit import fitted_scales
 from elastic.timing.stopwatch import interleaved_ms, undisturbed
-from elastic.timing.table import Profile, TensorTimings, chain_timings, own_ms, shared_ms
+from elastic.timing.table import Profile, TensorTimings, chain_timings, shared_ms
 
-LEAST, MOST = 0.1, 5.0  # scale of own or shared gradients over that of both together
-DOUBT = 0.03  # of the backward pass: what the deepest tensor's step may be off by
-SUFFIXES = (0.0, 0.15, 0.5)  # of the forward pass, from which on it is timed
-WAYS = (1 / 3, 2 / 3)  # of the error gradient's way, to which a step is timed
+LEAST, MOST = 0.1, 5.0  # scale of a part of the backward pass, over one scale for all parts
+SUFFIXES = (0.0, 0.15, 0.5)  # shares of the forward pass after the cuts from which it is timed
+PLACES = (1 / 3, 2 / 3)  # on the path of the error gradient, up to which a step is timed
 
 
 class Totals(NamedTuple):
-    """Untraced ms per step, at the threading of training; deepest: the tensor of t_chain.
+    """Holds untraced times in ms, at the threading of training.
 
-    t_update: the optimizer's update and decay of all tensors. t_always: what every step does beside
-    it and both passes: moving statistics, learning rate, iteration count.
-    t_chain: backward pass of the deepest tensor alone: the error gradient's whole way.
-    t_both: see TensorTimings.
-    spread: see Profile.
-    suffixes: (share of the traced forward pass, of the measured one) behind some cuts.
-    chains: (tensor k, ms of the backward pass of k alone) of some on the way to the deepest.
+    t_fp, t_update: forward pass; the optimizer's update and decay of all tensors.
+    tensors: those of which the step was timed: the deepest, the nearest to the output, others.
+    beyond: ms beyond the forward pass of the full step, then of the step of each of `tensors`.
+    t_both: as in TensorTimings; spread: as in Profile.
+    suffixes: (share of the traced forward pass, of the measured one) after some cuts.
     """
     t_fp: float
-    t_bp: float
     t_update: float
-    t_always: float
-    t_chain: float
-    deepest: int
+    tensors: Any
+    beyond: Any
     t_both: float = 0.0
     spread: float = 0.0
     suffixes: Any = ()
-    chains: Any = ()
-
-
-def totals_of_steps(times, tensors, t_fp, t_update, t_both, beyond, spread, suffixes=()):
-    """Totals from what steps take: t_fp + t_always + their backward pass + their update.
-
-    times: OpTimes, whose shares tell what little the step of the tensor nearest the output does
-    for it. tensors: the deepest, the nearest, others. t_fp, t_update, t_both: ms, each measured
-    alone. beyond: ms beyond the forward pass that the steps take of all tensors, then of each of
-    `tensors` alone. suffixes: see Totals.
-    """
-    deepest, nearest = tensors[:2]
-    full, of_deepest, of_nearest, *of_others = [max(ms, 1e-3) for ms in beyond]
-    t_update = min(t_update, full / 2)  # of a tiny network the call itself takes longer
-    share = sum(times.group_ms[times.group_tensors[:, nearest]]) / max(sum(times.group_ms), 1e-9)
-    t_up = times.update * t_update / max(times.update.sum(), 1e-9)
-    # of_nearest = t_always + share * t_bp + t_up, with t_bp = full - t_always - t_update
-    t_always = (of_nearest - share * (full - t_update) - t_up[nearest]) / max(1 - share, 1e-9)
-    t_always = float(np.clip(t_always, 0, (full - t_update) / 2))
-    t_bp = full - t_always - t_update
-    t_chain = min(max(of_deepest - t_always - float(t_up[deepest]), 1e-3), t_bp)
-    chains = [(k, ms - t_always - float(t_up[k])) for k, ms in zip(tensors[2:], of_others)]
-    return Totals(t_fp, t_bp, t_update, t_always, t_chain, deepest, max(t_both, t_fp + 1e-3),
-                  spread, suffixes, chains)
 
 
 def build_table(names, shapes, times, totals, key, prefix=None):
-    """TensorTimings from traced shares (OpTimes) and untraced Totals.
+    """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals.
 
-    Own gradients and the error gradient's way are scaled apart, so that both the backward pass of
-    all tensors and that of the deepest one alone come out as measured: with several inter-op
-    threads, own gradients partly overlap with the error gradient and cost less than in the trace,
-    where ops run one at a time. The way itself is scaled by steps that follow it in part:
-    ResNet50's last three blocks take 65 % of it by the trace and 71 % untraced, on the paper's
-    stack (64x64, batch 4).
-    prefix: (traced ms, bytes), (N,) each: see t_prefix and cut_bytes; None: no prefix can be cut.
+    prefix: (traced ms, bytes), (N,) each, as t_prefix and cut_bytes; None: no prefix can be cut.
     """
     n = len(names)
     timed = times.group_ms > 0
     group_tensors, traced = times.group_tensors[timed], times.group_ms[timed]
-    scaled = scaled_groups(group_tensors, traced, totals)
+    full = max(totals.beyond[0], 1e-3)
+    t_update = min(totals.t_update, full / 2)  # in a tiny network the call itself takes longer
+    t_up = times.update * t_update / max(times.update.sum(), 1e-9)
+    t_always, scaled = explained(group_tensors, traced, t_up, full - t_update, totals)
     t_dw, t_dy, depth = chain_timings(group_tensors, scaled)
-    t_up = times.update * totals.t_update / max(times.update.sum(), 1e-9)
     estimated = times.group_tensors[times.estimated_ms > 0].any(axis=0)
     rows = np.lexsort(group_tensors.T)  # an order that does not depend on the graph's
     skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
     left = measured_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
+    # Tracing slows the launches of kernels down, and not the kernels.
+    kernels = times.kernels and min(1.0, times.kernels / (totals.t_fp + full))
     profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread, traced[rows],
-                      kernel_share(times.kernels, totals))
-    return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, totals.t_bp,
-                         totals.t_update + totals.t_always, depth, group_tensors[rows],
-                         scaled[rows], key, profile,
-                         t_both=totals.t_both, t_prefix=(1 - left) * totals.t_fp,
-                         cut_bytes=cut_bytes, op_rates=times.rates)
+                      kernels)
+    return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, full - t_update - t_always,
+                         t_update + t_always, depth, group_tensors[rows], scaled[rows], key,
+                         profile, t_both=max(totals.t_both, totals.t_fp + 1e-3),
+                         t_prefix=(1 - left) * totals.t_fp, cut_bytes=cut_bytes,
+                         op_rates=times.rates)
 
 
-def kernel_share(kernels, totals):
-    """Share of the untraced full step during which a GPU ran kernels, 0..1; None on a CPU.
+def explained(group_tensors, traced, t_up, full, totals):
+    """Returns (ms that every step takes besides, (G,) ms of the groups): they explain `totals`.
 
-    kernels: ms, of OpTimes. Tracing slows the launches down and not what they launch.
+    Weight gradients and the path of the error gradient have scales of their own, the path one up to
+    each timed tensor. With several inter-op threads weight gradients partly overlap with the error
+    gradient, and cost less than in the trace, where ops run one at a time. The last three blocks of
+    ResNet50 take 65 % of the path in the trace and 71 % untraced (paper's stack, 64x64, batch 4).
+    traced: (G,) ms, > 0. t_up: (N,) ms. full: ms of the full step without forward pass and update.
     """
-    step = totals.t_fp + totals.t_bp + totals.t_update + totals.t_always
-    return None if kernels is None else min(1.0, kernels / step)
+    tensors = list(totals.tensors)
+    alone = np.array(totals.beyond[1:]) - t_up[tensors]
+    needed = group_tensors[:, tensors].T  # (M, G)
+    share = needed[1] @ traced / traced.sum()
+    # The step of the tensor nearest to the output does little else.
+    t_always = float(np.clip((alone[1] - share * full) / max(1 - share, 1e-9), 0, full / 2))
+    parts = parts_of(group_tensors, traced, tensors[:1] + tensors[2:])
+    steps = np.vstack([np.ones(len(traced)), needed]) @ parts
+    ms = np.append(full, alone) - t_always
+    return t_always, parts @ fitted_scales(steps, ms, LEAST, MOST)
+
+
+def parts_of(group_tensors, group_ms, tensors):
+    """Returns the (G, S) ms of the groups of ops in each part of the backward pass.
+
+    Part 0: groups that one tensor needs. The others: the path of the error gradient, cut at the
+    `tensors`, the deepest of all tensors among them.
+    """
+    shared = group_tensors.sum(axis=1) > 1
+    to_reach = shared_ms(group_tensors, group_ms)
+    # A group ends at the tensor nearest to the output that needs it.
+    ends = np.where(group_tensors, to_reach, np.inf).min(axis=1)[:, None]
+    edges = np.append(np.unique(np.append(0, to_reach[tensors]))[:-1], np.inf)
+    inside = [np.clip(place, edges[:-1], edges[1:]) for place in (ends - group_ms[:, None], ends)]
+    return np.column_stack([np.where(shared, 0, group_ms), shared[:, None] * (
+        inside[1] - inside[0])])
 
 
 def measured_share(traced, places):
-    """Share of the measured time, from that of the traced time, which is off where few or small ops
-    are in it: as at `places`, (traced share, measured share), and in between; all of all.
+    """Returns the shares of the measured time for shares of the traced time.
+
+    They are equal at `places`, (traced share, measured share), and for the whole; linear between.
     """
     places = np.array(sorted(places) + [(1.0, 1.0)])
     return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
-
-
-def scaled_groups(group_tensors, group_ms, totals):
-    """Returns the (G,) ms of groups of ops, from traced ms and Totals; each group took some."""
-    own, shared = own_and_shared_scale(group_tensors, group_ms, totals)
-    is_shared, scaled = group_tensors.sum(axis=1) > 1, group_ms * own
-    scaled[is_shared] = way_of_the_error_gradient(group_tensors, group_ms, totals, own, shared)
-    return scaled
-
-
-def own_and_shared_scale(group_tensors, group_ms, totals):
-    """(scale of groups of one tensor, scale of shared groups): measured over traced ms.
-
-    Solves own * W + shared * Y = t_bp and own * w + shared * y = t_chain, w and y being the share
-    of the deepest tensor, as nearly as scales from LEAST to MOST of one scale for both allow:
-    beside the error gradient's way own gradients may cost next to nothing. One scale for both where
-    steps do not tell the two apart: where DOUBT in t_chain would move either by as much as it is,
-    as in a small network of which the deepest tensor's own gradient is nearly all.
-    """
-    own, deepest = group_tensors.sum(axis=1) == 1, group_tensors[:, totals.deepest]
-    total_own, deepest_own = sum(group_ms[own]), sum(group_ms[own & deepest])
-    total_shared = sum(group_ms) - total_own
-    deepest_shared = sum(group_ms[deepest]) - deepest_own
-    even = totals.t_bp / max(total_own + total_shared, 1e-9)
-    matrix = np.array([[total_own, total_shared], [deepest_own, deepest_shared]])
-    if abs(np.linalg.det(matrix)) <= DOUBT * (total_own + total_shared) * matrix[0].max():
-        return even, even
-    own = np.clip(np.linalg.solve(matrix, [totals.t_bp, totals.t_chain])[0], LEAST * even,
-                  MOST * even)
-    shared = (totals.t_bp - own * total_own) / total_shared
-    return (float(own), float(shared)) if shared > LEAST * even else (even, even)
-
-
-def way_of_the_error_gradient(group_tensors, group_ms, totals, own, shared):
-    """Returns the ms of each shared group of ops; they add up to `shared` times their traced ms.
-
-    group_tensors: (G, N) bool; group_ms: (G,) traced. own, shared: of own_and_shared_scale. What
-    lies between two tensors whose steps were measured, totals.chains and the deepest, gets what
-    lies between their times; LEAST of its traced share at least. On a chain steps come out as
-    measured; where paths branch, as nearly as their common sum allows.
-    """
-    is_shared = group_tensors.sum(axis=1) > 1
-    ways, to_reach = group_ms[is_shared], shared_ms(group_tensors, group_ms)  # (N,) ms
-    whole = to_reach[totals.deepest]
-    if not whole:
-        return ways * shared
-    alone = own_ms(group_tensors, group_ms)
-    places = [(0.0, 0.0)] + [
-        (to_reach[k] / whole, (ms - own * alone[k]) / shared / whole)
-        for k, ms in totals.chains if 0 < to_reach[k] < whole]
-    # Each way ends at the tensor nearest the output that needs it.
-    ends = np.where(group_tensors[is_shared], to_reach, np.inf).min(axis=1)
-    before, after = measured_share(np.array([ends - ways, ends]) / whole, places)
-    scaled = np.maximum((after - before) * whole, LEAST * ways)
-    return scaled * shared * sum(ways) / sum(scaled)
 
 
 def suffixes_of(prefixes, cuts, skipped, images, labels):
@@ -188,12 +132,12 @@ def suffixes_of(prefixes, cuts, skipped, images, labels):
 def tensors_to_time(group_tensors, group_ms):
     """[the deepest, the nearest the output, others between them], tensors whose steps are timed.
 
-    The others need about WAYS of the shared ops, and little for themselves.
+    The others need about PLACES of the shared ops, and little for themselves.
     """
     t_dw, _, depth = chain_timings(group_tensors, group_ms)
     ends, to_reach = [int(np.argmax(depth)), int(np.argmin(depth))], shared_ms(
         group_tensors, group_ms)
-    between = {int(np.argmin(abs(to_reach - share * to_reach[ends[0]]) + t_dw)) for share in WAYS}
+    between = {int(np.argmin(abs(to_reach - share * to_reach[ends[0]]) + t_dw)) for share in PLACES}
     return ends + sorted(between.difference(ends))
 
 
@@ -227,8 +171,7 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
     # Differences within a round, so that a slow spell of the machine cancels.
     beyond = [float(np.median(ms - forward)) for ms in steps_ms]
-    return totals_of_steps(times, tensors, float(np.median(forward)),
-                           float(np.median(update)), float(np.median(both)), beyond,
-                           float((high - low) / 2 / middle),
-                           [(float(1 - shares[k]), float(np.median(ms / forward)))
-                            for (k, _), ms in zip(suffixes, columns[len(calls):])])
+    return Totals(float(np.median(forward)), float(np.median(update)), tensors, beyond,
+                  float(np.median(both)), float((high - low) / 2 / middle),
+                  [(float(1 - shares[k]), float(np.median(ms / forward)))
+                   for (k, _), ms in zip(suffixes, columns[len(calls):])])

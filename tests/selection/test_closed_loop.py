@@ -8,7 +8,7 @@ from elastic.selection.closed_loop import (
     NOISE,
     STEP_DRIFT,
     ClosedLoop,
-    scaled_apart,
+    explaining,
     steps_drift_ms,
 )
 from elastic.timing.table import CacheCost
@@ -96,16 +96,18 @@ def test_own_gradients_and_the_error_gradients_way_are_told_apart_by_one_step():
     of_shared = (table.t_bp - of_own * table.group_ms[own].sum()) / table.group_ms[~own].sum()
     true = table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared))
     trained = np.arange(N) > 1
-    found = scaled_apart(table, trained, true.step_time(trained) - table.step_time(trained))
+    found = explaining(table, trained, true.step_time(trained) - table.step_time(trained))
     rng = np.random.RandomState(0)
     for _ in range(10):
         mask = rng.rand(N) < 0.5
-        assert found.backward_time(mask) == pytest.approx(true.backward_time(mask))
+        assert found.backward_time(mask) == pytest.approx(true.backward_time(mask), rel=0.03)
         assert found.chain_time(mask) >= found.backward_time(mask) - 1e-9
     assert found.t_step == pytest.approx(true.t_step)
-    for impossible in (100 * table.t_step, -table.step_time(trained)):
-        assert scaled_apart(table, trained, impossible) is None
-    assert scaled_apart(table, np.ones(N, bool), 0.0) is None  # tells nothing of parts
+    nothing = explaining(table, np.ones(N, bool), 0.0)  # says nothing of parts
+    assert nothing.group_ms == pytest.approx(table.group_ms)
+    for noise in (100 * table.t_step, -table.step_time(trained)):
+        ratio = explaining(table, trained, noise).group_ms / table.group_ms
+        assert 0.3 < ratio.min() and ratio.max() < 6.5
 
 
 def test_shares_that_drifted_far_are_followed(model, table):
@@ -143,8 +145,6 @@ def test_what_one_epoch_told_of_own_gradients_is_not_inherited(model, table):
                            t_dy=np.full(N, table.t_bp / 2 / N))
     mask = np.arange(N) == 0
     more = -0.17 * table.plain_time(mask)
-    assert scaled_apart(table, mask, more) is not None
-    assert scaled_apart(table, mask, -more) is None  # cheaper than where they overlap most
     for _ in range(60):  # until the machine's noise leaves passes and steps so far apart
         loop = ClosedLoop(table, maker_of(model))
         speed = loop.measure(*batch(), calls=2, both_ms=[table.t_both])[0] / table.t_fp

@@ -10,8 +10,8 @@ from elastic.steps.prefix_cut import ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
 from elastic.timing.attribution import attribute
-from elastic.timing.table import chain_timings
-from elastic.timing.totals import Totals, build_table
+from elastic.timing.totals import build_table
+from timing_tables import totals_as_traced
 
 RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, of every type of op
 # ms a batch to read and to write TRIED_BYTES of the prefix cache (copy_costs.CopyCosts).
@@ -30,15 +30,11 @@ def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
     work = {name: amount for name, amount in work.items() if name in run}
     times = {name: estimated_ms(nodes[name].op, amount, RATES) for name, amount in work.items()}
     times = attribute(maker.graph._replace(work=work), times, len(maker.variables))
-    depth = chain_timings(times.group_tensors, times.group_ms)[2]
-    deepest = int(np.argmax(depth))
-    total = times.group_ms.sum()
-    t_chain = t_bp * times.group_ms[times.group_tensors[:, deepest]].sum() / total
-    totals = Totals(t_fp, t_bp, t_update, 0.0, t_chain, deepest, t_fp + t_bp,
-                    suffixes=[(0.0, 0.0)])
+    totals = totals_as_traced(times, t_fp, t_bp, t_update, t_both=t_fp + t_bp,
+                              suffixes=[(0.0, 0.0)])
     prefixes = PrefixSteps(maker)
     cuts = profiler.prefix_cuts(prefixes, times) if (
-        prefixes.rows_apart(*_batch_of(maker)) <= ROUNDING) else [None] * len(depth)
+        prefixes.rows_apart(*_batch_of(maker)) <= ROUNDING) else [None] * len(maker.variables)
     table = build_table([variable_name(v) for v in maker.model.trainable_variables],
                         [tuple(int(n) for n in v.shape) for v in maker.variables], times, totals,
                         {} if key is None else key, profiler.prefix_costs(cuts, times))

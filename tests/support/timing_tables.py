@@ -31,11 +31,19 @@ def op_times(ms_of_bits, num_tensors, update=None):
 
 def table_of(times):
     n = len(times.update)
-    total = sum(times.group_ms)
-    deepest = int(np.argmax(chain_timings(times.group_tensors, times.group_ms)[2]))
-    chain = sum(times.group_ms[times.group_tensors[:, deepest]])
     return build_table(['layer/{}'.format(k) for k in range(n)], [(k + 1, 2) for k in range(n)],
-                       times, Totals(2.0, total, 1.2, 0.3, chain, deepest), {'model': 'test'})
+                       times, totals_as_traced(times, 2.0, sum(times.group_ms), 1.2, 0.3),
+                       {'model': 'test'})
+
+
+def totals_as_traced(times, t_fp, t_bp, t_update, t_always=0.0, **more):
+    """Returns the Totals of steps that take what their ops took in the trace, all at one scale."""
+    depth = chain_timings(times.group_tensors, times.group_ms)[2]
+    tensors = [int(np.argmax(depth)), int(np.argmin(depth))]
+    t_up = times.update * t_update / sum(times.update)
+    scale = t_bp / sum(times.group_ms)
+    alone = [scale * sum(times.group_ms[times.group_tensors[:, k]]) + t_up[k] for k in tensors]
+    return Totals(t_fp, t_update, tensors, t_always + np.array([t_bp + t_update] + alone), **more)
 
 
 def stored(folder, slower=1.0, **changes):

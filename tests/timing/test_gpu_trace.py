@@ -10,9 +10,9 @@ from elastic.command_line import UserError
 from elastic.steps.step_graph import FREE_OPS
 from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings
-from elastic.timing.totals import Totals, build_table
+from elastic.timing.totals import build_table
 from elastic.timing.trace import op_times, read_trace
-from timing_tables import by_bits
+from timing_tables import by_bits, totals_as_traced
 from timing_tables import op_times as ops_of
 from traced_networks import STEPS, branching, traced
 from xplanes import CPU, DERIVED, GPU, copy, kernel, xplane
@@ -177,7 +177,8 @@ def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):
 
 def table_with(kernels):
     times = ops_of({0b01: 2.0, 0b10: 1.0}, 2)._replace(kernels=kernels, coverage=1.0)
-    return build_table(['a', 'b'], [(1,), (2,)], times, Totals(3.0, 5.0, 1.5, 0.5, 4.0, 0), {})
+    return build_table(['a', 'b'], [(1,), (2,)], times, totals_as_traced(
+        times, 3.0, 5.0, 1.5, 0.5), {})
 
 
 def test_kernels_that_overlap_fill_less_of_the_step_than_they_add_up_to(tmp_path):
