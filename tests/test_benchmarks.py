@@ -11,11 +11,15 @@ import _accuracy_table
 import _bench
 import _selector_graph as graph
 import accuracy
+import achieved_speedup
 import numpy as np
 import overhead
+import prefix_cache
 import pytest
 import scipy.optimize
 import selector
+import throttling
+import time_model
 
 import main
 import profiler
@@ -90,19 +94,26 @@ def small_network(name, input_size, seed=0, **_):
     return _bench.Prepared(model, maker, images, labels, len(labels))
 
 
-def test_overhead_prints_and_writes_the_cost_of_a_selection(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('module, flags, columns', [
+    (overhead, ['--selections', '4'], '32 +8'),
+    (time_model, ['--masks', '2', '--rounds', '3'], '32 +8 +2'),
+    (achieved_speedup, ['--rhos', '1', '--rounds', '3'], r'1\.00 +\d+/10'),
+    (prefix_cache, ['--rhos', '1', '--rounds', '3'], r'1\.00 +memory'),
+    (throttling, ['--rounds', '3'], 'one core')])
+def test_a_benchmark_of_steps_prints_and_writes_its_result(module, flags, columns, tmp_path,
+                                                           monkeypatch, capsys):
     monkeypatch.setattr(_bench, 'prepare', small_network)
     monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
     monkeypatch.setattr(_bench, 'in_own_process', lambda module, function, *arguments: getattr(
         sys.modules[module], function)(*arguments))
     monkeypatch.setattr(overhead, 'PLAIN_ROUNDS', 3)
+    monkeypatch.setattr(throttling, 'HOGS', {})
     path = str(tmp_path / 'result.json')
-    assert overhead.main(['--models', 'small@{}'.format(SIZE), '--selections', '4',
-                          '--json', path]) == 0
-    assert re.search(r'^small +32 +8 ', capsys.readouterr().out, re.M)
+    assert module.main(['--models', 'small@{}'.format(SIZE), '--json', path] + flags) == 0
+    assert re.search('^small +' + columns, capsys.readouterr().out, re.M)
     with open(path) as file:
         result, = json.load(file)
-    assert result['whole_ms'] > result['switch_ms'] and len(result['memory_mb']) == 4
+    assert result['model'] == 'small'
 
 
 REFUSALS = """
