@@ -286,7 +286,7 @@ def test_a_device_whose_python_has_no_stack_is_a_problem(repository, tmp_path):
     assert 'apt install python3-venv' in lines[at + 1]
     os.remove(str(tmp_path / 'bin' / 'python3'))
     status, lines, errors = run(repository)
-    assert (status, lines) == (1, []) and errors.startswith('error: no Python from 3.6 found')
+    assert (status, lines) == (1, []) and errors.startswith('error: no Python 3.6 or later found')
 
 
 def test_hours_are_those_of_the_dry_runs(repository):
