@@ -1,12 +1,12 @@
-"""Any classifier: what of each kind of network is attributed, predicted and kept of a budget.
+"""Measures attribution, prediction and kept budgets for a network of every kind.
 
     python benchmarks/architectures.py [--models lstm DenseNet121] [--masks 8]
 
-A row an architecture of tests/zoo.py, at a size at which a step takes 15 ms or more, each in a
-process of its own. Compared over random masks is the share of backward pass and update that a mask
-needs, as in time_model.py. Then tensors are chosen for rho 0.5, or for a little more than the
-smallest rho where that is larger, by importances of one batch, and their step is measured beside
-the full one. All steps of an architecture run interleaved.
+Each architecture of tests/support/zoo.py runs in its own process, at a size at which a step takes
+15 ms or more. For random masks, as in time_model.py, it compares the predicted with the measured
+share of backward pass and update. Then it selects tensors for rho 0.5 (or slightly above the
+smallest rho) by importances of one batch, and measures their step against the full one. All steps
+of an architecture run interleaved.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TESTS = os.path.join(_path.ROOT, 'tests', 'support')
 
 
 def zoo():
-    """name -> Member, of the architectures that this stack has."""
+    """Returns the members of the zoo that this stack has, by name."""
     command_line.quiet_tensorflow()
     sys.path.insert(0, TESTS)
     from zoo import ZOO
@@ -36,12 +36,12 @@ def zoo():
 
 
 def names():
-    """Of the whole zoo."""
+    """Returns the names of the whole zoo."""
     return list(zoo())
 
 
 def run_model(name, num_masks, rounds, seconds, seed):
-    """Result of one architecture: dict with a row a mask."""
+    """Returns the result of one architecture, a dict with one entry per mask."""
     begin, member = time.perf_counter(), zoo()[name]
     from elastic.selection.importance import Evaluator, evaluate_importance
     from elastic.steps.masked_step import StepMaker
@@ -76,7 +76,7 @@ def run_model(name, num_masks, rounds, seconds, seed):
 
 
 def summary(result):
-    """Row of one architecture in the table."""
+    """Returns the table row of one architecture."""
     errors = np.array([100 * abs(row['predicted'] - row['measured']) for row in result['masks']])
     missed = [what for what, met in (
         ('attributed', result['coverage'] >= LEAST_COVERAGE),
@@ -93,19 +93,19 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
     parser.add_argument('--models', nargs='+', metavar='NAME',
-                        help='of tests/zoo.py; default: the whole zoo')
+                        help='members of tests/support/zoo.py (default: all)')
     parser.add_argument('--masks', type=command_line.number(int, low=1), default=8)
     parser.add_argument('--seconds', type=command_line.number(float, above=0), default=4.0,
                         help='for the totals of each timing table (default: %(default)s)')
     args = _bench.parsed(parser, argv)
-    known = _bench.in_own_process('architectures', 'names')  # TensorFlow stays out of this one
+    known = _bench.in_own_process('architectures', 'names')  # keeps TensorFlow out of this process
     for name in args.models or []:
         command_line.one_of(name, known, 'model')
     results, failed = [], []
     for name in args.models or known:
         result = _bench.in_own_process('architectures', 'run_model', name, args.masks, args.rounds,
                                        args.seconds, args.seed)
-        if result is None:  # its own error stands above
+        if result is None:  # its process printed the error
             failed.append(name)
         else:
             results.append(result)

@@ -1,4 +1,4 @@
-"""Graphs as data: nested calls become plain nodes, order survives what is left out."""
+"""Simplified graphs: nested calls become nodes, and reduced graphs keep their order."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from elastic.steps.training_step import TrainingStep, make_optimizer
 
 @keras_stack.register
 class Nested(keras.layers.Layer):
-    """A Dense layer that computes in a function in a function, and counts its calls there."""
+    """Computes a Dense layer in a function within a function, and counts the calls there."""
 
     def __init__(self, units, jit_compile=None, **kwargs):
         super().__init__(**kwargs)
@@ -74,7 +74,7 @@ def test_nested_functions_become_nodes_with_the_same_effect():
         ends.append((losses, values(model)))
         if cut:
             assert not set(step.nodes.values()) & set(CALLS)
-            assert model.get_layer('first').calls.numpy() == 3  # each effect once a step
+            assert model.get_layer('first').calls.numpy() == 3  # one per step
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-6)
     for plain, inlined in zip(ends[0][1], ends[1][1]):
         np.testing.assert_allclose(inlined, plain, rtol=1e-5, atol=1e-7)
@@ -107,7 +107,7 @@ def test_a_function_that_xla_compiles_stays_one_node():
 
 @keras_stack.register
 class Latest(keras.layers.Layer):
-    """Adds what it wrote last, three times over: right only if the writes keep their order."""
+    """Writes a variable and adds it, three times; right only if the order stays."""
 
     def build(self, input_shape):
         self.memory = self.add_weight(name='memory', shape=(), initializer='zeros',
@@ -134,7 +134,7 @@ def test_a_reduced_step_keeps_the_order_of_writes_and_reads():
 
 @keras_stack.register
 class Offsets(keras.layers.Layer):
-    """Adds two weights of one shape: their gradient is one and the same tensor."""
+    """Adds two weights of equal shape, which share one gradient tensor."""
 
     def build(self, input_shape):
         self.offsets = [self.add_weight(name=name, shape=(4, 4), initializer='zeros')
@@ -172,7 +172,7 @@ def test_weights_that_share_a_gradient_have_equal_importance():
 
 @keras_stack.register
 class Unused(keras.layers.Layer):
-    """Two weights of one shape that nothing depends on: their gradients are equal constants."""
+    """Has two unused weights of equal shape, whose gradients are equal constants."""
 
     def build(self, input_shape):
         for name in ('a', 'b'):
@@ -192,7 +192,7 @@ def test_an_unused_weight_decays_only_where_selected():
 
 @keras_stack.register
 class Noise(keras.layers.Layer):
-    """Adds what TensorFlow's random ops draw, each of which has a state of its own."""
+    """Adds the noise of TensorFlow's stateful random ops."""
 
     def call(self, inputs):
         shape = tf.shape(inputs)

@@ -1,5 +1,4 @@
-"""What is trained: the loss of any classifier, penalties beside it, loss scaling; and what is not.
-"""
+"""The loss of any classifier, penalties, loss scaling, and models that are refused."""
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def sgd(model, rate=0.1):
 
 
 class Subclassed(keras.Model):
-    """Its last attribute is not its last layer: only the graph tells how it ends."""
+    """Ends in the layer that is its first attribute, so only the graph shows how it ends."""
 
     def __init__(self, activation):
         super().__init__()
@@ -133,7 +132,7 @@ def test_float16_trains_as_with_the_loss_scaling_of_keras():
 
 
 def test_loss_scaling_keeps_small_gradients():
-    """A loss gradient below float16's smallest number: 6e-8."""
+    """Without scaling, the gradient is below 6e-8, the smallest number of float16."""
     model = in_float16()
     head = keras_stack.raw(model.trainable_variables[2])
     head.assign(head * 1e-8)
@@ -157,7 +156,7 @@ def test_a_step_with_an_overflow_changes_only_the_scale(mask, optimizer):
     scale = maker.loss_scale
     state = [v for v in maker.state if all(v is not own for own in scale.variables)]
     before = [v.numpy() for v in state]
-    scale.scale.assign(3e38)  # times a loss of about 1 and back through float16: infinite
+    scale.scale.assign(3e38)  # infinite in float16
     step(inputs, labels)
     assert all(v.numpy().tobytes() == old.tobytes() for v, old in zip(state, before))
     assert scale.scale.numpy() == np.float32(1.5e38) and scale.good_steps.numpy() == 0

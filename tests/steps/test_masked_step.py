@@ -1,4 +1,4 @@
-"""Steps cut out of one traced graph: the same as traced ones, and nothing else in them."""
+"""Reduced steps: they equal traced steps, and have no other ops."""
 
 import gc
 import weakref
@@ -58,12 +58,12 @@ def state_of(model, optimizer):
                                                   ('adam', 0.05)])
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 def test_a_reduced_step_equals_the_traced_step_of_its_mask(optimizer, clip_norm, bn_statistics):
-    # In front of statistics of the batch a bias has a gradient of rounding errors alone, which Adam
-    # divides by themselves: where it goes is no step's own.
+    # A bias before batch statistics has only rounding errors as its gradient. Adam divides them by
+    # their own size, so the bias may move anywhere.
     model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
     for layer in keras_stack.flat_layers(model):
         if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0  # its random numbers differ from function to function
+            layer.rate = 0.0  # each traced function draws other numbers
     n = len(model.trainable_variables)
     trained_by = make_optimizer(optimizer, 1e-2, 50, model.trainable_variables,
                                 clip_norm=clip_norm)

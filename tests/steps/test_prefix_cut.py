@@ -1,4 +1,4 @@
-"""The frozen part of the forward pass: what belongs to it, and where cutting it off is cheapest."""
+"""The prefix of the forward pass: which nodes belong to it, and where a cut is cheapest."""
 
 import itertools
 
@@ -18,9 +18,9 @@ CHEAP, DEAR = 1e-9, 1.0  # ms of a byte or of an operation
 
 
 def graph_of(nodes, left_out=()):
-    """StepGraph of name -> (op, tensors that it reads); arguments are numbered as they come.
+    """Returns a StepGraph of nodes: (op, tensors that it reads) by name.
 
-    left_out: names that are not of the forward pass.
+    left_out: names outside the forward pass.
     """
     made, arguments = {}, itertools.count()
     for name, (op, tensors) in nodes.items():
@@ -39,8 +39,9 @@ ARGUMENTS = {name: ('_Arg', []) for name in ('images', 'labels', 'kernel', 'movi
 
 
 def found_in(more, left_out=(), called=None):
-    """Repeatable of two convolutions, the second with the first of two trainable tensors, `kernel`,
-    and of `more`.
+    """Returns the Repeatable of two convolutions and `more` nodes.
+
+    The second convolution has the weight `kernel`, the first of two trainable tensors.
     """
     nodes = dict(ARGUMENTS, weight=('ReadVariableOp', reading('kernel')),
                  first=('Conv2D', reading('images', 'constant')),
@@ -120,7 +121,7 @@ def test_read_outside_finds_what_the_rest_of_the_step_reads():
 # ---------------------------------------------------------------- the cheapest cut
 
 def random_instance(rng):
-    """(graph, prefix, wanted, nbytes, ms) of a few nodes, all of one output."""
+    """Returns (graph, prefix, wanted, nbytes, ms) of a few nodes with one output each."""
     count, arguments = rng.randint(2, 8), rng.randint(1, 3)
     nodes, names = {}, ['n{}'.format(i) for i in range(count)]
     for i, name in enumerate(names):
@@ -132,9 +133,8 @@ def random_instance(rng):
     return graph_of(nodes), frozenset(names), sorted(wanted), nbytes, ms
 
 
-def least_price(graph, prefix, wanted, nbytes, ms):
-    """The least price over all sets of stored and of recomputed nodes; inf where none is possible.
-    """
+def least_cost(graph, prefix, wanted, nbytes, ms):
+    """Returns the least cost over all sets of stored and recomputed nodes; inf if none works."""
     least, names = np.inf, sorted(prefix)
     needed = {tensor.split(':')[0] for tensor in wanted}
     for states in itertools.product('-sr', repeat=len(names)):
@@ -149,7 +149,7 @@ def least_price(graph, prefix, wanted, nbytes, ms):
 
 
 def assert_gives_all(graph, prefix, wanted, cut):
-    """The wanted tensors can be computed from what is stored, by the recomputed nodes alone."""
+    """Returns whether the recomputed nodes can compute all wanted tensors from the stored."""
     def given(tensor):
         name = tensor.split(':')[0]
         return tensor in cut.tensors or name in cut.recomputed or name not in prefix
@@ -162,7 +162,7 @@ def test_the_cut_is_the_cheapest_of_all():
     rng, impossible, again = np.random.RandomState(0), 0, 0
     for _ in range(250):
         graph, prefix, wanted, nbytes, ms = random_instance(rng)
-        least = least_price(graph, prefix, wanted, nbytes, ms)
+        least = least_cost(graph, prefix, wanted, nbytes, ms)
         cut = cheapest_cut(graph, prefix, wanted, nbytes, ms, float)
         if cut is None:
             assert np.isinf(least)
@@ -180,7 +180,7 @@ def test_the_cut_is_the_cheapest_of_all():
 
 
 def joined(relu_ms):
-    """The Cut of a join whose sum and ReLU are both read; the branches are four times as large."""
+    """Returns the Cut of a sum and its ReLU, both of which are read."""
     graph = graph_of({'x': ('_Arg', []), 'left': ('Conv2D', reading('x')),
                       'right': ('Conv2D', reading('x')), 'sum': ('AddV2', reading('left', 'right')),
                       'relu': ('Relu', reading('sum'))})
@@ -236,7 +236,7 @@ ALL_DEAR = {'* flops': DEAR, '* elements': DEAR}
 
 
 def cut_of(model, trained, rates=ALL_DEAR):
-    """(PrefixSteps, Cut) of training the tensors `trained`."""
+    """Returns (PrefixSteps, Cut) for a step that trains the tensors `trained`."""
     prefixes = PrefixSteps(StepMaker(model, None, 0.0, *batch()))
     mask = np.isin(np.arange(len(model.trainable_variables)), trained)
     return prefixes, prefixes.cut_off(mask, rates, lambda size: CHEAP * size)
@@ -256,7 +256,7 @@ def test_full_training_stores_only_the_images():
 
 
 def test_the_sum_of_two_branches_is_stored_once():
-    _, cut = cut_of(residual(), [2, 3, 4], {'Conv2D flops': DEAR})  # the average is taken again
+    _, cut = cut_of(residual(), [2, 3, 4], {'Conv2D flops': DEAR})  # the average is recomputed
     assert len(cut.tensors) == 1 and cut.nbytes == 12 * 12 * 4 * 4 and cut.recomputed
     _, cut = cut_of(residual(), [2, 3, 4])
     assert len(cut.tensors) == 2 and cut.nbytes == 12 * 12 * 4 * 4 + 4 * 4 and not cut.recomputed
@@ -293,6 +293,6 @@ def test_a_recurrent_layer_with_dropout_is_not_in_the_prefix():
         maker = StepMaker(model, None, 0.0, tf.reshape(sequences, (4, 12, 36)), labels)
         return PrefixSteps(maker).cut_off(np.arange(5) >= 3, ALL_DEAR,
                                           lambda size: CHEAP * size).nbytes
-    # 2.7 traces the layer as a function of its own, of whose inside no shapes are known.
+    # 2.7 traces the layer as a function, inside which no shapes are known.
     assert deepest() == (4 * 4 if keras_stack.KERAS_3 else 12 * 36 * 4)
     assert deepest(dropout=0.5) > 4 * 4 and deepest(recurrent_dropout=0.5) > 4 * 4

@@ -1,11 +1,12 @@
-"""Steps whose prefix is read back: bit for bit those that compute it.
+"""Steps with a cached prefix give the same bits as steps that compute it.
 
-All networks run in one process of their own, where TensorFlow is deterministic: by op determinism,
-or, where it has none (2.7), on a single thread.
+All networks run in one separate process in which TensorFlow is deterministic: by op determinism,
+or on a single thread where TensorFlow (2.7) has none.
 """
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -31,13 +32,13 @@ FROM_ZOO = [name for name in (
     'two_inputs_list', 'two_inputs_dict', 'lstm', 'attention', 'embedding', 'shared', 'regularised',
     'mixed_float16', 'nested', 'sequential', 'subclassed', 'frozen_layer', 'random_layers',
     'normalisations', 'grouped') if name in ZOO]
-NETWORKS = ['residual', 'mobilenetv2', 'saved'] + FROM_ZOO
-# As models.py builds them; each takes seconds, so that two masks have to do.
-LARGE = ['vgg16', 'resnet50', 'EfficientNetB0', 'DenseNet121'] + (
+NETWORKS = ['residual', 'saved'] + FROM_ZOO
+# Built by models.py; each takes seconds, so two masks must do, each at other costs.
+LARGE = ['mobilenetv2', 'vgg16', 'resnet50', 'EfficientNetB0', 'DenseNet121'] + (
     ['vit'] if importlib.util.find_spec('vit_keras') else [])
-# ms of an operation, of a byte: nothing is computed again, or whatever makes the boundary thinner.
-PRICES = ((1.0, 1e-9), (1e-9, 1.0))
-SEVERAL = ('shared', 'regularised', 'two_inputs_list', 'two_inputs_dict')  # tensors, one of a mask
+# ms of an operation and of a byte: nothing is recomputed, or all that makes the cut smaller.
+COSTS = ((1.0, 1e-9), (1e-9, 1.0))
+SEVERAL = ('shared', 'regularised', 'two_inputs_list', 'two_inputs_dict')  # store several tensors
 
 
 def images_and_labels(side, count=6):
@@ -52,7 +53,7 @@ def mobilenetv2(bn_statistics='frozen'):
 
 
 def saved(folder):
-    """A network with batch normalisation as a user has it: saved, and loaded by its path."""
+    """Returns a network with batch normalisation that was saved and loaded by its path."""
     path = os.path.join(folder, keras_stack.MODEL_FILE)
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.Conv2D(4, 3, name='first')(inputs)
@@ -63,50 +64,51 @@ def saved(folder):
 
 
 def network(name, folder):
-    """(model, inputs, labels), without the noise of random layers."""
+    """Returns (model, inputs, labels), with random layers off."""
     keras_stack.set_seed(0)
-    if name in LARGE:  # some are in the zoo, too, with statistics of the batch
-        model = build_model(name, (32, 32, 3), 3, 'none', bn_statistics='frozen')
+    if name in LARGE:  # the zoo has some too, but with batch statistics
+        model = mobilenetv2() if name == 'mobilenetv2' else build_model(
+            name, (32, 32, 3), 3, 'none', bn_statistics='frozen')
         inputs, labels = images_and_labels(32, 4)
-        statistics_from_batch(model, inputs)  # else no signal comes through a deep network
+        statistics_from_batch(model, inputs)  # else the signal of a deep network vanishes
     elif name in ZOO:
         model, inputs, labels = ZOO[name].build()
     else:
-        model = {'residual': residual, 'mobilenetv2': mobilenetv2}.get(
-            name, lambda: saved(folder))()
-        inputs, labels = images_and_labels(32 if name == 'mobilenetv2' else 12)
+        model = residual() if name == 'residual' else saved(folder)
+        inputs, labels = images_and_labels(12)
     still(model)
     return model, inputs, labels
 
 
-def cut_off(prefixes, mask, prices):
-    operation, byte = prices
+def cut_off(prefixes, mask, costs):
+    operation, byte = costs
     return prefixes.cut_off(mask,
                          {'* flops': operation, '* elements': operation},
                          lambda nbytes: byte * nbytes)
 
 
 def bits(arrays):
-    """A digest of each: all of a large network's weights, several times, would fill the memory."""
+    """Returns a digest of each array; copies of large networks would fill the memory."""
     return [hashlib.sha1(array.numpy().tobytes()).hexdigest() for array in arrays]
 
 
 def two_steps(back_to_start, variables, step, *batch):
-    """Bits of both results and of all variables after two steps from the start."""
+    """Returns the bits of both results and of all variables after two steps from the start."""
     back_to_start()
     results = [bits(step(*batch)[:NUM_RESULTS]) for _ in range(2)]
     return results, bits(map(keras_stack.raw, variables))
 
 
-def masks_of(name, n):
-    """(n,) bool each: of small networks the extremes too."""
+def masks_and_costs(name, n):
+    """Returns pairs of a (n,) bool mask and COSTS, with the extreme masks for small networks."""
     if name in LARGE:
-        return random_masks(2, n)
-    return [np.arange(n) == n - 1, np.ones(n, bool)] + list(random_masks(3, n))
+        return zip(random_masks(2, n), COSTS)
+    masks = [np.arange(n) == n - 1, np.ones(n, bool)] + list(random_masks(3, n))
+    return itertools.product(masks, COSTS)
 
 
 def compared(name, folder, optimizer='sgd'):
-    """What two steps of random masks do with a prefix, beside what they do without."""
+    """Compares two cached steps of several masks with two uncached ones."""
     model, inputs, labels = network(name, folder)
     trained_by = make_optimizer(optimizer, 1e-2, 100, model.trainable_variables)
     maker = StepMaker(model, trained_by, 1e-3, inputs, labels)
@@ -118,24 +120,22 @@ def compared(name, folder, optimizer='sgd'):
         for variable, value in zip(variables, start):
             keras_stack.raw(variable).assign(value)
     found = []
-    for mask in masks_of(name, len(model.trainable_variables)):
-        plain = maker.step(mask)
+    for mask, costs in masks_and_costs(name, len(model.trainable_variables)):
+        plain, cut = maker.step(mask), cut_off(prefixes, mask, costs)
         expected = two_steps(back_to_start, variables, plain, inputs, labels)
-        for prices in PRICES:
-            cut = cut_off(prefixes, mask, prices)
-            steps = prefixes.cached(mask, cut)
-            back_to_start()  # the weights that the prefix is computed from
-            stored = list(steps.prefix(inputs, labels))
-            of_prefix, filled = bits(stored), bits(steps.fill(inputs, labels)[NUM_RESULTS:])
-            again, fill, read = [
-                two_steps(back_to_start, variables, step, *batch) == expected
-                for step, *batch in ((plain, inputs, labels), (steps.fill, inputs, labels),
-                                     (steps.read, stored, labels))]
-            found.append(dict(
-                again=again, fill=fill, read=read, stored=of_prefix == filled,
-                specs=[tf.TensorSpec(a.shape, a.dtype) for a in stored] == steps.specs,
-                tensors=len(cut.tensors), recomputed=len(cut.recomputed),
-                fewer=len(plain.nodes) - len(steps.read.nodes)))
+        steps = prefixes.cached(mask, cut)
+        back_to_start()  # the prefix is computed from these weights
+        stored = list(steps.prefix(inputs, labels))
+        of_prefix, filled = bits(stored), bits(steps.fill(inputs, labels)[NUM_RESULTS:])
+        again, fill, read = [
+            two_steps(back_to_start, variables, step, *batch) == expected
+            for step, *batch in ((plain, inputs, labels), (steps.fill, inputs, labels),
+                                 (steps.read, stored, labels))]
+        found.append(dict(
+            again=again, fill=fill, read=read, stored=of_prefix == filled,
+            specs=[tf.TensorSpec(a.shape, a.dtype) for a in stored] == steps.specs,
+            tensors=len(cut.tensors), recomputed=len(cut.recomputed),
+            fewer=len(plain.nodes) - len(steps.read.nodes)))
     back_to_start()
     return dict(steps=found, apart=prefixes.rows_apart(inputs, labels))
 
@@ -165,7 +165,7 @@ def outcomes(tmp_path_factory):
 
 
 def with_vit(names):
-    """names, and vit to be skipped where it cannot be built."""
+    """Returns the names, with vit marked to be skipped where it cannot be built."""
     return names if 'vit' in names else names + [pytest.param('vit', marks=pytest.mark.skip(
         reason='vit-keras, which vit is built by, is for Python 3.8 to 3.11'))]
 
@@ -180,7 +180,7 @@ def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
 
 @pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
 def test_activations_do_not_depend_on_other_images(outcomes, name):
-    """Or the same but for rounding, where a product of small matrices has them in other lanes."""
+    """In products of small matrices rounding may differ with the place in the batch."""
     assert outcomes[name]['apart'] <= (1e-6 if name in ('attention', 'vit') else 0)
 
 
@@ -199,7 +199,7 @@ def test_several_tensors_are_stored_where_several_are_read(outcomes, name):
 # ---------------------------------------------------------------- in this process
 
 def test_activations_that_depend_on_other_images_are_detected():
-    """The statistics of a batch do, which are the same in any order of the same images."""
+    """Batch statistics are the same in any order of the images, so order alone finds nothing."""
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.GlobalAveragePooling2D()(Centred()(keras.layers.Conv2D(4, 3)(inputs)))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
@@ -210,13 +210,13 @@ def test_activations_that_depend_on_other_images_are_detected():
 
 @pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
 def test_a_prefix_with_batch_statistics_is_detected_or_ends_before(name):
-    """Either rows show it or, where the op reads moving statistics (2.7), it ends before."""
+    """Where the op reads moving statistics (2.7), the prefix ends before it."""
     model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
         name == 'mobilenetv2') else ZOO[name].build()
     maker = StepMaker(model, None, 0.0, images, labels)
     prefixes, n = PrefixSteps(maker), len(maker.variables)
     if prefixes.rows_apart(images, labels) <= ROUNDING:
-        cut = cut_off(prefixes, np.arange(n) == n - 1, PRICES[0])
+        cut = cut_off(prefixes, np.arange(n) == n - 1, COSTS[0])
         assert not any('BatchNorm' in maker.graph.nodes[node].op for node in cut.skipped)
 
 
@@ -232,7 +232,7 @@ def test_a_cached_step_refuses_batches_of_other_shapes():
                       inputs, labels)
     mask = np.arange(len(maker.variables)) >= 3
     prefixes = PrefixSteps(maker)
-    steps = prefixes.cached(mask, cut_off(prefixes, mask, PRICES[0]))
+    steps = prefixes.cached(mask, cut_off(prefixes, mask, COSTS[0]))
     stored = steps.prefix(inputs, labels)
     with pytest.raises(ValueError, match='of shapes'):
         steps.read([tensor[:3] for tensor in stored], labels[:3])

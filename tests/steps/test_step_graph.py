@@ -14,7 +14,7 @@ from elastic.steps.step_graph import Node, analyse, check_effects, merged
 from elastic.steps.training_step import make_optimizer
 from traced_networks import branching, plain, traced
 
-# For every layer and op type, the sets of tensors that need such an op: written down by hand.
+# The sets of tensors that need an op, by layer and op type, derived by hand.
 PLAIN_NEEDS = {
     ('conv', 'Conv2DBackpropFilter'): [{0}],
     ('conv', 'BiasAddGrad'): [{1}],
@@ -71,7 +71,7 @@ def test_forward_backward_and_update_split_the_graph(build):
 @pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
 @pytest.mark.parametrize('build', [plain, branching])
 def test_every_tensor_has_the_same_update_ops(build, optimizer):
-    """The optimizer treats all tensors alike: what one tensor is charged for, all are."""
+    """The optimizer treats all tensors alike, so each has the same ops."""
     graph = traced(build, *optimizer).graph
     own = collections.defaultdict(collections.Counter)
     for name, k in graph.update.items():
@@ -83,12 +83,12 @@ def test_every_tensor_has_the_same_update_ops(build, optimizer):
     assert all(own[k] == own[0] for k in range(count))
     writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
     assert sum(writes.values()) >= 2  # decay; slots and weight, on the paper's stack in one kernel
-    # Of the shared ops only the iteration count is written: momentum belongs to its tensor.
+    # The only shared variable is the iteration count: momentum belongs to its tensor.
     assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
 
 
 def test_shared_update_ops_do_not_grow_with_the_tensors():
-    """Keras 3 has ops that read a tensor's momentum alone: they are that tensor's."""
+    """Ops of Keras 3 that only read the momentum of a tensor belong to that tensor."""
     few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
                                      if k is None)
                  for graph in (traced(plain).graph, traced(branching).graph)]
@@ -96,11 +96,11 @@ def test_shared_update_ops_do_not_grow_with_the_tensors():
         assert few[op] == more[op], op
 
 
-# --- the analysis, on graphs written down by hand
+# --- graphs written by hand
 
 
 def graph_of(lines, results):
-    """name -> Node of 'name op source source' lines; results: tensors, in order."""
+    """Returns the Nodes of lines 'name op source source'; results: tensors, in order."""
     nodes, arguments = {}, 0
     for line in lines:
         name, op, *tensors = line.split()
@@ -152,11 +152,11 @@ def test_the_parts_of_a_loop_merge_into_one_node():
     assert merged(nodes, {}) is nodes
 
 
-# --- what happens beside the gradients
+# --- effects
 
 
 def with_backward(backward):
-    """Dense -> layer whose backward pass is `backward` (error gradient -> the same) -> Dense."""
+    """Returns a StepMaker of two Dense layers around one with the given backward pass."""
     @tf.custom_gradient
     def pass_on(x):
         return tf.identity(x), backward

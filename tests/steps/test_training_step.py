@@ -1,4 +1,4 @@
-"""One optimisation step: what is computed, what is updated, and what stays bit-identical."""
+"""One optimisation step: what it computes, what it updates, and what stays bit-identical."""
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_the_gradients_returned_are_those_of_the_loss():
 
 
 def adam_variables():
-    """The model's variables, and the gradients of 6 steps: far apart in size, zeros among them."""
+    """Returns variables and the gradients of 6 steps, of very different size, some zero."""
     rng = np.random.RandomState(3)
     model = linear()
     return model.trainable_variables, [
@@ -146,14 +146,14 @@ def test_adam_equals_keras_where_all_tensors_train_from_the_start():
             keras_stack.apply_gradients(optimizer, of_step, variables)
         ends.append(values(variables))
     for mine, keras_own in zip(*ends):
-        # Bit for bit on the paper's stack; Keras 3 has 1 - 0.999 in float32 wrong by 5e-5.
+        # Equal bits on the paper's stack; in Keras 3, 1 - 0.999 in float32 is wrong by 5e-5.
         np.testing.assert_allclose(mine, keras_own, rtol=0, atol=1e-6 * keras_stack.KERAS_3)
         assert np.abs(mine).max() > 0.5
 
 
 @pytest.mark.parametrize('cut', [False, True])
 def test_the_first_adam_step_of_a_late_tensor_has_the_usual_size(cut):
-    """Corrected by all 20,000 steps it would be 3.16 times the learning rate."""
+    """With a correction by all 20,000 steps it would be 3.16 times the learning rate."""
     model = conv_stack()
     optimizer = make_optimizer('adam', 0.01, 10 ** 9, model.trainable_variables)
     keras_stack.raw(optimizer.iterations).assign(20000)
@@ -202,7 +202,7 @@ def test_the_gradient_of_an_embedding_is_made_dense(name):
 
 
 def linear(seed=1):
-    """Softmax regression with weights large enough for the decay to matter."""
+    """Returns a softmax regression with weights large enough for decay to matter."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     rng = np.random.RandomState(seed)
     for variable in model.trainable_variables:
@@ -216,7 +216,7 @@ def points(size=6, seed=2):
 
 
 def sgdw_by_hand(weights, bias, x, labels, rate, decay, total_steps, steps, clip_norm=np.inf):
-    """[kernel, bias] after SGD with momentum 0.9 and decoupled decay, in float64."""
+    """Returns [kernel, bias] after SGD with momentum 0.9 and decoupled decay, in float64."""
     parameters = [weights.astype(np.float64), bias.astype(np.float64)]
     momenta = [np.zeros_like(p) for p in parameters]
     for t in range(steps):

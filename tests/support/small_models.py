@@ -1,4 +1,4 @@
-"""Small networks for tests of networks: what a user may have saved, values, a few steps."""
+"""Builds small networks for tests, saves them, and trains them for a few steps."""
 
 import os
 
@@ -17,12 +17,12 @@ SMALL = (16, 16, 3)
 
 
 def photos(shape=(32, 32, 3), batch=4, seed=0):
-    """(B, H, W, 3) float32 in 0..255."""
+    """Returns random (B, H, W, 3) float32 images in 0..255."""
     return np.random.RandomState(seed).uniform(0, 255, (batch,) + shape).astype(np.float32)
 
 
 def small_base(shape=SMALL, filters=6):
-    """Convolution, depthwise convolution, batch normalisation: (B, 16, 16, 3) -> (B, 8, 8, 8)."""
+    """Returns a network (B, 16, 16, 3) -> (B, 8, 8, 8) with batch normalisation."""
     inputs = keras.Input(shape)
     x = keras.layers.Rescaling(1 / 255.0)(inputs)
     x = keras.layers.Conv2D(filters, 3, strides=2, padding='same', use_bias=False, name='stem')(x)
@@ -39,7 +39,7 @@ def small_classifier(num_classes=3, bn_statistics='frozen', filters=6):
 
 
 def user_classifier(num_classes=3, activation='softmax'):
-    """What a user may have saved: a nested network that ends in probabilities."""
+    """Returns a nested network that ends in probabilities, as a user may save it."""
     return keras.Sequential([keras.Input(SMALL), small_base(),
                              keras.layers.GlobalAveragePooling2D(), keras.layers.Dropout(0.3),
                              keras.layers.Dense(num_classes, activation=activation)])
@@ -57,7 +57,7 @@ def saved(model, folder, name=None):
 
 
 def set_to_distinct_values(model, seed=0):
-    """Every array different, variances positive: a swap of any two would show."""
+    """Makes all arrays different, so that a swap of two would show; variances are positive."""
     rng = np.random.RandomState(seed)
     for variable in model.weights:
         variable.assign(rng.uniform(0.1, 0.9, tuple(variable.shape)).astype(np.float32))
@@ -81,7 +81,7 @@ def backbones(model):
 
 
 def described(model):
-    """kind -> [name, shape] of every variable in order."""
+    """Returns [name, shape] of every variable in order, by kind."""
     return {kind: [[keras_stack.variable_name(v), [int(n) for n in v.shape]] for v in variables]
             for kind, variables in (('trainable', model.trainable_weights),
                                     ('statistics', model.non_trainable_weights))}

@@ -1,8 +1,8 @@
-"""Tiny real classifiers of every kind that trains here, each with one batch: ZOO[name].build(size).
+"""Builds tiny classifiers of every kind that can be trained: ZOO[name].build(size).
 
-size: 1 for tests, where a step takes milliseconds and a trace a second or so; a member's own
-`benchmark` size for benchmarks/architectures.py, where a step takes 15 ms or more. What a stack
-does not have is not in its ZOO.
+size: 1 for tests, where a step takes milliseconds and tracing about a second. The `benchmark` size
+of a member makes a step take at least 15 ms, for benchmarks/architectures.py. Members that a stack
+lacks are not in its ZOO.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -19,14 +19,14 @@ layers = keras.layers
 
 
 class Classifier(NamedTuple):
-    """model: gives (B, CLASSES). inputs: a tensor, list or dict of them. labels: (B,) int32."""
+    """Holds a model, its inputs (a tensor, list or dict of them), and (B,) int32 labels."""
     model: Any
     inputs: Any
     labels: Any
 
 
 class Member(NamedTuple):
-    """build: (size) -> Classifier, the same weights and batch each time."""
+    """Holds the builder (size) -> Classifier, with equal weights and batch in each call."""
     build: Callable
     benchmark: int
 
@@ -35,9 +35,9 @@ ZOO = {}
 
 
 def member(benchmark, here=True):
-    """Registers the builder (size) -> (model, inputs, batch size) under its name.
+    """Registers a builder (size) -> (model, inputs, batch size) under its name.
 
-    here: whether this stack has all that it takes.
+    here: whether this stack can build it.
     """
     def register(builder):
         if here:
@@ -52,18 +52,18 @@ def _classifier(builder, size):
     model, inputs, batch_size = builder(size)
     tensors = tf.nest.map_structure(tf.constant, inputs)
     if not model.built:
-        model(tensors)  # a subclassed model has no weights before
+        model(tensors)  # makes the weights of a subclassed model
     labels = tf.constant(np.arange(batch_size) % CLASSES, tf.int32)
     return Classifier(model, tensors, labels)
 
 
 def noise(*shape):
-    """(shape) float32, normal, the same each time."""
+    """Returns normal float32 noise, equal in each call."""
     return np.random.RandomState(1).randn(*shape).astype(np.float32)
 
 
 def tokens(vocabulary, *shape):
-    """(shape) int32 below `vocabulary`."""
+    """Returns int32 tokens below `vocabulary`, equal in each call."""
     return np.random.RandomState(1).randint(0, vocabulary, shape).astype(np.int32)
 
 
@@ -73,7 +73,7 @@ def _head(x):
 
 # ------------------------------------------------------------------------- keras.applications
 
-# Class -> the smallest input it takes, the one of the benchmark; a small member of each family.
+# A small member of each family, with its smallest input size and that of the benchmark.
 APPLICATIONS = {
     'MobileNet': (32, 96), 'MobileNetV2': (32, 96), 'MobileNetV3Small': (32, 96),
     'NASNetMobile': (32, 32), 'EfficientNetB0': (32, 64), 'EfficientNetV2B0': (32, 64),
@@ -140,7 +140,7 @@ def attention(size):
 
 @keras_stack.register
 class Positions(layers.Layer):
-    """Adds an embedding of the place in the sequence, looked up by a layer inside this one."""
+    """Adds an embedding of the position, looked up by an inner layer."""
 
     def __init__(self, length, width, **kwargs):
         super().__init__(**kwargs)
@@ -188,7 +188,7 @@ def home_made_vit(size):
 
 @member(benchmark=112)
 def shared(size):
-    """One layer twice in a row, another on two branches."""
+    """Uses one layer twice in a row, and another on two branches."""
     inputs = keras.Input((8 * size,))
     twice, both = layers.Dense(8 * size, activation='tanh'), layers.Dense(8 * size)
     x = twice(twice(inputs))
@@ -197,9 +197,10 @@ def shared(size):
 
 
 class GraphNetwork(keras.Model):
-    """Two rounds of messages along the edges, then the sum of each graph's nodes.
+    """Passes messages along edges twice, then sums the nodes of each graph.
 
-    dict of nodes: (V, F) float32; source, target: (E,) int32, nodes; graph: (V,) int32, rising.
+    inputs: dict of nodes: (V, F) float32; source, target: (E,) int32 nodes; graph: (V,) int32,
+    ascending.
     """
 
     def __init__(self, width, num_graphs):
@@ -250,7 +251,7 @@ def two_inputs_dict(size):
 
 
 def _conv_inputs(size):
-    """(Input, (B, S, S, 3) array, B) of the image networks below."""
+    """Returns (Input, (B, S, S, 3) array, B) of the image networks below."""
     side = 8 + 4 * (size - 1)
     return keras.Input((side, side, 3)), noise(4, side, side, 3), 4
 
@@ -277,7 +278,7 @@ def sequential(size):
 
 
 class Subclassed(keras.Model):
-    """Layers in a list, a weight of its own, a branch in call()."""
+    """Has a list of layers, a weight of its own, and a loop in call()."""
 
     def __init__(self, width):
         super().__init__()
@@ -302,7 +303,7 @@ def subclassed(size):
 
 @keras_stack.register
 class Sparse(layers.Layer):
-    """Passes on what it gets, and adds a loss of its size."""
+    """Returns its input, and adds a loss of its size."""
 
     def call(self, x):
         self.add_loss(0.1 * tf.reduce_mean(tf.abs(x)))
@@ -331,7 +332,7 @@ def mixed_float16(size):
 
 @member(benchmark=19)
 def batch_norm(size):
-    """Moving statistics that training moves; the convolution's bias has no gradient."""
+    """Has moving statistics that training changes, and biases without gradient."""
     inputs, images, batch_size = _conv_inputs(size)
     x = inputs
     for _ in range(2):
@@ -360,7 +361,7 @@ def separable(size):
 
 @member(benchmark=8, here=keras_stack.KERAS_3)  # 2.7 cannot run them on a CPU
 def grouped(size):
-    """Grouped convolutions, which Keras compiles as nested functions on a CPU (ConvNeXt's are)."""
+    """Has grouped convolutions, which Keras compiles as nested functions on a CPU."""
     inputs, images, batch_size = _conv_inputs(size)
     x = layers.Conv2D(4 * size, 3, activation='relu')(inputs)
     x = layers.Conv2D(4 * size, 3, groups=2 * size, activation='relu')(x)
