@@ -10,6 +10,7 @@ from tensorflow.core.framework.types_pb2 import DT_INT32
 from elastic.compat import tf_internals
 from elastic.steps.step_graph import CONTROL_FLOW, FREE_OPS, Node, reachable
 
+PASSED_ON = ('Identity', 'IdentityN')
 CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 STATELESS = {'RandomUniform': 'StatelessRandomUniform',
              'RandomUniformInt': 'StatelessRandomUniformInt',
@@ -130,17 +131,15 @@ def called_ops(nodes, library):
 
     nodes: NodeDefs. library: FunctionDefs by name.
     """
-    called = {}
-    for node in nodes:
-        seen, stack = set(), functions_of(node)
-        while stack:
-            function = stack.pop()
-            if function not in seen and function in library:
-                seen.add(function)
-                for inner in library[function].node_def:
-                    called.setdefault(node.name, set()).add(inner.op)
-                    stack.extend(functions_of(inner))
-    return called
+    def bodies(starts):
+        names = reachable(starts, lambda name: [
+            function for inner in body(name) for function in functions_of(inner)])
+        return [inner for name in names for inner in body(name)]
+
+    def body(name):
+        return library[name].node_def if name in library else ()
+    called = {node.name: {inner.op for inner in bodies(functions_of(node))} for node in nodes}
+    return {name: ops for name, ops in called.items() if ops}
 
 
 def resolved(function_def):
@@ -155,7 +154,10 @@ def resolved(function_def):
     plain.CopyFrom(function_def)
     _unfuse_biases(plain)
     nodes = {node.name: node for node in plain.node_def}
-    results = _sources_of_results(plain, nodes)  # equal gradients stay apart
+    results = reachable((tensor.split(':')[0] for tensor in plain.ret.values()), lambda name: [
+        source.split(':')[0] for source in nodes[name].input if source[0] != '^'
+    ] if name in nodes and nodes[name].op in PASSED_ON else ())
+    # Equal gradients that are constants stay apart.
     constants = [node for node in plain.node_def if node.name not in results]
     same = dict(_equal_constants(constants), **_read_back(nodes))
 
@@ -170,7 +172,7 @@ def resolved(function_def):
     for node in plain.node_def:
         set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
     for output in plain.signature.output_arg:
-        plain.ret[output.name] = source(plain.ret[output.name], ('Identity', 'IdentityN'))
+        plain.ret[output.name] = source(plain.ret[output.name], PASSED_ON)
     return plain
 
 
@@ -186,18 +188,6 @@ def _unfuse_biases(function_def):
             apart = add_node(function_def, 'Identity', node.name + '/apart', [node.input[0]],
                              T=node.attr['T'].type)
             node.input[0] = apart.name + ':output:0'
-
-
-def _sources_of_results(function_def, nodes):
-    """Returns the names of the nodes that compute the results, through Identity nodes."""
-    found, stack = set(), [tensor.split(':')[0] for tensor in function_def.ret.values()]
-    while stack:
-        name = stack.pop()
-        if name in nodes and nodes[name].op in ('Identity', 'IdentityN'):
-            stack.extend(source.split(':')[0] for source in nodes[name].input if source[0] != '^')
-        else:
-            found.add(name)
-    return found
 
 
 def _equal_constants(nodes):

@@ -57,11 +57,14 @@ class StepMaker:
         function = resolved(inlined(concrete.function_def, library_of(concrete)))
         self.cutter = Cutter(function)
         self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
-        self._noises = self._noises_of({product.op.name for product in products})
+        dropouts = {product.op.name for product in products}
+        self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
+                        for name, node in self.cutter.nodes.items() if name in dropouts}
         self._decay = set(full.decay_ops)
-        self.owners = self._owners()
-        self.graph = analyse(analysable(function), len(everything), self.owners, {},
-                             NUM_RESULTS)
+        handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
+        self.owners = {i: handles.get(id(handle))  # k for the argument that is tensor k's handle
+                       for i, handle in enumerate(self.captured, len(self.shapes))}
+        self.graph = analyse(analysable(function), len(everything), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = None
         self.config = _config()
@@ -96,17 +99,6 @@ class StepMaker:
     def left_out(self, mask):
         """Returns the update nodes that serve only tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
-
-    def _noises_of(self, products):
-        """Returns the factor of each dropout noise and its dtype, by the noise tensor."""
-        nodes = [node for name, node in self.cutter.nodes.items() if name in products]
-        return {node.input[1]: (node.input[0], node.attr['T'].type) for node in nodes}
-
-    def _owners(self):
-        """Returns k for each argument index that is the handle of tensor k, else None."""
-        handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
-        return {i + len(self.shapes): handles.get(id(handle))  # batch first
-                for i, handle in enumerate(self.captured)}
 
     def step(self, mask, update=True):
         """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one.
