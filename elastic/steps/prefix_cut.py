@@ -133,16 +133,11 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
         return None
     stored = {name for name in names if place[name] in reached and place[name] + 1 not in reached}
     recomputed = frozenset(name for name in names if place[name] + 1 in reached)
-    tensors = _read_of(graph, stored, recomputed, wanted)
+    read = set(wanted).union(*(graph.nodes[name].tensors for name in recomputed))
+    tensors = sorted(tensor for tensor in read if tensor.split(':')[0] in stored)
     skipped = prefix - recomputed
     return Cut(tensors, recomputed, skipped, sum(ms.get(name, 0.0) for name in skipped),
                sum(nbytes[tensor] for tensor in tensors))
-
-
-def _read_of(graph, stored, recomputed, wanted):
-    """Returns the tensors of stored nodes that are wanted or that recomputed nodes read, sorted."""
-    read = set(wanted).union(*(graph.nodes[name].tensors for name in recomputed))
-    return sorted(tensor for tensor in read if tensor.split(':')[0] in stored)
 
 
 def _source_side(edges: Dict, size):

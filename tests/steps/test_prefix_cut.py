@@ -68,7 +68,7 @@ def test_weights_and_constants_are_not_repeatable_nodes():
 def test_random_ops_and_all_after_them_are_not_repeatable(op):
     found = found_in({'drawn': (op, reading('constant')),
                       'sum': ('AddV2', reading('first', 'drawn')),
-                      'behind': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
+                      'after': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
     assert set(found.group_of) == {'images', 'first', 'second', 'beside'}
 
 
@@ -82,8 +82,8 @@ def test_a_function_is_repeatable_unless_it_draws_or_writes(op):
 
 def test_readers_of_changing_variables_are_not_repeatable():
     mean = {'mean': ('ReadVariableOp', reading('moving')),
-            'normal': ('Sub', reading('first', 'mean')), 'behind': ('Relu', reading('normal'))}
-    assert {'normal', 'behind'} <= set(found_in(mean).group_of)
+            'normal': ('Sub', reading('first', 'mean')), 'after': ('Relu', reading('normal'))}
+    assert {'normal', 'after'} <= set(found_in(mean).group_of)
     for write in ('AssignSubVariableOp', 'ResourceScatterUpdate', 'ResourceApplyGradientDescent'):
         changed = dict(mean, write=(write, reading('moving', 'first')))
         assert set(found_in(changed, left_out=['write']).group_of) == {'images', 'first', 'second'}
@@ -125,8 +125,8 @@ def random_instance(rng):
     count, arguments = rng.randint(2, 8), rng.randint(1, 3)
     nodes, names = {}, ['n{}'.format(i) for i in range(count)]
     for i, name in enumerate(names):
-        behind = set(rng.randint(0, i, rng.randint(1, 4)).tolist()) if i >= arguments else ()
-        nodes[name] = ('Op' if behind else '_Arg', reading(*(names[j] for j in sorted(behind))))
+        sources = set(rng.randint(0, i, rng.randint(1, 4)).tolist()) if i >= arguments else ()
+        nodes[name] = ('Op' if sources else '_Arg', reading(*(names[j] for j in sorted(sources))))
     wanted = reading(*rng.choice(names, rng.randint(1, min(4, count) + 1), replace=False))
     nbytes = {name + ':0': int(rng.randint(1, 10)) for name in names if rng.rand() < 0.7}
     ms = {name: float(rng.choice([0, rng.randint(1, 10), rng.rand()])) for name in names}
@@ -169,9 +169,9 @@ def test_the_cut_is_the_cheapest_of_all():
             impossible += 1
             continue
         assert_gives_all(graph, prefix, wanted, cut)
-        price = sum(nbytes[tensor] for tensor in cut.tensors) + sum(
+        cost = sum(nbytes[tensor] for tensor in cut.tensors) + sum(
             ms[name] for name in cut.recomputed)
-        assert price == pytest.approx(least, abs=1e-3)
+        assert cost == pytest.approx(least, abs=1e-3)
         assert cut.nbytes == sum(nbytes[tensor] for tensor in cut.tensors)
         assert cut.skipped == prefix - cut.recomputed
         assert cut.skipped_ms == pytest.approx(sum(ms[name] for name in cut.skipped))
