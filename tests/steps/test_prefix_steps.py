@@ -34,7 +34,7 @@ FROM_ZOO = [name for name in (
     'normalisations', 'grouped') if name in ZOO]
 NETWORKS = ['residual', 'saved'] + FROM_ZOO
 # Built by models.py; each takes seconds, so two masks must do, each at other costs.
-LARGE = ['mobilenetv2', 'vgg16', 'resnet50', 'EfficientNetB0', 'DenseNet121'] + (
+LARGE = ['mobilenetv2', 'vgg16', 'resnet50', 'EfficientNetB0'] + (
     ['vit'] if importlib.util.find_spec('vit_keras') else [])
 # ms of an operation and of a byte: nothing is recomputed, or all that makes the cut smaller.
 COSTS = ((1.0, 1e-9), (1e-9, 1.0))
