@@ -20,11 +20,11 @@ from selection_solver_DP import choose_tensors, smallest_rho
 from small_steps import random_masks, still
 from zoo import APPLICATIONS, ZOO
 
-# What the deep ones among them have, others have too: joins of branches, depthwise convolutions.
+# Others have all that these deep networks have: joins of branches, depthwise convolutions.
 TESTED = [name for name in ZOO if name not in (
-    'NASNetMobile', 'InceptionResNetV2', 'InceptionV3', 'EfficientNetB0', 'ResNet50V2')]
-# Plain tracing of these takes a quarter of a minute: their masks alone are compared.
-SLOW_TO_TRACE = ('DenseNet121', 'EfficientNetV2B0')
+    'NASNetMobile', 'InceptionResNetV2', 'InceptionV3', 'EfficientNetB0', 'ResNet50V2', 'Xception')]
+# Plain tracing of these takes seconds, so only their masks are compared.
+SLOW_TO_TRACE = ('DenseNet121', 'EfficientNetV2B0', 'ResNet50', 'ConvNeXtTiny')
 # One network of convolutions stands for the others.
 PROFILED = [name for name in ZOO if name not in APPLICATIONS] + ['MobileNet']
 # Rounding errors grow with depth after batch statistics of four images, and dominate a second step.
