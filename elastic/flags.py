@@ -4,7 +4,7 @@ import argparse
 import os
 
 from elastic import command_line
-from elastic.cache.stores import check_cache_flags
+from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, number, settings_of
 from elastic.data.images import check_dataset_name
 from elastic.device.meter_log import check_meter
@@ -179,7 +179,8 @@ def check_arguments(args):
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
     check_weights(args.weights)
-    check_cache_flags(args.cache_dir, args.cache_gb)
+    if args.cache_dir is not None:
+        check_cache_dir(args.cache_dir)
     if args.meter_csv:
         check_meter(args.meter_csv)
     args.bn_statistics = statistics_of(args.weights, args.bn_statistics)

@@ -1,14 +1,15 @@
-"""The prefix cache on the command line: bad input in one line, why there is none, what a run says.
-"""
+"""The flags of the prefix cache: refusals, why a run has none, what a run reports."""
 
 import os
 
 import pytest
 
 import main
+import profiler
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.runs.folder import read_run
+from fixed_tables import fixed_profile
 from refusals import assert_refused
 from small_runs import flags, script
 
@@ -37,13 +38,13 @@ def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsy
     assert_refused(flags(tmp_path, *arguments), words, tmp_path, capsys)
 
 
-def test_a_real_process_says_so_in_one_line(tmp_path):
+def test_a_process_refuses_a_flag_in_one_line(tmp_path):
     code, out, err = script('main.py', *flags(tmp_path, '--prefix_cache', 'on'))
     assert code == 2 and not out and err.count('\n') == 1
     assert err.startswith('error: --prefix_cache on needs --bn_statistics frozen')
 
 
-def test_where_a_cache_lies_does_not_decide_the_outcome_of_a_run(tmp_path):
+def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):
     one = checked(tmp_path, '--cache_dir', str(tmp_path), '--cache_gb', '0.5')
     assert one.cache_gb == 0.5
     assert main.decisive_settings(main.run_settings(one)) == main.decisive_settings(
@@ -67,7 +68,7 @@ ONE_EPOCH = 'no prefix cache: no image comes back in one epoch'
     (AUGMENTED, FRESH), (AUGMENTED + ['--train_type', 'traditional_tl_training'], FRESH),
     (AUGMENTED + ['--views', 'held', '--interval', '1'], FRESH),
     (['--num_epochs', '1'], ONE_EPOCH)])
-def test_auto_says_in_one_line_why_there_is_none(tmp_path, capsys, more, line):
+def test_auto_says_in_one_line_why_there_is_no_cache(tmp_path, capsys, more, line):
     assert cache_of(tmp_path, *more) is None
     out = capsys.readouterr().out
     assert out.startswith(line) and out.count('\n') == 1
@@ -76,7 +77,7 @@ def test_auto_says_in_one_line_why_there_is_none(tmp_path, capsys, more, line):
 @pytest.mark.parametrize('more', [
     ['--prefix_cache', 'off'], ['--prefix_cache', 'off'] + AUGMENTED,
     ['--train_type', 'full_training'], ['--train_type', 'bn_plus_bias_training']])
-def test_what_cannot_use_it_or_shall_not_is_silent(tmp_path, capsys, more):
+def test_a_scheme_without_use_for_a_cache_says_nothing(tmp_path, capsys, more):
     assert cache_of(tmp_path, *more) is None and not capsys.readouterr().out
 
 
@@ -88,16 +89,16 @@ def test_images_that_come_back_unchanged_are_cached(tmp_path, capsys, more):
     assert cache_of(tmp_path, *more) is not None and not capsys.readouterr().out
 
 
-def test_whether_bits_are_expected_is_told_to_the_cache(tmp_path):
+def test_a_deterministic_run_asks_the_cache_for_exact_bits(tmp_path):
     assert cache_of(tmp_path, '--deterministic').exact and not cache_of(tmp_path).exact
 
 
-def test_on_holds_views(tmp_path):
+def test_prefix_cache_on_holds_augmentations(tmp_path):
     assert checked(tmp_path, '--bn_statistics', 'frozen', '--prefix_cache', 'on').views == 'held'
     assert checked(tmp_path, '--bn_statistics', 'frozen').views == 'fresh'
 
 
-def test_asked_for_where_nothing_comes_back_is_refused(tmp_path):
+def test_prefix_cache_on_is_refused_where_no_image_comes_back(tmp_path):
     with pytest.raises(UserError, match='--prefix_cache on: no image comes back in one epoch'):
         cache_of(tmp_path, '--prefix_cache', 'on', '--num_epochs', '1')
     with pytest.raises(UserError, match='--prefix_cache on: each epoch draws new augmentations'):
@@ -111,7 +112,7 @@ def logs(tmp_path_factory):
     return tmp_path_factory.mktemp('logs')
 
 
-def test_training_the_head_reads_back_all_but_the_head(logs, capsys, tmp_path):
+def test_training_the_head_reads_all_but_the_head_from_the_cache(logs, capsys, tmp_path):
     assert main.main(flags(logs, *FROZEN, '--train_type', 'traditional_tl_training', '--run_name',
                            'head', '--cache_dir', str(tmp_path))) == 0
     assert 'prefix cache: 5 kB an image, 1 MB in all' in capsys.readouterr().out
@@ -123,19 +124,26 @@ def test_training_the_head_reads_back_all_but_the_head(logs, capsys, tmp_path):
     assert os.listdir(str(tmp_path)) == []  # nothing remains
 
 
-def test_an_elastic_run_is_within_rho_at_the_cached_price(logs, capsys):
+@pytest.fixture
+def set_times(monkeypatch):
+    """Gives runs a set timing table of a slow device, on which a cache pays."""
+    monkeypatch.setattr(profiler, 'profile_model', lambda *arguments, **settings: fixed_profile(
+        *arguments, **settings).rescaled(2e3, 4e3))
+
+
+def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_times):
     assert main.main(flags(logs, *FROZEN, '--rho', '0.6', '--run_name', 'elastic',
                            '--closed_loop', '0')) == 0
     out, summary = capsys.readouterr().out, read_run(str(logs / 'elastic')).summary
     assert 'no prefix cache' not in out and summary['prefix_cache'] == 'on'
-    assert summary['cache_hits'] + summary['cache_misses'] in (0, 256, 512)
+    assert summary['cache_hits'] + summary['cache_misses'] == 512
     with pytest.raises(UserError, match='--rho 0.001 is out of reach.*, and the prefix cache has'):
         main.main(flags(logs, *FROZEN, '--rho', '0.001', '--run_name', 'never'))
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3,
                     reason='in Keras 2.6 and 2.7 the first convolution is a prefix')
-def test_batch_statistics_are_the_reason_where_nothing_can_be_cut_off(logs, capsys):
+def test_trained_batch_statistics_leave_nothing_to_cache(logs, capsys, set_times):
     trained = [flag if flag != 'frozen' else 'train' for flag in FROZEN]
     assert main.main(flags(logs, *trained, '--rho', '0.9', '--run_name', 'statistics')) == 0
     assert 'no prefix cache: no part of the network can be cut off' in capsys.readouterr().out

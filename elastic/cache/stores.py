@@ -7,7 +7,6 @@ reason in one line; training then continues without a cache.
 import collections
 import concurrent.futures
 import contextlib
-import math
 import os
 import shutil
 import tempfile
@@ -300,18 +299,14 @@ def measured_rates(size, batch_size, folder=None, from_disk=False):
     return scale * store.seconds_reading, scale * store.seconds_writing
 
 
-def check_cache_flags(cache_dir=None, cache_gb=None):
-    """Raises UserError for a --cache_dir that cannot be written and a --cache_gb of nothing."""
-    if cache_gb is not None and not (math.isfinite(cache_gb) and cache_gb > 0):
-        raise UserError('--cache_gb {:g} is not a number above 0'.format(cache_gb))
-    if cache_dir is None:
-        return
-    if not os.path.isdir(cache_dir):
-        raise UserError("--cache_dir '{}' is no folder; give one that exists".format(cache_dir))
+def check_cache_dir(path):
+    """Raises UserError where --cache_dir is no folder or cannot be written."""
+    if not os.path.isdir(path):
+        raise UserError("--cache_dir '{}' is no folder; give one that exists".format(path))
     try:
-        tempfile.TemporaryFile(dir=cache_dir).close()
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise UserError("--cache_dir '{}' cannot be written: {}".format(cache_dir, error.strerror))
+        raise UserError("--cache_dir '{}' cannot be written: {}".format(path, error.strerror))
 
 
 def ahead(store, batches, depth=2):

@@ -1,4 +1,4 @@
-"""Reading ahead in the store of the prefix cache: the same rows, losses told, no thread left."""
+"""Reading ahead in a store: the same records, losses passed on, no thread left."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ def test_reading_ahead_gives_what_get_gives(kind, tmp_path):
         assert list(stores.ahead(store, batches[:0])) == []
 
 
-def test_reading_ahead_goes_so_far_and_no_further(tmp_path):
+def test_reading_ahead_reads_depth_batches_ahead(tmp_path):
     store, _ = filled('file', tmp_path, FIELDS)
     taken = []
     batches = (taken.append(number) or [number] for number in range(IMAGES))
@@ -35,7 +35,7 @@ def test_reading_ahead_goes_so_far_and_no_further(tmp_path):
         reading.close()
 
 
-def test_reading_ahead_ends_its_thread_when_it_is_left_early(tmp_path):
+def test_reading_ahead_ends_its_thread_when_closed_early(tmp_path):
     store, _ = filled('file', tmp_path, FIELDS)
     threads = threading.active_count()
     with store:
@@ -50,14 +50,14 @@ def test_reading_ahead_ends_its_thread_when_it_is_left_early(tmp_path):
         assert store.has(np.arange(20))
 
 
-def test_reading_ahead_passes_a_loss_on_at_its_batch(tmp_path):
+def test_reading_ahead_raises_a_loss_at_its_batch(tmp_path):
     store, tensors = filled('file', tmp_path, FIELDS)
     order = np.random.RandomState(0).permutation(IMAGES)  # as they lie in the file
     os.truncate(store._held.fileno(), 10 * stores.record_bytes(FIELDS))
     threads, seen = threading.active_count(), []
     with pytest.raises(CacheLost, match='cut short'):
-        for rows in stores.ahead(store, order[:20].reshape(5, BATCH)):
-            seen.append(bits(rows))
+        for tensors_read in stores.ahead(store, order[:20].reshape(5, BATCH)):
+            seen.append(bits(tensors_read))
     assert seen == [bits([tensor[numbers] for tensor in tensors])
                     for numbers in (order[:4], order[4:8])]
     assert threading.active_count() == threads
@@ -66,10 +66,10 @@ def test_reading_ahead_passes_a_loss_on_at_its_batch(tmp_path):
 
 
 @both_kinds
-def test_reading_beside_writing(kind, tmp_path):
-    rows, count = [Field((300,), np.float32), Field((), np.int32)], 2000
-    tensors = [values(row, count) for row in rows]
-    with opened(kind, tmp_path, rows, count) as store:
+def test_one_thread_reads_while_another_writes(kind, tmp_path):
+    fields, count = [Field((300,), np.float32), Field((), np.int32)], 2000
+    tensors = [values(field, count) for field in fields]
+    with opened(kind, tmp_path, fields, count) as store:
         old, new = np.arange(count // 2), np.arange(count // 2, count)
         store.put(old, [tensor[old] for tensor in tensors])
         reading = stores.ahead(store, old.reshape(-1, 10))

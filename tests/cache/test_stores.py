@@ -1,4 +1,4 @@
-"""The store of the prefix cache: rows bit for bit, limits, and disks that fill up or fail."""
+"""The store of the prefix cache: its records, its limits, and disks that fill up or fail."""
 
 import os
 import signal
@@ -28,9 +28,9 @@ def run_python(code, *arguments, **kwargs):
 
 @both_kinds
 @pytest.mark.parametrize('dtype', DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-def test_rows_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
-    rows = [Field((3, 5), dtype), Field((), np.int32), Field((1,), dtype)]  # record: no whole words
-    store, tensors = filled(kind, tmp_path, rows)
+def test_records_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
+    fields = [Field((3, 5), dtype), Field((), np.int32), Field((1,), dtype)]  # odd bytes
+    store, tensors = filled(kind, tmp_path, fields)
     with store:
         for seed in range(3):
             numbers = np.random.RandomState(seed).permutation(IMAGES)[:BATCH]
@@ -38,10 +38,10 @@ def test_rows_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
 
 
 @both_kinds
-def test_tensors_of_tensorflow_go_in_and_out(kind, tmp_path):
-    rows = [Field((2, 3), tf.bfloat16.as_numpy_dtype), Field((), np.int32)]
+def test_a_store_takes_and_gives_tensors_of_tensorflow(kind, tmp_path):
+    fields = [Field((2, 3), tf.bfloat16.as_numpy_dtype), Field((), np.int32)]
     tensors = [tf.cast(tf.random.normal((2, 2, 3)), tf.bfloat16), tf.constant([5, 6])]
-    with opened(kind, tmp_path, rows) as store:
+    with opened(kind, tmp_path, fields) as store:
         store.put(tf.constant([9, 2], tf.int64), tensors)
         returned = store.get(tf.constant([2, 9], tf.int64))
         for before, after in zip(tensors, returned):
@@ -55,7 +55,7 @@ def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
     with opened(kind, tmp_path, FIELDS) as store:
         numbers = np.array([[3, 0, 22, 7], [1, 2, 4, 5]])
         assert not store.has(numbers[0]) and not store.has(numbers).any()
-        store.put(numbers[0], [values(row, BATCH) for row in FIELDS])
+        store.put(numbers[0], [values(field, BATCH) for field in FIELDS])
         assert store.has(numbers[0]) and store.has(numbers).tolist() == [True, False]
         assert store.has([[3, 7], [7, 6]]).tolist() == [True, False]
         assert len(store) == BATCH
@@ -65,18 +65,18 @@ def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
 
 
 @both_kinds
-def test_what_is_stored_is_not_written_again(kind, tmp_path):
+def test_a_stored_record_is_not_written_again(kind, tmp_path):
     store, tensors = filled(kind, tmp_path, FIELDS)
     with store:
         written = store.bytes_written
-        store.put(np.arange(6), [values(row, 6, seed=99) for row in FIELDS])
+        store.put(np.arange(6), [values(field, 6, seed=99) for field in FIELDS])
         assert store.bytes_written == written and len(store) == IMAGES
         assert bits(store.get(np.arange(6))) == bits([tensor[:6] for tensor in tensors])
 
 
 @both_kinds
 def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
-    first, second = [[values(row, BATCH, seed) for row in FIELDS] for seed in (1, 2)]
+    first, second = [[values(field, BATCH, seed) for field in FIELDS] for seed in (1, 2)]
     with opened(kind, tmp_path, FIELDS) as store:
         store.put([0, 1, 2, 3], first)
         store.put([2, 9, 3, 8], second)
@@ -85,7 +85,7 @@ def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
 
 
 @both_kinds
-def test_counters_tell_bytes_and_seconds(kind, tmp_path):
+def test_a_store_counts_bytes_and_seconds(kind, tmp_path):
     store, _ = filled(kind, tmp_path, FIELDS)
     with store:
         row = 4 * 30 + 2 * 7 + 4
@@ -129,7 +129,7 @@ def test_a_file_is_not_seen_in_its_folder(tmp_path):
         assert os.listdir(str(tmp_path)) == []
 
 
-def test_kill_9_leaves_nothing_behind(tmp_path):
+def test_kill_9_leaves_no_file(tmp_path):
     code = ('import os, signal, sys, numpy as np; from elastic.cache import stores as p\n'
             'store = p.FileStore([p.Field((1000,), np.float32)], 100, sys.argv[1])\n'
             'store.put(np.arange(50), [np.ones((50, 1000), np.float32)])\n'
@@ -159,7 +159,7 @@ assert not store.has([0]) and len(store) == 0 and 0 < store.bytes_written < 1000
 
 
 def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
-    done = run_python(FILL, tmp_path, 99999)  # no whole number of rows
+    done = run_python(FILL, tmp_path, 99999)  # no whole number of records
     assert done.returncode == 0, done.stderr
     assert done.stdout == 'the prefix cache in {} cannot be written: File too large\n'.format(
         tmp_path)
@@ -177,26 +177,26 @@ def small_disk(tmp_path):
     subprocess.check_call(['umount', folder])
 
 
-def test_a_full_disk_ends_the_cache_with_one_line_and_is_freed(small_disk):
+def test_a_full_disk_ends_the_cache_with_one_line_and_frees_it(small_disk):
     done = run_python(FILL, small_disk, 0)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ('the prefix cache in {} cannot be written: No space left on device\n'
                            .format(small_disk))
-    row = [Field((1000,), np.float32)]
-    store = FileStore(row, 1000, small_disk)
+    fields = [Field((1000,), np.float32)]
+    store = FileStore(fields, 1000, small_disk)
     with pytest.raises(CacheLost, match='No space left'):
         store.put(np.arange(1000), [np.zeros((1000, 1000), np.float32)])
     usage = os.statvfs(small_disk)
     assert usage.f_bfree == usage.f_blocks and os.listdir(small_disk) == []
 
 
-def test_the_disk_of_the_folder_bounds_what_a_file_may_take(small_disk):
-    rows = [Field((1000,), np.float32)]
+def test_the_disk_of_the_folder_limits_a_file(small_disk):
+    fields = [Field((1000,), np.float32)]
     for gigabytes, images in ((None, 131), (1, 235), (0.0005, 125)):
-        store, place = stores.open_store(rows, images, small_disk, gigabytes, memory_bytes=0)
+        store, place = stores.open_store(fields, images, small_disk, gigabytes, memory_bytes=0)
         with store:
             assert isinstance(store, FileStore) and place == 'in ' + small_disk
-        store, why = stores.open_store(rows, images + 1, small_disk, gigabytes, 0)
+        store, why = stores.open_store(fields, images + 1, small_disk, gigabytes, 0)
         assert store is None and 'of disk are allowed' in why
 
 
@@ -208,7 +208,7 @@ def test_a_file_that_was_cut_short_is_lost(tmp_path):
     assert not store.has([0])
 
 
-def test_a_row_that_the_disk_lost_or_changed_is_noticed(tmp_path):
+def test_a_record_that_the_disk_lost_or_changed_is_noticed(tmp_path):
     for damage in (b'\0' * 64, b'x'):
         store, tensors = filled('file', tmp_path, FIELDS)
         first = int(np.random.RandomState(0).permutation(IMAGES)[0])
@@ -219,14 +219,14 @@ def test_a_row_that_the_disk_lost_or_changed_is_noticed(tmp_path):
             store.get([first])
 
 
-def test_memory_is_taken_where_it_suffices_else_disk_else_nothing(tmp_path):
-    rows, folder = [Field((1000,), np.float32)], str(tmp_path)
-    store, place = stores.open_store(rows, 1000, folder)
+def test_a_store_lies_in_memory_else_on_disk_else_nowhere(tmp_path):
+    fields, folder = [Field((1000,), np.float32)], str(tmp_path)
+    store, place = stores.open_store(fields, 1000, folder)
     assert isinstance(store, MemoryStore) and place == 'in memory'
-    assert isinstance(stores.open_store(rows, 10, folder, 1, 40000)[0], MemoryStore)
-    with stores.open_store(rows, 10, folder, 1, 39999)[0] as store:
+    assert isinstance(stores.open_store(fields, 10, folder, 1, 40000)[0], MemoryStore)
+    with stores.open_store(fields, 10, folder, 1, 39999)[0] as store:
         assert isinstance(store, FileStore)
-    store, why = stores.open_store(rows, 3075000, folder, 2.1, 4 * 10 ** 9)
+    store, why = stores.open_store(fields, 3075000, folder, 2.1, 4 * 10 ** 9)
     assert store is None
     assert why == ('the prefix cache would take 12.3 GB; 4 GB of memory and 2.1 GB of disk are '
                    'allowed')
@@ -239,12 +239,12 @@ def test_a_folder_that_takes_no_file_gives_the_reason(tmp_path):
         FileStore(FIELDS, 10, '/proc/self')
 
 
-def test_a_limit_on_the_process_sends_the_cache_to_the_disk(tmp_path):
+def test_a_memory_limit_of_the_process_sends_the_cache_to_disk(tmp_path):
     code = ('import resource, sys, numpy as np; from elastic.cache import stores as p\n'
             'resource.setrlimit(resource.RLIMIT_AS, (3 * 10 ** 9,) * 2)\n'
             'if resource.getrlimit(resource.RLIMIT_AS)[0] != 3 * 10 ** 9: sys.exit("no limits")\n'
-            'rows = [p.Field((1000, 1000), np.float32)]\n'
-            'print(type(p.open_store(rows, 1000, sys.argv[1], 10 ** 6, 10 ** 13)[0]).__name__)')
+            'fields = [p.Field((1000, 1000), np.float32)]\n'
+            'print(type(p.open_store(fields, 1000, sys.argv[1], 10 ** 6, 10 ** 13)[0]).__name__)')
     done = run_python(code, tmp_path)
     if done.stderr == 'no limits\n':
         pytest.skip('an emulator of processors takes no limit on memory')
@@ -260,32 +260,25 @@ def test_room_is_what_the_flag_and_the_machine_allow(tmp_path):
     assert half < stores.room(str(tmp_path), 10 ** 9)[1]  # never all of the disk
 
 
-@pytest.mark.parametrize('cache_gb', [0, -1.0, float('nan'), float('inf')])
-def test_a_cache_of_no_size_is_refused(cache_gb):
-    with pytest.raises(UserError, match='--cache_gb .* is not a number above 0'):
-        stores.check_cache_flags(None, cache_gb)
-
-
 def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
     file = tmp_path / 'file'
     file.write_text('')
-    stores.check_cache_flags(str(tmp_path), 0.5)
-    stores.check_cache_flags()
+    stores.check_cache_dir(str(tmp_path))
     assert os.listdir(str(tmp_path)) == ['file']
     for wrong in (str(file), str(tmp_path / 'none')):
         with pytest.raises(UserError, match="--cache_dir '{}' is no folder".format(wrong)):
-            stores.check_cache_flags(wrong)
+            stores.check_cache_dir(wrong)
     with pytest.raises(UserError, match="--cache_dir '/proc/self' cannot be written: [^\n]+$"):
-        stores.check_cache_flags('/proc/self')  # not by root either
+        stores.check_cache_dir('/proc/self')  # not by root either
 
 
 @both_kinds
 def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
-    rows, count, failed = [Field((5000,), np.float32)], 400, []
-    tensor = values(rows[0], count)
+    fields, count, failed = [Field((5000,), np.float32)], 400, []
+    tensor = values(fields[0], count)
     other = tmp_path / 'other'
     for _ in range(5):
-        store = opened(kind, tmp_path, rows, count)
+        store = opened(kind, tmp_path, fields, count)
         store.put(np.arange(200), [tensor[:200]])
 
         def read(store=store):
@@ -319,7 +312,7 @@ def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
 
 
 @pytest.mark.parametrize('from_disk', [False, True])
-def test_rates_are_positive_and_leave_nothing(from_disk, tmp_path):
+def test_measured_rates_are_positive_and_leave_no_file(from_disk, tmp_path):
     for size, batch_size in ((7000, 32), (10 ** 6, 4)):
         rates = stores.measured_rates(size, batch_size, str(tmp_path), from_disk)
         assert len(rates) == 2 and all(0 < rate < float('inf') for rate in rates)
@@ -327,12 +320,12 @@ def test_rates_are_positive_and_leave_nothing(from_disk, tmp_path):
 
 
 @pytest.mark.timing
-def test_rates_grow_with_the_row():
+def test_rates_grow_with_the_record():
     small, large = [stores.measured_rates(size, 8)[0] for size in (7000, 10 ** 6)]
     assert large > 5 * small
 
 
-def test_rates_of_a_folder_that_takes_no_file():
+def test_rates_of_a_folder_that_takes_no_file_are_refused():
     with pytest.raises(CacheLost):
         stores.measured_rates(1000, 4, '/proc/self')
 

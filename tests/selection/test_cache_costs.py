@@ -1,30 +1,28 @@
-"""What a prefix cache is priced at: rows that are there already, and the very cut of a mask.
+"""Costs of the prefix cache: of the present cached activations, and of a mask's own cut.
 
-On networks a thousand times as slow as they are, by their tables: copying rows then costs next to
-nothing, and what is chosen does not hang on how fast it happened to be.
+Timing tables are set and slow, so that no choice depends on this machine.
 """
 
 import numpy as np
 import pytest
-from tensorflow import keras
-from test_cached_selection import random_masks
 
 import train
 from cached_runs import (
-    BATCH,
     DEEP,
     HEAD,
     HEAD_ALONE,
     IMAGES,
     MIDDLE,
-    SIZE,
     Watched,
+    branches,
     digits,
     in_a_file,
     kinds,
+    maker_of,
     mask_from,
     network,
     ran,
+    slow_table,
     watched,
 )
 from elastic.cache import stores
@@ -37,55 +35,21 @@ from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import make_optimizer
-from profiler import profile_model
 from selection_solver_DP import choose_cached_tensors, choose_tensors, layers_of
+from timing_tables import random_masks
 
 LATE = mask_from(6)  # the last convolution and the head
 
 
-def branches():
-    """A stem, three branches of two convolutions each, and the head: a mask that trains one branch
-    has a prefix which the chain does not know.
-    """
-    keras_stack.set_seed(0)
-    inputs = keras.Input((SIZE, SIZE, 3))
-    stem, ends = keras.layers.Conv2D(8, 3, 2, 'same', activation='relu', name='stem')(inputs), []
-    for name, filters in (('a', 8), ('b', 24), ('c', 16)):
-        x = keras.layers.Conv2D(filters, 3, 1, 'same', activation='relu', name=name + '1')(stem)
-        ends.append(keras.layers.Conv2D(4, 3, 2, 'same', activation='relu', name=name + '2')(x))
-    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Concatenate()(ends))
-    return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
-
-
-def maker_of(model):
-    return StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
-                     np.zeros(BATCH, np.int32))
-
-
-def table_of(model):
-    """Its forward ops take what they are estimated to take."""
-    table = profile_model(model, (SIZE, SIZE, 3), 10, BATCH, num_steps=2, seconds=0)
-    table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
-        op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
-    prefixes = PrefixSteps(maker_of(model))
-    skipped, cut_bytes = np.zeros(len(table.names)), np.zeros(len(table.names))
-    for k, depth in enumerate(table.depth):
-        # Not always the cut of the rates before.
-        cut = prefixes.cut_off(table.depth <= depth, table.op_rates)
-        skipped[k], cut_bytes[k] = cut.skipped_ms, cut.nbytes
-    return table._replace(t_prefix=0.9 * table.t_fp / skipped.max() * skipped, cut_bytes=cut_bytes)
-
-
 @pytest.fixture(scope='module')
 def table():
-    return table_of(network())
+    return slow_table(network())
 
 
 @pytest.fixture(scope='module')
 def branching():
-    return table_of(branches())
+    return slow_table(branches())
 
 
 @pytest.fixture(scope='module')
@@ -94,8 +58,10 @@ def dataset():
 
 
 def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None):
-    """(Watched, epoch -> Choice) of a run whose masks are priced at their own cuts, with the same
-    bits as without a cache. before: (epoch, cache) -> None, before it is priced.
+    """Returns (Watched, epoch -> Choice) of a run of masks at their own cuts.
+
+    Asserts that its bits are those of a run without a cache. before: (epoch, cache) -> None, called
+    before each choice.
     """
     cache, choices, dates = Watched(dataset, str(folder)), {}, sorted(masks)
 
@@ -126,12 +92,12 @@ def costs_of(cache, table, epoch, until):
     return CacheCosts(cache, table, epoch, until)
 
 
-def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, dataset, table):
+def test_a_run_that_reads_its_cache_stays_within_budget(tmp_path, dataset, table):
     rho, num_epochs = 0.6, 8
     costs = costs_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
-    mask, _, priced = choose_cached_tensors(costs, np.ones(HEAD + 2), rho)
-    choice, budget = Choice(mask, timings=priced), Budget(Settings(num_epochs, rho=rho))
-    assert budget.rho(1) == rho and priced.is_cached(mask)
+    mask, _, costed = choose_cached_tensors(costs, np.ones(HEAD + 2), rho)
+    choice, budget = Choice(mask, timings=costed), Budget(Settings(num_epochs, rho=rho))
+    assert budget.rho(1) == rho and costed.is_cached(mask)
     filling, reading = [choice.predicted_of(kind)[0] / table.t_step for kind in (FILL, READ)]
     assert filling + (num_epochs - 1) * reading <= num_epochs * rho
     for epoch in range(1, num_epochs):
@@ -142,8 +108,8 @@ def test_a_choice_within_budget_stays_within_while_its_rows_are_read(tmp_path, d
     assert budget.rho(num_epochs) == pytest.approx(num_epochs * rho - spent)
 
 
-def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
-    """At a rho that two epochs of one selection could not pay, with a selection every two."""
+def test_the_whole_run_pays_for_filling_the_cache(tmp_path, dataset, table, capsys):
+    """rho is out of reach for the two epochs of one selection."""
     least = [costs_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
              for until in (3, 9)]
     assert least[1] < 0.9 * least[0]
@@ -162,26 +128,25 @@ def test_filling_is_paid_off_by_the_whole_run(tmp_path, dataset, table, capsys):
     assert np.mean(spent) <= settings.rho * table.t_step * (1 + 1e-9)
 
 
-# ---------------------------------------------------------------- rows that are there
+# ---------------------------------------------------------------- the present cache
 
 SUBSET = LATE & (np.arange(HEAD + 2) != 7)  # without a bias
 FIRST_OF_DEEP = np.arange(HEAD + 2) == 2
 LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
 
 
-@pytest.mark.parametrize('place', ['memory', 'file'])
-@pytest.mark.parametrize('masks, expected', [
-    ({1: LATE, 3: LATE}, (FILL, READ, READ, READ)),
-    ({1: LATE, 3: SUBSET}, (FILL, READ, READ, READ)),
-    ({1: LARGER, 3: MIDDLE}, (FILL, READ, READ, READ)),
-    ({1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
-    ({1: MIDDLE, 4: HEAD_ALONE}, (FILL, READ, READ, READ)),
-    ({1: LATE, 3: DEEP}, (FILL, READ, FILL, READ)),
-    ({1: LATE, 3: HEAD_ALONE | FIRST_OF_DEEP}, (FILL, READ, FILL, READ)),
-    ({1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
+@pytest.mark.parametrize('place, masks, expected', [
+    ('memory', {1: LATE, 3: LATE}, (FILL, READ, READ, READ)),
+    ('file', {1: LATE, 3: SUBSET}, (FILL, READ, READ, READ)),
+    ('memory', {1: LARGER, 3: MIDDLE}, (FILL, READ, READ, READ)),
+    ('file', {1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
+    ('memory', {1: MIDDLE, 4: HEAD_ALONE}, (FILL, READ, READ, READ)),
+    ('file', {1: LATE, 3: DEEP}, (FILL, READ, FILL, READ)),
+    ('memory', {1: LATE, 3: HEAD_ALONE | FIRST_OF_DEEP}, (FILL, READ, FILL, READ)),
+    ('memory', {1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
     ids=['the same', 'fewer', 'more', 'and back', 'in mid-interval', 'below the cut',
          'one below the cut', 'above and at the cut'])
-def test_rows_are_kept_as_long_as_nothing_below_their_cut_is_trained(
+def test_cached_activations_stay_while_nothing_below_their_cut_trains(
         tmp_path, dataset, table, monkeypatch, place, masks, expected):
     if place == 'file':
         in_a_file(monkeypatch)
@@ -190,8 +155,8 @@ def test_rows_are_kept_as_long_as_nothing_below_their_cut_is_trained(
     assert cache.totals['cache_hits'] == 56 * expected.count(READ)
 
 
-def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, dataset, table):
-    """Behind a run that trained from the third convolution on."""
+def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, dataset, table):
+    """The present cache was filled for MIDDLE."""
     seen = {}
 
     def look(epoch, cache):
@@ -206,28 +171,28 @@ def test_the_way_that_takes_least_is_priced_for_each_deepest_tensor(tmp_path, da
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
     for until in (4, 9):
-        anew, priced = CacheCosts(new, table, 3, until).table, seen[until]
+        anew, costed = CacheCosts(new, table, 3, until).table, seen[until]
         assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
-        kept = (priced.cache.fill_share == 0) & priced.cache.serves
-        # At once all are better off with the old rows; in the long run where they save as much.
+        kept = (costed.cache.fill_share == 0) & costed.cache.serves
+        # For one epoch the present cache is best; for more, only where it skips as much.
         gain = old * table.t_fp > (1 - share) * table.t_prefix
         assert kept.tolist() == (MIDDLE & gain).tolist() and kept[4]
         assert (until == 9) == (MIDDLE & ~kept).any()
-        assert (priced.at_deepest[kept] < anew.at_deepest[kept]).all()
-        np.testing.assert_allclose(priced.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
-        np.testing.assert_allclose(priced.cache.skipped[kept], old)
+        assert (costed.at_deepest[kept] < anew.at_deepest[kept]).all()
+        np.testing.assert_allclose(costed.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
+        np.testing.assert_allclose(costed.cache.skipped[kept], old)
     anew = CacheCosts(new, table, 3, 9).table
     np.testing.assert_allclose(seen['view'].at_deepest, anew.at_deepest, rtol=0.05)
 
 
-def test_views_that_are_held_keep_rows_within_an_interval_alone(tmp_path, table):
+def test_a_new_augmentation_empties_the_cache(tmp_path, table):
     data = digits(views='held', interval=3, augmentation='flip+rotate')
     cache, _ = compared(tmp_path, data, table, {1: LATE, 3: SUBSET, 4: LATE, 6: HEAD_ALONE}, 6)
     assert cache.kinds == kinds(FILL, READ, READ, FILL, READ, READ)
 
 
-def test_images_that_are_not_stored_yet_are_counted(tmp_path, table):
+def test_images_that_are_not_cached_yet_count_as_filling(tmp_path, table):
     data = digits(steps_per_epoch=5)
     cache, choices = compared(tmp_path, data, table, {1: LATE, 7: SUBSET}, num_epochs=10)
     assert 0 < choices[7].timings.fill_share(SUBSET) < fill_share(data, 7, 11)
@@ -235,7 +200,7 @@ def test_images_that_are_not_stored_yet_are_counted(tmp_path, table):
 
 
 @pytest.mark.parametrize('on_disk', [False, True])
-def test_room_for_a_new_cache_counts_what_the_old_one_gives_back(tmp_path, on_disk):
+def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, on_disk):
     rows, count = [stores.Field((2500,), np.float32)], 1000
     store = stores.FileStore(rows, count, str(tmp_path)) if on_disk else (
         stores.MemoryStore(rows, count))
@@ -268,28 +233,26 @@ def mask_of(model, *layers):
     return np.isin(paths, layers)
 
 
-def test_a_mask_is_priced_at_a_cut_that_skips_what_its_chain_does_not(tmp_path, dataset, branching):
+def test_the_own_cut_of_a_mask_costs_no_more_than_that_of_its_chain(tmp_path, dataset, branching):
     model = branches()
     cache, better = attached(tmp_path, dataset, model), 0
     costs = CacheCosts(cache, branching, 1, 5)
-    for mask in list(random_masks(np.random.RandomState(0), len(branching.names))) + [
+    for mask in list(random_masks(len(branching.names), 20)) + [
             mask_of(model, name, 'head') for name in ('a1', 'b1', 'c1', 'a2')]:
-        priced, chain = costs.at_own_cut(mask), costs.table
-        cut, k = priced.cache.cut, priced.deepest(mask)
-        assert priced.step_time(mask) <= chain.step_time(mask) + 1e-9
-        better += priced.step_time(mask) < chain.step_time(mask) - 1e-6
+        costed, chain = costs.at_own_cut(mask), costs.table
+        cut, k = costed.cache.cut, costed.deepest(mask)
+        assert costed.step_time(mask) <= chain.step_time(mask) + 1e-9
+        better += costed.step_time(mask) < chain.step_time(mask) - 1e-6
         if cut is None:
-            assert not priced.is_cached(mask)
+            assert not costed.is_cached(mask)
             continue
-        assert priced.cache.serves[mask].all()
-        # What is priced is what will be copied.
-        assert priced.cache.read_ms[k] == cache.copying(np.array([float(cut.nbytes)]))[0]
-        assert chain.cache.skipped[k] - 1e-9 <= priced.cache.skipped[k] <= 1
+        assert costed.cache.serves[mask].all()
+        assert costed.cache.read_ms[k] == cache.copying(np.array([float(cut.nbytes)]))[0]
+        assert chain.cache.skipped[k] - 1e-9 <= costed.cache.skipped[k] <= 1
     assert better >= 4
 
 
-def test_every_mask_within_what_a_cut_serves_runs_with_it(tmp_path, dataset, branching):
-    """Bit for bit, whatever is deepest; of the cut of one mask, with rows that others left."""
+def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, branching):
     model = branches()
     one = mask_of(model, 'a1', 'head')
     masks = {1: one, 3: mask_of(model, 'a1', 'a2', 'head'), 4: mask_of(model, 'a2'), 5: one}
@@ -301,7 +264,7 @@ def test_every_mask_within_what_a_cut_serves_runs_with_it(tmp_path, dataset, bra
         model, 'a1', 'a2', 'head').tolist()  # not the branches that are skipped
 
 
-def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, dataset, branching,
+def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, dataset, branching,
                                                                monkeypatch):
     model = branches()
     cache = attached(tmp_path, dataset, model)
@@ -314,15 +277,15 @@ def test_the_chains_cut_is_taken_where_the_own_one_does_not_fit(tmp_path, datase
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (between, between))
-    priced = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
-    assert priced.cache.cut.nbytes == branching.cut_bytes[k]
-    assert priced.step_time(mask) == pytest.approx(chain.step_time(mask))
+    costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
+    assert costed.cache.cut.nbytes == branching.cut_bytes[k]
+    assert costed.step_time(mask) == pytest.approx(chain.step_time(mask))
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10))
-    priced = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
-    assert priced.cache.cut is None and not priced.is_cached(mask)
+    costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
+    assert costed.cache.cut is None and not costed.is_cached(mask)
 
 
-def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset, branching,
+def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branching,
                                                               monkeypatch, capsys):
     from elastic.runs.progress import announce
     cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
@@ -335,18 +298,18 @@ def test_a_selection_says_why_it_has_no_cache_where_none_fits(tmp_path, dataset,
 
 
 @pytest.mark.parametrize('layers', [None, 'layer'])
-def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, dataset, branching,
+def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, branching,
                                                                       layers):
     model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)
     cache, of = attached(tmp_path, dataset, model), layers_of(model)
     group, given = (of, of) if layers else (np.arange(n), None)
     costs = CacheCosts(cache, branching, 1, 5)
-    for _ in range(240):  # of some traces' tables few leave anything
+    for _ in range(240):
         importance = rng.randn(n)
         rho = rng.uniform(costs.smallest_rho(given), 0.8)
         limit = rho * branching.t_step
-        mask, fallback, priced = choose_cached_tensors(costs, importance, rho, given)
-        assert priced.step_time(mask) <= limit
+        mask, fallback, costed = choose_cached_tensors(costs, importance, rho, given)
+        assert costed.step_time(mask) <= limit
         if fallback:
             continue
         first, _ = choose_tensors(costs.table, importance, rho, given)
@@ -356,11 +319,11 @@ def test_what_an_own_cut_leaves_of_the_budget_is_spent_and_never_more(tmp_path, 
             if importance[group == item].sum() > 0 and not mask[group == item].all():
                 wider = mask | (group == item)
                 assert costs.at_own_cut(wider).step_time(wider) > limit
-    assert more > 2
+    assert more > 2  # the own cut left room for others
 
 
-def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, dataset, branching):
-    """The own cut of one branch leaves out the others; the chain would have to fill a new one."""
+def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset, branching):
+    """It was filled at the own cut of one branch, where the chain would need a new one."""
     model = branches()
     mask, found = mask_of(model, 'a1', 'head'), []
 
@@ -372,13 +335,13 @@ def test_tensors_that_only_the_rows_there_bring_into_reach_are_chosen(tmp_path, 
             found.append((costs.table.step_time(mask) / branching.t_step, rho, least,
                           choose_cached_tensors(costs, mask.astype(float), rho)))
     compared(tmp_path, dataset, branching, {1: mask, 4: mask}, make=branches, before=look)
-    (of_chain, rho, least, (chosen, fallback, priced)), = found
+    (of_chain, rho, least, (chosen, fallback, costed)), = found
     assert least <= rho < of_chain and not fallback
-    assert chosen.tolist() == mask.tolist() and priced.fill_share(mask) == 0
-    assert priced.step_time(mask) <= rho * priced.t_step
+    assert chosen.tolist() == mask.tolist() and costed.fill_share(mask) == 0
+    assert costed.step_time(mask) <= rho * costed.t_step
 
 
-def test_a_cut_is_placed_by_what_copying_was_measured_to_take(tmp_path, dataset, branching):
+def test_a_cut_is_placed_by_the_measured_cost_of_copying(tmp_path, dataset, branching):
     model = branches()
     cache, mask = attached(tmp_path, dataset, model), mask_of(model, 'a1', 'head')
     read_ms = cache.read_ms_by_size(1e3)

@@ -1,4 +1,4 @@
-"""Tensors chosen at the price of a prefix cache: exact on the chain, within rho on the graph."""
+"""Tensors chosen at the cost of a prefix cache: exact on the chain, within rho on the graph."""
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from selection_solver_DP import (
     select_tensors,
     smallest_rho,
 )
+from timing_tables import random_masks
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
 TABLES = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])
@@ -28,7 +29,7 @@ TABLES = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_
 # ---------------------------------------------------------------- the exact solver
 
 def instance(rng, whole_numbers):
-    """(t_dw, t_dy, importance, at_deepest, budget): costs of any sign at the deepest tensor."""
+    """Draws (t_dw, t_dy, importance, at_deepest, budget); at_deepest has any sign."""
     n = rng.randint(1, 10)
     draw = (lambda: rng.randint(0, 6, n).astype(float)) if whole_numbers else (
         lambda: 5 * rng.rand(n))
@@ -42,8 +43,8 @@ def times_of(masks, t_dw, t_dy, at_deepest):
     return chain_time(masks, t_dw, t_dy) + at_deepest[masks.argmax(axis=1)]
 
 
-def test_with_costs_at_the_deepest_tensor_the_value_is_that_of_brute_force():
-    """Whole numbers and a bin for each, so that rounding plays no part."""
+def test_a_cost_at_the_deepest_tensor_gives_the_brute_force_optimum():
+    """Times are whole numbers with a bin for each, so that nothing is rounded."""
     rng, negative, deeper = np.random.RandomState(0), 0, 0
     for _ in range(800):
         t_dw, t_dy, importance, at_deepest, budget = instance(rng, True)
@@ -101,7 +102,7 @@ def test_the_smallest_budget_is_enough_and_less_is_not():
                            at_deepest=at_deepest - 1e-9)
 
 
-def test_no_costs_at_the_deepest_tensor_change_nothing():
+def test_zero_costs_at_the_deepest_tensor_change_nothing():
     rng = np.random.RandomState(3)
     for _ in range(50):
         t_dw, t_dy, importance, _, _ = instance(rng, False)
@@ -117,11 +118,12 @@ def test_a_cost_that_is_not_finite_is_refused(at_deepest):
         select_tensors([1.0, 1.0], [1.0, 1.0], [1.0, 1.0], 3.0, at_deepest=at_deepest)
 
 
-# ---------------------------------------------------------------- the price of a cache
+# ---------------------------------------------------------------- the cost of a cache
 
 def cached(rng, table, fill_share=None, uneven=True):
-    """The table with a CacheCost: more of the forward pass saved the nearer the output; a cut here
-    and there is impossible or, where `uneven`, dear.
+    """Returns the table with a CacheCost: more is skipped the nearer the deepest is to the output.
+
+    Some cuts are impossible or, where `uneven`, expensive.
     """
     n = len(table.names)
     t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
@@ -135,19 +137,12 @@ def cached(rng, table, fill_share=None, uneven=True):
                               np.full(n, share), t_prefix / table.t_fp, read, write))
 
 
-def random_masks(rng, n, count=20):
-    for _ in range(count):
-        mask = rng.rand(n) < 0.4
-        mask[rng.randint(n)] = True
-        yield mask
-
-
 @TABLES
-def test_a_step_takes_the_mean_of_filling_and_reading_ones(draw):
+def test_a_step_costs_the_mean_of_filling_and_reading_steps(draw):
     rng, seen = np.random.RandomState(0), 0
-    for _ in range(20):
+    for seed in range(20):
         table = cached(rng, draw(rng))
-        for mask in random_masks(rng, len(table.names)):
+        for mask in random_masks(len(table.names), 20, seed):
             plain = table._replace(cache=None).step_time(mask)
             if table.is_cached(mask):
                 share = table.fill_share(mask)
@@ -161,24 +156,24 @@ def test_a_step_takes_the_mean_of_filling_and_reading_ones(draw):
     assert seen > 30
 
 
-def test_the_cache_counts_nothing_where_it_does_not_pay_or_cannot_be():
+def test_a_cache_that_does_not_pay_or_cannot_be_costs_nothing():
     rng = np.random.RandomState(1)
     table = cached(rng, chain_table(rng))
     there = np.isfinite(table.cache.read_ms)
     gain = np.where(there, table.t_prefix + table.t_loop - table.cache.read_ms, -np.inf)
     for share in (0.0, 0.3, 0.9):
-        priced = table._replace(cache=table.cache._replace(
+        more = table._replace(cache=table.cache._replace(
             fill_share=np.full(len(gain), share))).at_deepest
         whole = share * table.cache.write_ms[there] - (1 - share) * gain[there]
-        np.testing.assert_allclose(priced[there], np.minimum(whole, 0))
-        assert (priced[~there] == 0).all() and (share or (priced < 0).any())
+        np.testing.assert_allclose(more[there], np.minimum(whole, 0))
+        assert (more[~there] == 0).all() and (share or (more < 0).any())
     all_fill = table.cache._replace(fill_share=np.ones(len(gain)))
     for cache in (None, all_fill):
         assert (table._replace(cache=cache).at_deepest == 0).all()
 
 
 @TABLES
-def test_a_table_rescaled_scales_the_prefix_with_the_forward_pass(draw):
+def test_a_rescaled_table_scales_the_prefix_with_the_forward_pass(draw):
     rng = np.random.RandomState(2)
     table = cached(rng, draw(rng))
     slower = table.rescaled(3 * table.t_fp, 2 * table.t_bp)
@@ -226,7 +221,7 @@ def test_the_smallest_rho_is_attainable_and_below_the_one_without_a_cache(draw, 
 
 
 @TABLES
-def test_the_best_that_a_cache_could_be_is_no_dearer_than_any(draw):
+def test_an_ideal_cache_costs_no_more_than_any_cache(draw):
     rng = np.random.RandomState(7)
     for _ in range(30):
         table, epochs = cached(rng, draw(rng)), rng.randint(1, 9)
@@ -255,8 +250,8 @@ def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
     assert np.mean(gaps) < mean and max(gaps) < worst
 
 
-def test_a_tensor_that_fits_only_beside_a_deeper_one_is_chosen_with_it():
-    """Where the network is too wide to be cut near the output, a deeper cut pays for both."""
+def test_a_tensor_that_fits_only_with_a_deeper_one_is_chosen_with_it():
+    """The network can only be cut far from the output; that cut pays for both."""
     table = chain_table(np.random.RandomState(6))
     n, first = len(table.names), int(np.argmax(table.depth))
     read, write = np.full(n, np.inf), np.full(n, np.inf)

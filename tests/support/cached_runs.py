@@ -1,4 +1,4 @@
-"""Runs with the prefix cache and without, of a small network on a few digits."""
+"""Runs of small networks on a few digits, with and without the prefix cache."""
 
 import contextlib
 import resource
@@ -16,15 +16,16 @@ from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.settings import Settings
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.prefix_steps import PrefixSteps
+from fixed_tables import fixed_profile
 
 SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
-HEAD = 8  # place of the head's kernel and bias, behind four convolutions
+HEAD = 8  # index of the head's kernel, after four convolutions
 
 
 def network():
-    """Four convolutions wide enough that to read their outputs back is cheaper; the second has the
-    thinnest output but for the head's averages.
-    """
+    """Returns four convolutions and a head; the second convolution has the smallest output."""
     keras_stack.set_seed(0)
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.Rescaling(1 / 255)(inputs) if hasattr(keras.layers, 'Rescaling') else inputs
@@ -46,7 +47,7 @@ DEEP, MIDDLE, HEAD_ALONE = mask_from(2), mask_from(4), mask_from(HEAD)
 
 
 class Watched(PrefixCache):
-    """Knows the kinds of the steps of each epoch, and does `at` (epoch, step) before a step."""
+    """A PrefixCache that lists the kinds of steps by epoch; at[epoch, step] runs before a step."""
 
     def __init__(self, dataset, folder, at=None, **more):
         super().__init__(dataset, folder, **more)
@@ -61,7 +62,7 @@ class Watched(PrefixCache):
 
 
 class Forced(Scheme):
-    """Trains the mask of each epoch in `masks`; or what choice_of makes a Choice of."""
+    """Trains choice_of(masks[epoch]) from each epoch in `masks` on."""
 
     def __init__(self, maker, masks, choice_of=Choice):
         super().__init__('forced', maker)
@@ -73,10 +74,7 @@ class Forced(Scheme):
 
 def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=Choice,
         learning_rate=0.05, **settings):
-    """(bits of weights and losses, measured summary) of a run.
-
-    masks, choice_of: see Forced.
-    """
+    """Returns (losses and bits of weights, measured summary) of a run of Forced masks."""
     model = network() if model is None else model
     settings = Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings)
     recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
@@ -100,14 +98,16 @@ def in_a_file(monkeypatch):
     monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 9))
 
 
-def watched(scheme, chosen, times=1):
-    """The scheme, which puts its Choices into the dict, by epoch; it sees so many times the steps.
+def watched(scheme, chosen, seen=lambda last, choice: last):
+    """Returns the scheme, which now puts its Choices into the dict `chosen`, by epoch.
+
+    seen: function of an EpochResult and the Choice in training, to the EpochResult that the scheme
+    sees.
     """
     original = scheme.select
 
     def select(epoch, last):
-        choice = original(epoch, last and last._replace(
-            ms={kind: ms * times for kind, ms in last.ms.items()}))
+        choice = original(epoch, last and seen(last, chosen[max(chosen)]))
         if choice is not None:
             chosen[epoch] = choice
         return choice
@@ -115,29 +115,51 @@ def watched(scheme, chosen, times=1):
     return scheme
 
 
-def frozen_body():
-    """Nearly all of a step is the forward pass of layers that never train, and their output thin:
-    to read it back pays on any machine.
+def branches():
+    """Returns a stem, three branches of two convolutions each, and the head.
+
+    A mask that trains one branch has a longer prefix than the chain of its deepest tensor.
     """
     keras_stack.set_seed(0)
-    x = inputs = keras.Input((SIZE, SIZE, 3))
-    for filters, strides in ((128, 1), (128, 1), (8, 4)):
-        x = keras.layers.Conv2D(filters, 3, strides, 'same', activation='relu', trainable=False)(x)
-    for _ in range(2):
-        x = keras.layers.Conv2D(16, 3, padding='same', activation='relu')(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    stem, ends = keras.layers.Conv2D(8, 3, 2, 'same', activation='relu', name='stem')(inputs), []
+    for name, filters in (('a', 8), ('b', 24), ('c', 16)):
+        x = keras.layers.Conv2D(filters, 3, 1, 'same', activation='relu', name=name + '1')(stem)
+        ends.append(keras.layers.Conv2D(4, 3, 2, 'same', activation='relu', name=name + '2')(x))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Concatenate()(ends))
     return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
 
 
+def maker_of(model):
+    """Returns the StepMaker of a network that is not trained."""
+    return StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
+                     np.zeros(BATCH, np.int32))
+
+
+def slow_table(model):
+    """Returns a set timing table of a slow device, on which copying costs next to nothing.
+
+    Each forward op takes what the table's rates say, so that cuts and costs agree.
+    """
+    table = fixed_profile(model, (SIZE, SIZE, 3), 10, BATCH)
+    table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
+        op_rates={kind: 1e3 * ms for kind, ms in table.op_rates.items()})
+    prefixes = PrefixSteps(maker_of(model))
+    cuts = [prefixes.cut_off(table.depth <= depth, table.op_rates) for depth in table.depth]
+    skipped = np.array([cut.skipped_ms for cut in cuts])
+    return table._replace(t_prefix=0.9 * table.t_fp / skipped.max() * skipped,
+                          cut_bytes=np.array([float(cut.nbytes) for cut in cuts]))
+
+
 class NearlyAlone(keras.layers.Layer):
-    """Its rows differ beside others as little as rounding makes them differ on some devices."""
+    """Makes an image depend on its batch as little as rounding does on some devices."""
 
     def call(self, x):
         return x + 1e-6 * tf.reduce_mean(x, 0)
 
 
 def behind(layer):
-    """The convolutions of `network`, the layer, and the head."""
+    """Returns the convolutions of `network`, the layer, and the head."""
     small = network()
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.models.clone_model(keras.Model(small.input, small.layers[-3].output))(inputs)
@@ -147,7 +169,7 @@ def behind(layer):
 
 @contextlib.contextmanager
 def files_of_at_most(nbytes):
-    """The system then refuses to write more, as a full disk does."""
+    """Makes the system refuse to write more, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""Small stores of the prefix cache, in memory and in a file, of rows of random bits."""
+"""Small stores of the prefix cache, in memory and in a file, with random bits."""
 
 import numpy as np
 import pytest
@@ -8,29 +8,29 @@ from elastic.cache.stores import Field, FileStore, MemoryStore
 IMAGES, BATCH = 23, 4
 
 
-def values(row, count=IMAGES, seed=0):
-    """(count,) + row.shape of random bits, NaN and infinity among them."""
-    size = max(1, int(np.prod(row.shape))) * np.dtype(row.dtype).itemsize
+def values(field, count=IMAGES, seed=0):
+    """Returns (count,) + field.shape of random bits, NaN and infinity among them."""
+    size = max(1, int(np.prod(field.shape))) * np.dtype(field.dtype).itemsize
     bits = np.random.RandomState(seed).randint(0, 256, (count, size)).astype(np.uint8)
-    if row.dtype == np.bool_:
+    if field.dtype == np.bool_:
         bits &= 1
-    return bits.view(row.dtype).reshape((count,) + row.shape)
+    return bits.view(field.dtype).reshape((count,) + field.shape)
 
 
 def bits(tensors):
     return [(tensor.shape, tensor.dtype, tensor.tobytes()) for tensor in tensors]
 
 
-def opened(kind, folder, rows, num_images=IMAGES):
+def opened(kind, folder, fields, num_images=IMAGES):
     if kind == 'memory':
-        return MemoryStore(rows, num_images)
-    return FileStore(rows, num_images, str(folder))
+        return MemoryStore(fields, num_images)
+    return FileStore(fields, num_images, str(folder))
 
 
-def filled(kind, folder, rows, seed=0):
-    """A store of IMAGES rows, put in a shuffled order, and the tensors by image."""
-    tensors = [values(row, seed=seed + i) for i, row in enumerate(rows)]
-    store = opened(kind, folder, rows)
+def filled(kind, folder, fields, seed=0):
+    """Returns a store of IMAGES records, put in a shuffled order, and the tensors by image."""
+    tensors = [values(field, seed=seed + i) for i, field in enumerate(fields)]
+    store = opened(kind, folder, fields)
     order = np.random.RandomState(seed).permutation(IMAGES)
     for numbers in (order[:9], order[9:]):
         store.put(numbers, [tensor[numbers] for tensor in tensors])
