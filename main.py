@@ -6,10 +6,8 @@
 `run` is the page that shows the whole. Everything is checked before anything heavy starts.
 """
 
-import errno
 import os
 import resource
-import shutil
 import sys
 
 import numpy as np
@@ -17,7 +15,6 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.device.host import host_description
-from elastic.files import whole_folder
 from elastic.flags import (
     check_arguments,
     decisive_settings,
@@ -73,7 +70,7 @@ def run(settings, signals):
         if records.save_txt:
             this.recorder.text()
         if records.save_model:
-            save(records.folder, model)
+            this.recorder.save(model)
         result.update(energy_of(meter, records.meter_csv))
         summary = dict(
             decisive, **measured_beside(settings, dataset, cache), **result,
@@ -193,21 +190,6 @@ def scheme_of(maker, dataset, settings, table, cache):
 
 
 # ---------------------------------------------------------------- what a run leaves
-
-def save(folder, model):
-    """Writes checkpoint/ whole: portable weights, and the model in this stack's own format."""
-    from elastic.compat import keras_stack
-    from models import save_weights
-    path = os.path.join(folder, 'checkpoint')
-    with whole_folder(path) as new:
-        weights = os.path.join(new, 'weights.npz')
-        save_weights(model, weights)
-        needed = 2 ** 20 + 1.5 * os.path.getsize(weights)
-        if shutil.disk_usage(new).free < needed:  # HDF5 would end in a traceback
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        model.save(os.path.join(new, keras_stack.MODEL_FILE))
-    print('saved {}'.format(os.path.join(path, 'weights.npz')))
-
 
 def energy_of(meter, meter_csv):
     """Returns what the Meter measured, a dict.

@@ -1,11 +1,14 @@
 """The training loop, one for all schemes, and elastic training.
 
-The time of a run is counted in buckets, which add up to all of it but the writing of records.
-`step`: the loop over the batches, with waiting for them. `selection`: making the optimizer and the
-graph that steps are cut from, importance, solving, and the first call of each new step function,
-which compiles it. These two are the training time that is reported. `validation`, `checkpoint` and
-`resume` (what a resumed run has to make again) are not. `lost` is what was trained after the
-checkpoint and has to be trained again.
+The clock of a run books all of its time, but for the writing of records, in buckets:
+
+    step        the loop over the batches, with waiting for them
+    selection   making the optimizer and the graph, importance, solving, compiling new steps
+    validation, checkpoint
+    resume      what a resumed run has to make again
+    lost        what was trained after the last checkpoint and has to be trained again
+
+The reported training time is step + selection.
 """
 
 import contextlib
@@ -37,7 +40,10 @@ from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
 def step_maker(model, dataset, settings, penalty=None):
-    """Returns the StepMaker of a run, with its optimizer; penalty: see TrainingStep."""
+    """Returns the StepMaker of a run, with its optimizer.
+
+    penalty: (model) -> scalar tensor that is added to the loss, or None.
+    """
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
                      penalty=penalty)
@@ -46,13 +52,13 @@ def step_maker(model, dataset, settings, penalty=None):
 # ---------------------------------------------------------------- the loop
 
 class _Run:
-    """What changes while a run trains, but for the scheme, the cache and the clock.
+    """Holds what changes while a run trains, besides the scheme, the cache and the clock.
 
-    epoch: from 1, the one in training, or the next one. progress: EpochProgress of it, None
-    between epochs. choice: the Choice in training. chosen: the Choice that was made before this
-    epoch, None where it keeps the one before. result: EpochResult of the last epoch.
-    rows: of record_epoch, one for each epoch so far. step_ms: kind of Call -> ms of all steps.
-    before, importance_before: clock.seconds and the scheme's importance_seconds as it began.
+    epoch: the current or next epoch, from 1. progress: its EpochProgress; None between epochs.
+    choice: the Choice in training. chosen: the Choice made before this epoch; None if it keeps the
+    previous one. result: EpochResult of the last epoch.
+    rows: records of the epochs so far. step_ms: kind of Call -> ms of all steps.
+    before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
 
     def __init__(self, scheme, clock, cache):
@@ -69,7 +75,7 @@ class _Run:
         self.maker, self.step, self.evaluate = maker, None, evaluation_function(maker.model)
 
     def select(self):
-        """Asks the scheme what to train in the next epoch, and makes its step ready."""
+        """Asks the scheme what to train in the next epoch, and makes its step."""
         self.importance_before = self.scheme.importance_seconds
         self.chosen = choice = self.scheme.select(self.epoch, self.result)
         if choice is None:
@@ -78,13 +84,13 @@ class _Run:
         if self.scheme.maker is not self.maker:
             self._use(self.scheme.maker)
         if self.step is None or (choice.mask != self.step.mask).any():
-            self.step = None  # the old graph goes before the new one comes
+            self.step = None  # frees the old graph before the new one is made
             self.step = self.maker.step(choice.mask)
         if self.cache is not None:
             self.cache.begin(self.step, choice.timings)
 
     def calls(self, dataset):
-        """Returns the Calls that are left of the epoch."""
+        """Returns the remaining Calls of the epoch."""
         done = self.progress.count
         if self.cache is not None:
             return self.cache.calls(self.step, self.epoch, done)
@@ -97,14 +103,14 @@ class _Run:
 
     @contextlib.contextmanager
     def naming_the_rate(self):
-        """A Diverged that is raised within also says what the learning rate was."""
+        """Adds the learning rate to the message of a Diverged raised within this context."""
         try:
             yield
         except Diverged as error:
             raise Diverged('{} (it was {:.3g})'.format(error, self.learning_rate))
 
     def row(self, tested):
-        """Returns the record of the epoch that has ended; tested: (loss, accuracy)."""
+        """Returns the record of the epoch that has ended. tested: (loss, accuracy)."""
         result, seconds = self.result, self.clock.seconds
         return dict(
             epoch=self.epoch, learning_rate=self.learning_rate, train_accuracy=result.accuracy,
@@ -115,7 +121,7 @@ class _Run:
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
 
     def next_epoch(self, row):
-        """Begins the next epoch, once this one is recorded."""
+        """Moves on to the next epoch, after `row` has been recorded."""
         self.rows.append(row)
         for kind, ms in self.result.ms.items():
             self.step_ms.setdefault(kind, []).extend(ms)
@@ -127,7 +133,7 @@ class _Run:
     PLAIN_FIELDS = ('epoch', 'choice', 'result', 'rows', 'before', 'importance_before')
 
     def state(self):
-        """Returns the tree for a checkpoint, at the end of a step."""
+        """Returns the tree of a checkpoint, between two steps."""
         return dict(
             {name: getattr(self, name) for name in self.PLAIN_FIELDS},
             has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
@@ -136,7 +142,7 @@ class _Run:
             cache=self.cache and self.cache.state(), clock=self.clock.state())
 
     def restore(self, state):
-        """Resumes from `state`."""
+        """Resumes from the tree of a checkpoint."""
         for name in self.PLAIN_FIELDS:
             setattr(self, name, state[name])
         self.chosen = self.choice if state['has_chosen'] else None
@@ -156,16 +162,17 @@ class _Run:
 def train(scheme, dataset, settings, session, cache=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
-    scheme: scheme.Scheme, whose maker has the model. dataset: datasets.Dataset.
-    session: session.Session. cache: prefix_cache.PrefixCache of this data set, or None.
-    Raises Diverged when the loss stops being finite, and Interrupted, after a checkpoint, when the
-    session's keeper says stop.
+    scheme: scheme.Scheme, whose maker holds the model. dataset: datasets.Dataset.
+    settings: settings.Settings. session: session.Session.
+    cache: prefix_cache.PrefixCache of this data set, or None.
+    Raises Diverged if the loss stops being finite, and Interrupted after the session's keeper has
+    said stop and a checkpoint is written.
     """
     clock, keeper = session.clock, session.keeper
     with session.preparing():
         run = _Run(scheme, clock, cache)
         if session.resumed is not None:
-            run.restore(session.resumed.pop('run'))  # as large as the model: not held any longer
+            run.restore(session.resumed.pop('run'))  # pop: it is as large as the model
             clock.seconds['lost'] += session.resumed['lost_seconds']
 
     def keep():
@@ -194,7 +201,7 @@ def train(scheme, dataset, settings, session, cache=None):
         with clock('validation'):
             tested = validate(run.evaluate, dataset.test, keeper.stop)
         if tested is None:
-            keep()  # as all steps were done; raises
+            keep()  # raises: only a stop ends validation early
         clock.move(run.result.first_call_seconds, 'step', 'selection')
         clock.move(run.result.again_seconds, 'step', 'resume')
         row = run.row(tested)
@@ -211,22 +218,18 @@ def train(scheme, dataset, settings, session, cache=None):
 # ---------------------------------------------------------------- elastic training
 
 class ElasticScheme(Scheme):
-    """Selects every `interval` epochs (0: once) what buys most importance at rho (paper, section
-    4).
+    """Selects every `interval` epochs (0: once) the most important tensors within rho.
 
-    The importance (importance.py) of each tensor is weighed against its cost in the timing table as
-    the device is now (closed_loop.py), with the prefix cache (cache_costs.py), by the selector
-    (selection_solver_DP.py).
-    maker: masked_step.StepMaker. probe: tf.data of (images, labels), endless: each evaluation takes
-    its next batches. timings: TensorTimings of this model on this machine. With
-    settings.closed_loop they are kept true while the device changes speed.
+    Paper, section 4: the importance of each tensor (importance.py) is weighed against its cost, as
+    the device is now (closed_loop.py) and with the prefix cache (cache_costs.py), by the selector
+    (selection_solver_DP.py). If steps between two selections drift from their predicted time by
+    more than selecting costs, tensors are selected again, by the last importance.
+    maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
+    its next batches. timings: TensorTimings of this model on this machine.
+    settings: settings.Settings; with closed_loop, timings follow the speed of the device.
     cache: prefix_cache.PrefixCache, whose costs then count, or None. With one, rho holds for the
     run, see cache_costs.Budget.
-    Where steps take more or less than predicted between two selections, so much that by the next it
-    adds up to more than choosing takes, the tensors are chosen again by the importance that was
-    evaluated last; with interval 0 never.
-    Raises InfeasibleBudget at the first selection where rho cannot be reached: check with
-    smallest_rho before.
+    The first selection raises InfeasibleBudget if rho is out of reach: check smallest_rho before.
     """
 
     def __init__(self, maker, probe, timings, settings, cache=None):
@@ -267,7 +270,7 @@ class ElasticScheme(Scheme):
             loop=self._loop and (self._loop.timings, self._loop.reference))
 
     def restore(self, state, choice):
-        """Resumes from `state`; on another device by its own timing table."""
+        """Resumes from `state`; on another device it keeps the timing table of that device."""
         self.importance_seconds = state['importance_seconds']
         self._choosing_seconds = state['choosing_seconds']
         self._current = choice
@@ -285,7 +288,7 @@ class ElasticScheme(Scheme):
         return next(self._batches)
 
     def _learn_from(self, last):
-        """What the steps of the last epoch tell: rho that is spent, waiting for the input."""
+        """Learns from the steps of the last epoch: the budget spent, the time spent waiting."""
         if self._cache is not None:
             self._budget.spend(self._current, last)
         if self._loop is None:
@@ -296,9 +299,7 @@ class ElasticScheme(Scheme):
             self._cache.waited(last.wait_ms)
 
     def _drifted(self, epoch, last):
-        """Whether, by the next selection, steps will have drifted by more than choosing takes, if
-        they go on as in the epoch before.
-        """
+        """Returns whether, until the next selection, drift would cost more than selecting."""
         if self._loop is None or not self._settings.interval:
             return False
         ms = last.ms[last.kind]
@@ -307,7 +308,7 @@ class ElasticScheme(Scheme):
         return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
 
     def _importance(self, batch, epoch, trials):
-        """(N,) importance on this batch and the next ones; adds its Trials to the list."""
+        """Returns the (N,) importance on this batch and the next ones; appends to `trials`."""
         begin, maker = time.perf_counter(), self.maker
         others = (self._next_batch() for _ in range(self._settings.probe_batches - 1))
         importance = evaluate_importance(maker.model, maker.optimizer,
@@ -320,7 +321,7 @@ class ElasticScheme(Scheme):
         return importance
 
     def _table_now(self, batch, last):
-        """(TensorTimings as the device is now, drift of its shares since the profile)."""
+        """Returns (TensorTimings as the device is now, drift of their shares since the profile)."""
         if self._loop is None:
             return self._timings, 0.0
         current = self._current
@@ -341,10 +342,10 @@ class ElasticScheme(Scheme):
 
 
 def due_epochs(settings):
-    """Epochs, from 1, before which tensors are selected: every `interval`; 0: once."""
+    """Returns the epochs, from 1, before which tensors are selected."""
     return list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
 
 
 def until(dates, epoch, num_epochs):
-    """The epoch before which the selection of `epoch` ends, or that behind the last."""
+    """Returns the epoch of the selection after `epoch`; num_epochs + 1 if there is none."""
     return min([date for date in dates if date > epoch] + [num_epochs + 1])

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import glob
 import os
 import shutil
@@ -9,7 +10,7 @@ import shutil
 import numpy as np
 
 from elastic import command_line
-from elastic.files import checksum_of_file, remove_parts, write_json
+from elastic.files import checksum_of_file, remove_parts, whole_folder, write_json
 from elastic.runs import checkpoint
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
@@ -192,6 +193,20 @@ class Recorder:
                 for row in rows]
         with open(os.path.join(self.folder, 'epochs.txt'), 'w') as out:
             out.write(command_line.table(header, rows) + '\n')
+
+    def save(self, model):
+        """Writes checkpoint/ whole: portable weights, and the model in this stack's own format."""
+        from elastic.compat.keras_stack import MODEL_FILE
+        from elastic.networks.weights import save_weights
+        path = os.path.join(self.folder, 'checkpoint')
+        with whole_folder(path) as new:
+            weights = os.path.join(new, 'weights.npz')
+            save_weights(model, weights)
+            needed = 2 ** 20 + 1.5 * os.path.getsize(weights)
+            if shutil.disk_usage(new).free < needed:  # HDF5 would end in a traceback
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            model.save(os.path.join(new, MODEL_FILE))
+        print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
     def _append(self, name, header, rows):
         path = os.path.join(self.folder, name)

@@ -1,11 +1,9 @@
 """Finds in the graph which channels of a network can only be removed together.
 
-Tensors that are added share one set of channels, and a channel goes only where every convolution
-that writes it and every one that reads it has let go of it (PruneTrain's channel union). Pooling,
-dropout and squeeze-and-excitation pass channels on; a Dense layer reads and writes them as a
-convolution does, so that the classifier's kernel shrinks with the last convolutions. Transformer
-blocks lose hidden units of their MLP. What uses channels in any other way keeps all of them, as do
-the image and the classes.
+Tensors that are added share one set of channels. A channel is removed only if all convolutions
+that write or read it have let it vanish (PruneTrain's channel union). Dense layers count as
+convolutions; pooling, dropout and squeeze-and-excitation pass channels on. Transformer blocks lose
+hidden units of their MLP. Layers of any other kind keep their channels, as do image and classes.
 """
 
 from functools import reduce
@@ -21,11 +19,11 @@ ACROSS_CHANNELS = ('softmax', 'log_softmax', 'sparsemax', 'glu')  # activations 
 
 
 class Channels:
-    """Channels that stand or fall together.
+    """A set of channels that several variables share.
 
-    judged: (variable, axis) of what writes or reads them, an index of the axis for each channel.
-    carried: (variable, axis) that only follow: biases, batch normalization, depthwise kernels.
-    fixed: something else uses them, so that all of them stay. size: None where it is not known.
+    judged: (variable, axis) of the kernels that write or read them; axis: that of the channels.
+    carried: (variable, axis) of what only follows: biases, batch normalization, depthwise kernels.
+    fixed: whether all channels must stay. size: number of channels; None if unknown.
     """
 
     def __init__(self, size, fixed=False):
@@ -34,11 +32,11 @@ class Channels:
         self._part_of = None
 
     def whole(self):
-        """The Channels that these have become part of."""
+        """Returns the Channels that these were joined into."""
         return self if self._part_of is None else self._part_of.whole()
 
     def join(self, other):
-        """Both become one; returns it."""
+        """Joins both; returns the result."""
         first, second = self.whole(), other.whole()
         if first is not second:
             first.fixed |= second.fixed
@@ -49,11 +47,11 @@ class Channels:
 
     @property
     def free(self):
-        """Whether channels may go."""
+        """Returns whether channels can be removed."""
         return bool(self.judged) and not self.fixed
 
     def kept(self, threshold):
-        """Indices of the channels with a judged weight of at least `threshold`; never none."""
+        """Returns the indices of channels with a weight of at least `threshold`; at least one."""
         largest = np.zeros(self.size)
         for variable, axis in self.judged:
             weights = np.abs(keras_stack.raw(variable).numpy())
@@ -64,18 +62,18 @@ class Channels:
 
 
 class Structure(NamedTuple):
-    """channels: those that may go. widths: id of a layer -> (configuration field, Channels)."""
+    """The removable channels, and widths: id of a layer -> (configuration field, Channels)."""
     channels: List
     widths: Dict
 
     @property
     def size(self):
-        """How many channels may go."""
+        """Returns the number of removable channels."""
         return sum(channels.size for channels in self.channels)
 
 
 def structure(model):
-    """The Structure of a functional or Sequential keras.Model, networks inside it included."""
+    """Returns the Structure of a functional or Sequential keras.Model and the networks in it."""
     found = _Analysis()
     images = [found.fixed(tensor) for tensor in model.inputs]
     for channels in found.network(model, images):
@@ -87,7 +85,7 @@ def structure(model):
 
 
 class _Analysis:
-    """What `structure` gathers on its way through the graph: every Channels, Structure.widths."""
+    """Collects Channels and widths on the way through the graph."""
 
     def __init__(self):
         self.every, self.widths, self._of_layer = [], {}, {}
@@ -100,7 +98,7 @@ class _Analysis:
         return self.new(tensor.shape[-1] if len(tensor.shape) else None, fixed=True)
 
     def network(self, network, into):
-        """The Channels of its outputs, from those of its inputs: lists."""
+        """Returns the Channels of a network's outputs. into: those of its inputs."""
         of = {id(tensor): channels for tensor, channels in zip(network.inputs, into)}
         for layer, inputs, outputs in keras_stack.graph_nodes(network):
             after = self._call(layer, [of[id(tensor)] for tensor in inputs], inputs, outputs)
@@ -108,7 +106,7 @@ class _Analysis:
         return [of[id(tensor)] for tensor in network.outputs]
 
     def _call(self, layer, into, inputs, outputs):
-        """The Channels of the outputs of one call of a layer, from those of its inputs: lists."""
+        """Returns the Channels of a layer's outputs. into: those of its inputs."""
         if network_of(layer) is not None:
             return self.network(network_of(layer), into)
         if _reads_and_writes(layer):
@@ -126,13 +124,13 @@ class _Analysis:
         return [self.fixed(tensor) for tensor in outputs]
 
     def _once(self, make, layer, *rest):
-        """make(layer, *rest) of the first call: the same channels wherever a layer is called."""
+        """Returns make(layer, *rest); the same result each time that the layer is called."""
         if id(layer) not in self._of_layer:
             self._of_layer[id(layer)] = make(layer, *rest)
         return self._of_layer[id(layer)]
 
     def _around_kernel(self, layer):
-        """(Channels it reads, Channels it writes): the last two axes of a kernel."""
+        """Returns the Channels that a layer reads and writes: the last two axes of its kernel."""
         rank = len(layer.kernel.shape)
         reads, writes = [self.new(size) for size in layer.kernel.shape[-2:]]
         reads.judged.append((layer.kernel, rank - 2))
@@ -144,7 +142,7 @@ class _Analysis:
         return reads, writes
 
     def _along(self, layer, size):
-        """The `size` Channels that a layer keeps, with its weights for each."""
+        """Returns the Channels of a layer that keeps them, with its weights."""
         channels = self.new(size)
         channels.carried += [(weight, 2 if len(weight.shape) == 4 else 0)
                              for weight in layer.weights]
@@ -153,7 +151,7 @@ class _Analysis:
         return channels
 
     def _hidden(self, layer):
-        """The hidden units of a transformer block's MLP."""
+        """Adds the hidden units of a transformer block's MLP."""
         dense = _hidden_layers(layer)
         if dense:
             units = self.new(dense[0].units)
@@ -163,7 +161,7 @@ class _Analysis:
 
 
 def network_of(layer):
-    """The network that a layer, a Backbone or itself a model, stands for; None for others."""
+    """Returns the network inside a Backbone, or a layer that is a model itself; None for others."""
     return keras_stack.functional(layer.base if isinstance(layer, Backbone) else layer)
 
 
@@ -176,14 +174,14 @@ def _channels_last(layer):
 
 
 def _reads_and_writes(layer):
-    """Whether every channel of the output is computed from all those of the input, by a kernel."""
+    """Returns whether a kernel computes each output channel from all input channels."""
     return type(layer) is keras.layers.Dense or (
         type(layer) is keras.layers.Conv2D and getattr(layer, 'groups', 1) == 1
         and _channels_last(layer))
 
 
 def _keeps_channels(layer, inputs, outputs):
-    """Whether channel c of the output depends on channel c of the inputs alone."""
+    """Returns whether each output channel depends only on the same channel of the inputs."""
     kinds = keras.layers
     if isinstance(layer, kinds.Reshape):
         return _wide_axes(inputs[0]) == _wide_axes(outputs[0])
@@ -198,13 +196,13 @@ def _keeps_channels(layer, inputs, outputs):
 
 
 def _wide_axes(tensor):
-    """Sizes of the axes of one image, without those of 1 before the channels."""
+    """Returns the sizes of an image's axes, without those of size 1 before the channels."""
     sizes = list(tensor.shape)[1:]
     return [size for size in sizes[:-1] if size != 1] + sizes[-1:]
 
 
 def _hidden_layers(layer):
-    """The two Dense layers of a vit-keras transformer block's MLP, else None."""
+    """Returns the two Dense layers of a vit-keras transformer block's MLP; None for others."""
     dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
              if isinstance(part, keras.layers.Dense)]
     return dense if len(dense) == 2 else None

@@ -1,7 +1,6 @@
-"""The training schemes: their names, what the fixed ones train, and how figures show them.
+"""The training schemes by name: what the fixed ones train, and how figures show all of them.
 
-A fixed scheme trains the same tensors from start to end. To add one is to write its function here.
-ElasticScheme (train.py) and PruneTrainScheme (prunetrain.py) choose again between epochs.
+A fixed scheme trains the same tensors in the whole run. To add one, write its function here.
 """
 
 from typing import Callable, NamedTuple, Optional
@@ -12,11 +11,12 @@ from elastic.schemes.scheme import Choice, Scheme
 
 
 class SchemeKind(NamedTuple):
-    """label, color, end marker: in figures; colours of Okabe and Ito, safe for the colour-blind.
+    """One training scheme.
 
-    trains: (names, head) -> (N,) bool, of a fixed scheme. names: of the N trainable variables, in
-    model.trainable_variables order; head: (N,) bool, those of the output layer.
-    frozen_front: whether layers next to the input stay frozen, so that a prefix cache may serve.
+    label, color, marker: in figures; the colours of Okabe and Ito, safe for the colour-blind.
+    trains: (names, head) -> (N,) bool mask of a fixed scheme, else None. names: of the trainable
+    variables, in their order; head: (N,) bool, those of the output layer.
+    frozen_front: whether layers next to the input may stay frozen, so that a cache can be used.
     """
     label: str
     color: str
@@ -29,7 +29,7 @@ SCHEMES = {}
 
 
 def fixed(label, color, marker, frozen_front=True):
-    """Makes a function (names, head) -> (N,) bool a --train_type of its name."""
+    """Registers a function (names, head) -> (N,) bool as the --train_type of its name."""
     def register(function):
         SCHEMES[function.__name__] = SchemeKind(label, color, marker, function, frozen_front)
         return function
@@ -38,19 +38,19 @@ def fixed(label, color, marker, frozen_front=True):
 
 @fixed('Full training', '#333333', 'o', frozen_front=False)
 def full_training(names, head):
-    """Everything."""
+    """Trains all tensors."""
     return np.ones(len(names), dtype=bool)
 
 
 @fixed('Head only', '#56B4E9', 's')
 def traditional_tl_training(names, head):
-    """The output layer."""
+    """Trains the output layer."""
     return head
 
 
 @fixed('BN + bias', '#009E73', '^', frozen_front=False)
 def bn_plus_bias_training(names, head):
-    """Every normalisation's gamma and beta, every bias, and the output layer."""
+    """Trains gamma and beta of every normalization, every bias, and the output layer."""
     small = [name.split('/')[-1] in ('gamma', 'beta', 'bias') for name in names]
     return head | np.array(small)
 
@@ -63,14 +63,14 @@ SCHEMES.update(
 
 
 class FixedScheme(Scheme):
-    """Trains the same tensors from start to end; name: of a fixed scheme in SCHEMES."""
+    """Trains the same tensors in the whole run; name: of a fixed scheme in SCHEMES."""
 
     def select(self, epoch, last):
         return Choice(fixed_mask(self.name, self.maker.model)) if epoch == 1 else None
 
 
 def fixed_mask(name, model):
-    """Returns the (N,) bool mask of what the fixed scheme of that name trains of the model."""
+    """Returns the (N,) bool mask of the tensors that a fixed scheme trains."""
     from elastic.compat import keras_stack
     from elastic.networks.backbone import output_layer
     variables, head = model.trainable_variables, {

@@ -1,13 +1,12 @@
-"""PruneTrain (Lym et al., SC'19): channels that training makes vanish are removed as it goes on.
+"""PruneTrain (Lym et al., SC'19): removes channels that vanish during training.
 
-A group lasso on the input and the output channels of the convolutions draws whole channels to
-zero. Every few epochs those whose weights have all fallen below a threshold are removed and the
-network is rebuilt smaller; weights, momentum and BN statistics of what stays are carried over.
+A group lasso on the input and output channels of the convolutions draws whole channels to zero.
+Every few epochs, channels whose weights are all below a threshold are removed. The smaller network
+keeps the weights, momentum and BN statistics of the others. channels.py finds in the graph which
+channels belong together.
 
-Which channels belong together follows from the graph, whatever the network: channels.py.
-
-The defaults of the flags are those of the authors' own configurations for ImageNet; for CIFAR
-theirs has an interval of 10.
+The defaults of the flags are those of the authors' configurations for ImageNet; for CIFAR their
+interval is 10.
 """
 
 from itertools import islice
@@ -25,18 +24,18 @@ from elastic.schemes.scheme import Choice, Scheme
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
 
-FIRST_BATCHES = 4  # whose loss sets the penalty
-EPSILON = 1e-12  # under the root of a norm: its gradient at zero
+FIRST_BATCHES = 4  # batches whose loss sets the penalty
+EPSILON = 1e-12  # added under the root of a norm, whose gradient at zero is infinite
 
 
 class GroupLasso:
-    """The penalty on a model, a scalar tensor: coefficient * sum of the norms of all groups.
+    """The penalty on a model: coefficient * sum of the norms of all groups, a scalar tensor.
 
-    A group is the weights of one output channel or of one input channel of a convolution or a
-    Dense layer, or those into or out of one hidden unit of a transformer block. Only channels that
-    can go have one: drawing others to zero would cost accuracy for nothing.
-    batches: iterable of (images, labels). ratio: what share of loss plus penalty the penalty is on
-    the first FIRST_BATCHES, before training: the paper's way to set the coefficient.
+    A group is the weights of one output or input channel of a convolution or a Dense layer, or
+    those into or out of one hidden unit of a transformer block. Only removable channels have
+    groups: shrinking others would cost accuracy for nothing.
+    batches: iterable of (images, labels). ratio: the penalty's share of loss plus penalty on the
+    first FIRST_BATCHES before training; it sets the coefficient, as in the paper.
     """
 
     def __init__(self, model, batches, ratio):
@@ -51,7 +50,7 @@ class GroupLasso:
 
     @staticmethod
     def norms(model):
-        """Sum of the norms of all groups, a scalar tensor."""
+        """Returns the sum of the norms of all groups, a scalar tensor."""
         norms = []
         for channels in structure(model).channels:
             for variable, axis in channels.judged:
@@ -65,8 +64,10 @@ class GroupLasso:
 
 
 class Pruned(NamedTuple):
-    """A model without its vanished channels. removed, channels: how many of how many; widths: how
-    many are left of each of structure(...).channels.
+    """A model without its vanished channels.
+
+    removed: number of removed channels. channels: number of removable ones before.
+    widths: the new size of each of structure(...).channels.
     """
     model: keras.Model
     optimizer: object
@@ -76,12 +77,12 @@ class Pruned(NamedTuple):
 
 
 def prune(model, optimizer, threshold, make_optimizer):
-    """Pruned: the model and its optimizer without the channels that have vanished.
+    """Returns the Pruned model and optimizer; the same objects if no channel has vanished.
 
-    The same objects where none has. threshold: a channel has vanished where none of its weights
-    is as large. make_optimizer: (variables) -> new optimizer of the same kind.
-    Weights, optimizer slots, iteration count and BN statistics are carried over: the output is that
-    of the model with the vanished weights set to 0.
+    threshold: a channel has vanished if all its weights are smaller.
+    make_optimizer: (variables) -> new optimizer of the same kind.
+    Weights, optimizer slots, iteration count and BN statistics are kept. The output is that of the
+    old model with the vanished weights set to 0.
     """
     found = structure(model)
     kept = {id(channels): channels.kept(threshold) for channels in found.channels}
@@ -109,17 +110,17 @@ def prune(model, optimizer, threshold, make_optimizer):
 
 
 def _narrower(model, found, widths):
-    """The model with new weights, and so many of each of found.channels; found: its Structure."""
+    """Returns the model with new weights and the given size of each of found.channels."""
     size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
     return _rebuilt(model, {layer: (field, size_of[id(channels)])
                             for layer, (field, channels) in found.widths.items()})
 
 
 def _rebuilt(model, widths):
-    """The model with new weights; widths: id of a layer -> (field of its configuration, size)."""
+    """Returns the model with new weights. widths: id of a layer -> (configuration field, size)."""
     def narrower(layer):
         if isinstance(layer, keras.layers.Lambda):
-            return layer  # has no weights; Keras 3 takes its function for a risk
+            return layer  # has no weights, and Keras 3 refuses to deserialize its function
         if isinstance(layer, Backbone):
             return Backbone(narrower(layer.base), layer.preprocessing, layer.train_statistics,
                             name=layer.name)
@@ -136,36 +137,36 @@ def _rebuilt(model, widths):
 
 def _sliced(variable, indices):
     array = keras_stack.raw(variable).numpy()
-    for axis, stay in indices if array.ndim else ():  # Adam's count of updates has no channels
+    for axis, stay in indices if array.ndim else ():  # Adam's count has no axes
         array = np.take(array, stay, axis=axis)
     return array
 
 
 class PruneTrainScheme(Scheme):
-    """Trains all tensors with the penalty; every `prune_interval` epochs the network shrinks.
+    """Trains all tensors with the penalty, and prunes the network every `prune_interval` epochs.
 
     maker: masked_step.StepMaker with a GroupLasso as its penalty. dataset: datasets.Dataset.
-    settings: settings.Settings; prune_interval: 0 for never. prune_threshold: as in prune.
+    settings: settings.Settings.
     """
 
     def __init__(self, maker, dataset, settings):
         super().__init__('prune_training', maker)
         self._dataset, self._settings = dataset, settings
         self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
-        self._widths = []  # Pruned.widths of each network that was rebuilt
+        self._widths = []  # Pruned.widths of each pruning
 
     def select(self, epoch, last):
         interval = self._settings.prune_interval
         if epoch == 1:
             if interval >= self._settings.num_epochs:
-                print('No channels will be removed: the first would be after epoch {} of {}'.format(
-                    interval, self._settings.num_epochs))
+                print('no channels will be removed: the first removal would be after epoch {} of {}'
+                      .format(interval, self._settings.num_epochs))
         elif not interval or (epoch - 1) % interval or not self._shrunk():
             return None
         return Choice(np.ones(len(self.maker.variables), dtype=bool))
 
     def _shrunk(self):
-        """Rebuilds the network without the channels that have vanished; whether there were any."""
+        """Rebuilds the network without its vanished channels; returns whether there were any."""
         pruned = prune(self.maker.model, self.maker.optimizer, self._settings.prune_threshold,
                        self._optimizer)
         print('{:,} of {:,} channels have vanished{}'.format(
@@ -190,15 +191,16 @@ class PruneTrainScheme(Scheme):
                     coefficient=self.maker.penalty.coefficient)
 
     def restore(self, state, choice):
-        """Rebuilds the network as often as it was. The penalty's coefficient is a constant of the
-        graph that `maker` has traced: it must have been that of `state` before.
+        """Prunes the network to the widths of `state`.
+
+        The penalty's coefficient is a constant in maker's graph, and must be that of `state`.
         """
         self.summary, self._widths = state['summary'], state['widths']
         model = self.maker.model
         for widths in self._widths:
             larger, model = model, _narrower(model, structure(model), widths)
             for old, new in zip(larger.weights, model.weights):
-                if old.shape == new.shape:  # of what is a constant in the graph: Normalization's
+                if old.shape == new.shape:  # keeps constants, as those of a Normalization layer
                     new.assign(old)
             keras_stack.weights_were_set(model)
         if self._widths:

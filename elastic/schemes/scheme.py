@@ -1,4 +1,4 @@
-"""What a training scheme is: it says before each epoch which tensors train from now on.
+"""A training scheme decides before each epoch which tensors are trained from then on.
 
 FixedScheme is in fixed.py, ElasticScheme in train.py, PruneTrainScheme in prunetrain.py.
 """
@@ -11,13 +11,14 @@ from elastic.steps.epoch import READ
 
 
 class Choice(NamedTuple):
-    """The tensors that train from now on.
+    """The tensors that are trained from now on.
 
     mask: (N,) bool, in the order of model.trainable_variables.
-    importance: (N,), timings: the TensorTimings it was chosen by, rho: within which it was chosen;
-    None for schemes that choose by neither.
-    fallback: see select_tensors. trials: an importance.Trial for each probe batch.
-    drift: of the time shares since the profile, see closed_loop.py.
+    importance: (N,); timings: TensorTimings; rho: the budget. All three are those that the mask was
+    chosen by; None for schemes that do not choose by them.
+    fallback: whether no affordable tensor had positive importance.
+    trials: an importance.Trial for each probe batch.
+    drift: change of the time shares since the profile, from closed_loop.ClosedLoop.update.
     """
     mask: np.ndarray
     importance: Optional[np.ndarray] = None
@@ -29,7 +30,7 @@ class Choice(NamedTuple):
 
     @property
     def predicted_ms(self):
-        """ms of the whole step, by the table: a mean where there is a prefix cache."""
+        """Returns the predicted ms of a step; with a prefix cache, the mean over its epochs."""
         return self.timings.step_time(self.mask)
 
     def cost_of(self, kind):
@@ -50,11 +51,11 @@ class Choice(NamedTuple):
 
 
 class Scheme:
-    """Says before each epoch which tensors train, and makes their steps.
+    """Decides before each epoch which tensors are trained.
 
-    name: of its kind. maker: masked_step.StepMaker of the steps; another one once the scheme has
-    replaced the model. summary: dict, its part of summary.json.
-    importance_seconds: s spent on importance so far.
+    name: the train type. maker: masked_step.StepMaker; a new one after the scheme has replaced the
+    model. summary: dict, its part of summary.json.
+    importance_seconds: seconds spent on importance so far.
     """
 
     def __init__(self, name, maker):
@@ -64,15 +65,14 @@ class Scheme:
     def select(self, epoch, last):
         """Returns the Choice to train from `epoch` on; None keeps the one in training.
 
-        Called before every epoch; each kind of scheme has its own.
-        epoch: from 1. last: EpochResult of the epoch before, None before the first.
+        epoch: from 1. last: EpochResult of the previous epoch, None before the first.
         """
 
     def state(self):
-        """Returns what `restore` takes, a tree for checkpoint.py; None where nothing changes."""
+        """Returns the tree that `restore` takes; None if the scheme has no state."""
 
     def restore(self, state, choice):
-        """Resumes from `state`; the values of maker.everything are set afterwards.
+        """Resumes from `state`; the caller then sets the values of maker.everything.
 
         choice: the Choice in training.
         """

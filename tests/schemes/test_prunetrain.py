@@ -284,7 +284,7 @@ def test_a_run_too_short_to_prune_says_so(interval, epochs, said, capsys):
     maker = StepMaker(residual_network(), None, 0.0, images, labels)
     scheme = PruneTrainScheme(maker, None, Settings(num_epochs=epochs, prune_interval=interval))
     assert scheme.select(1, None).mask.all()
-    assert ('No channels will be removed' in capsys.readouterr().out) == said
+    assert ('no channels will be removed' in capsys.readouterr().out) == said
     assert scheme.summary == dict(channels=21, channels_removed=0)
 
 
