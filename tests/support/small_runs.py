@@ -11,7 +11,7 @@ SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
 
 
 def script(*arguments, **environment):
-    """A real process: what a user sees."""
+    """Runs a script in a process of its own; returns (exit status, output, errors)."""
     result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, universal_newlines=True,
                             env=dict(os.environ, **environment))
@@ -19,4 +19,18 @@ def script(*arguments, **environment):
 
 
 def flags(tmp_path, *more):
+    """Returns the flags of a small MobileNetV2 on a few digits."""
     return SMALL + ['--logs_dir', str(tmp_path)] + list(more)
+
+
+def quick_flags(logs, *more):
+    """Returns the flags of a run of under a second: a tiny network, saved in `logs`, 48 digits."""
+    from cached_runs import BATCH, SIZE, network
+    from elastic.compat.keras_stack import MODEL_FILE
+    path = os.path.join(str(logs), MODEL_FILE)
+    if not os.path.exists(path):
+        network().save(path)
+    return ['--model_name', path, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
+            '--batch_size', str(BATCH), '--dataset_name', 'digits', '--train_images', '48',
+            '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.02',
+            '--prefix_cache', 'off', '--closed_loop', '0', '--logs_dir', str(logs)] + list(more)
