@@ -15,19 +15,13 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.device.host import host_description
-from elastic.flags import (
-    check_arguments,
-    decisive_settings,
-    is_elastic,
-    parse_arguments,
-    run_settings,
-)
+from elastic.flags import check_arguments, decisive_settings, is_elastic, parse_arguments
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
 from elastic.runs.recorder import open_run
 from elastic.runs.signals import Signals
 from elastic.schemes.fixed import SCHEMES, FixedScheme
-from elastic.settings import PRUNE
+from elastic.settings import PRUNE, run_settings
 from elastic.steps.epoch import Diverged
 
 

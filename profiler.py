@@ -26,7 +26,7 @@ import numpy as np
 from elastic import command_line
 from elastic.device.host import host_description
 from elastic.files import whole_folder
-from elastic.settings import MODEL, TRAINING, statistics_of
+from elastic.settings import MODEL, TRAINING, settings_of, statistics_of
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.totals import build_table, measure_totals
@@ -417,7 +417,7 @@ def main(argv=None):
     classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
                                       args.data_dir)
     args.num_classes = args.num_classes or classes
-    settings = command_line.settings_of(args, StepSettings)
+    settings = settings_of(args, StepSettings)
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, settings.image_shape, args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics,

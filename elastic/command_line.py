@@ -14,7 +14,7 @@ import tempfile
 import traceback
 import warnings
 
-from elastic.settings import AUGMENTATIONS, LOGS_DIR, MODEL, TRAINING
+from elastic.settings import AUGMENTATIONS, DATA, MODEL, RECORDING, TRAINING
 
 VERSION = '1.0.0'
 
@@ -86,6 +86,7 @@ def number(kind, low=None, high=None, above=None, below=None):
                 or (below is not None and value >= below)):
             raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
         return value
+    parse.metavar = 'N' if kind is int else 'X'
     return parse
 
 
@@ -95,51 +96,53 @@ def add_flag(parser, name, help_text, default=False):
                         help=help_text + (' (default: true)' if default else ''))
 
 
+def add_setting(parser, defaults, name, kind, text, metavar=None):
+    """Adds the flag of a setting, with its default from the NamedTuple `defaults`.
+
+    kind: argparse type, or a tuple of choices.
+    """
+    default, choices = getattr(defaults, name), isinstance(kind, tuple)
+    parser.add_argument('--' + name, default=default, choices=kind if choices else None,
+                        type=None if choices else kind,
+                        metavar=metavar or getattr(kind, 'metavar', None),
+                        help=text + ('' if default is None else ' (default: %(default)s)'))
+
+
 def add_model_flags(parser):
     """Adds --version and the flags that training and profiling share."""
     parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
-    parser.add_argument('--model_name', default=MODEL.model_name, metavar='NAME',
-                        help='resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or '
-                             'the path of a saved Keras model (default: %(default)s)')
+    add_setting(parser, MODEL, 'model_name', str,
+                'resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or the path of '
+                'a saved Keras model', 'NAME')
     add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
              'then runs: only where you trust whoever made it')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '
                              '(default: %(default)s)')
-    parser.add_argument('--data_dir', metavar='DIR',
-                        help='folder of TensorFlow Datasets')
-    parser.add_argument('--augmentation', choices=AUGMENTATIONS,
-                        help='flip training images at random and rotate them by up to 72 degrees; '
-                             'use none where that changes the class, as for letters (default: '
-                             'none for digits*, flip+rotate for all other data)')
-    parser.add_argument('--input_size', type=number(int, low=8), default=MODEL.input_size,
-                        metavar='PIXELS',
-                        help='images are resized to this square (default: %(default)s)')
+    add_setting(parser, DATA, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
+    add_setting(parser, DATA, 'augmentation', AUGMENTATIONS,
+                'flip training images at random and rotate them by up to 72 degrees; use none '
+                'where that changes the class, as for letters (default: none for digits*, '
+                'flip+rotate for all other data)')
+    add_setting(parser, MODEL, 'input_size', number(int, low=8),
+                'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
                         help='images per step (default: %(default)s)')
-    parser.add_argument('--alpha', type=number(float, above=0), default=MODEL.alpha,
-                        metavar='X',
-                        help='width multiplier of the MobileNet families (default: %(default)s)')
-    parser.add_argument('--optimizer', choices=('sgd', 'adam'), default=TRAINING.optimizer,
-                        help='SGD with momentum 0.9, or Adam (recommended for vit), both with '
-                             'decoupled weight decay (default: %(default)s)')
-    parser.add_argument('--weight_decay', type=number(float, low=0),
-                        default=TRAINING.weight_decay, metavar='X',
-                        help='decoupled, times the learning rate (default: %(default)s)')
-    parser.add_argument('--clip_norm', type=number(float, above=0), metavar='X',
-                        help="clip the norm of each tensor's gradient to X, with every scheme: "
-                             'helps where the loss stops being finite (default: no clipping)')
+    add_setting(parser, MODEL, 'alpha', number(float, above=0),
+                'width multiplier of the MobileNet families')
+    add_setting(parser, TRAINING, 'optimizer', ('sgd', 'adam'),
+                'SGD with momentum 0.9, or Adam (recommended for vit), both with decoupled weight '
+                'decay')
+    add_setting(parser, TRAINING, 'weight_decay', number(float, low=0),
+                'decoupled, times the learning rate')
+    add_setting(parser, TRAINING, 'clip_norm', number(float, above=0),
+                "clip the norm of each tensor's gradient to X, with every scheme: helps where the "
+                'loss stops being finite (default: no clipping)')
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
                         help='ops that TensorFlow may run at once; 0: one per core, its own '
                              'choice and the fastest that we measured (default: %(default)s)')
-    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
-                        help='folder of runs and timing tables (default: %(default)s)')
-
-
-def settings_of(args, kind):
-    """Returns the NamedTuple `kind`, each field from the argument of its name."""
-    return kind(**{field: getattr(args, field) for field in kind._fields})
+    add_setting(parser, RECORDING, 'logs_dir', str, 'folder of runs and timing tables', 'DIR')
 
 
 def in_one_line(error):

@@ -5,7 +5,7 @@ import os
 
 from elastic import command_line
 from elastic.cache.stores import check_cache_dir
-from elastic.command_line import UserError, number, settings_of
+from elastic.command_line import UserError, add_flag, add_setting, number
 from elastic.data.images import check_dataset_name
 from elastic.device.meter_log import check_meter
 from elastic.networks.names import canonical_name, check_weights
@@ -19,12 +19,6 @@ from elastic.settings import (
     RECORDING,
     TRAINING,
     VIEWS,
-    CacheSettings,
-    DataSettings,
-    ModelSettings,
-    RecordSettings,
-    RunSettings,
-    Settings,
     statistics_of,
 )
 
@@ -50,119 +44,96 @@ def parse_arguments(argv=None):
 
 
 def _add_training_flags(parser):
-    parser.add_argument('--train_type', default=TRAINING.train_type, metavar='TYPE',
-                        help='{} (default: %(default)s)'.format(', '.join(SCHEMES)))
+    add_setting(parser, TRAINING, 'train_type', str, ', '.join(SCHEMES), 'TYPE')
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='must match the data set (default: that of the data set)')
-    parser.add_argument('--learning_rate', type=number(float, low=0),
-                        default=TRAINING.learning_rate, metavar='X',
-                        help='the peak; decays to 0 on a cosine (default: %(default)s)')
-    parser.add_argument('--warmup_steps', type=number(int, low=0),
-                        default=TRAINING.warmup_steps, metavar='N',
-                        help='raise the learning rate linearly to its peak over the first N steps '
-                             '(default: %(default)s)')
-    parser.add_argument('--num_epochs', type=number(int, low=1), default=TRAINING.num_epochs,
-                        metavar='N', help='(default: %(default)s)')
-    parser.add_argument('--weights', default=MODEL.weights, metavar='imagenet|none|PATH',
-                        help='start from ImageNet, from random weights, or from a .npz of this '
-                             'project or a .h5 of keras.applications (default: %(default)s)')
-    parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
-                        help='moving statistics of batch normalization: frozen (default), which '
-                             'also turns off dropout and stochastic depth inside the base, as in '
-                             'the original, or train (default with --weights none)')
-    parser.add_argument('--seed', type=number(int, low=0), default=TRAINING.seed, metavar='N',
-                        help='fixes data order, augmentation, dropout and new weights '
-                             '(default: %(default)s)')
-    command_line.add_flag(parser, '--deterministic',
-                          'give bit-identical runs for one seed; slower, needs TensorFlow 2.9')
+    add_setting(parser, TRAINING, 'learning_rate', number(float, low=0),
+                'the peak; decays to 0 on a cosine')
+    add_setting(parser, TRAINING, 'warmup_steps', number(int, low=0),
+                'raise the learning rate linearly to its peak over the first N steps')
+    add_setting(parser, TRAINING, 'num_epochs', number(int, low=1), 'epochs of training')
+    add_setting(parser, MODEL, 'weights', str,
+                'start from ImageNet, from random weights, or from a .npz of this project or a '
+                '.h5 of keras.applications', 'imagenet|none|PATH')
+    add_setting(parser, MODEL, 'bn_statistics', ('frozen', 'train'),
+                'moving statistics of batch normalization: frozen (default), which also turns off '
+                'dropout and stochastic depth inside the base, as in the original, or train '
+                '(default with --weights none)')
+    add_setting(parser, TRAINING, 'seed', number(int, low=0),
+                'fixes data order, augmentation, dropout and new weights')
+    add_flag(parser, '--deterministic',
+             'give bit-identical runs for one seed; slower, needs TensorFlow 2.9')
 
 
 def _add_data_flags(parser):
-    parser.add_argument('--steps_per_epoch', type=number(int, low=1), metavar='N',
-                        help='end each epoch after N steps; every epoch has other images '
-                             '(default: all training images)')
-    parser.add_argument('--train_images', type=number(int, low=2), metavar='N',
-                        help='train on only N images, the same number of each class where it has '
-                             'enough, and the same images for every seed and scheme (default: all)')
-    command_line.add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot '
-                          'be read when the run starts; the summary counts them')
-    parser.add_argument('--views', choices=VIEWS, default=DATA.views,
-                        help='fresh: draw new augmentations in every epoch; held: keep those of '
-                             'each image for --interval epochs (0: for the whole run), with every '
-                             'scheme (default: %(default)s)')
-    parser.add_argument('--validation_steps', type=number(int, low=1), metavar='N',
-                        help='test on N batches, evenly spaced among the test images '
-                             '(default: all)')
+    add_setting(parser, DATA, 'steps_per_epoch', number(int, low=1),
+                'end each epoch after N steps; every epoch has other images (default: all '
+                'training images)')
+    add_setting(parser, DATA, 'train_images', number(int, low=2),
+                'train on only N images, the same number of each class where it has enough, and '
+                'the same images for every seed and scheme (default: all)')
+    add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read when '
+             'the run starts; the summary counts them')
+    add_setting(parser, DATA, 'views', VIEWS,
+                'fresh: draw new augmentations in every epoch; held: keep those of each image for '
+                '--interval epochs (0: for the whole run), with every scheme')
+    add_setting(parser, DATA, 'validation_steps', number(int, low=1),
+                'test on N batches, evenly spaced among the test images (default: all)')
 
 
 def _add_elastic_flags(parser):
-    parser.add_argument('--rho', type=number(float, above=0, high=1), default=TRAINING.rho,
-                        metavar='X',
-                        help='step time as a share of full training, 0.5 = twice as fast; with a '
-                             'prefix cache the mean over the run (default: %(default)s)')
-    parser.add_argument('--interval', type=number(int, low=0), default=TRAINING.interval,
-                        metavar='EPOCHS', help='epochs from one selection to the next; 0: select '
-                                               'only once; also used by --views (default: '
-                                               '%(default)s)')
+    add_setting(parser, TRAINING, 'rho', number(float, above=0, high=1),
+                'step time as a share of full training, 0.5 = twice as fast; with a prefix cache '
+                'the mean over the run')
+    add_setting(parser, TRAINING, 'interval', number(int, low=0),
+                'epochs from one selection to the next; 0: select only once; also used by --views',
+                'EPOCHS')
     parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
                         help='{} (default: {}); fisher squares the mean gradient of the batch, '
                              "not each example's".format(', '.join(METRICS), TRAINING.importance))
-    parser.add_argument('--granularity', choices=('tensor', 'layer'),
-                        default=TRAINING.granularity,
-                        help='select single tensors, or whole layers (default: %(default)s)')
-    parser.add_argument('--probe_batches', type=number(int, low=1),
-                        default=TRAINING.probe_batches, metavar='N',
-                        help='batches that each importance is averaged over (default: '
-                             '%(default)s)')
-    command_line.add_flag(parser, '--closed_loop',
-                          'time both passes again at each selection, so that rho holds while the '
-                          'device changes speed; always off with --deterministic',
-                          default=TRAINING.closed_loop)
+    add_setting(parser, TRAINING, 'granularity', ('tensor', 'layer'),
+                'select single tensors, or whole layers')
+    add_setting(parser, TRAINING, 'probe_batches', number(int, low=1),
+                'batches that each importance is averaged over')
+    add_flag(parser, '--closed_loop',
+             'time both passes again at each selection, so that rho holds while the device '
+             'changes speed; always off with --deterministic', TRAINING.closed_loop)
 
 
 def _add_cache_flags(parser):
-    parser.add_argument('--prefix_cache', choices=('auto', 'on', 'off'),
-                        default=CACHE.prefix_cache,
-                        help='compute the frozen layers in front of the trained tensors once for '
-                             'each image and selection, and reuse their output: auto where images '
-                             'come back unchanged; on sets --views held (default: %(default)s)')
-    parser.add_argument('--cache_dir', metavar='DIR',
-                        help='folder for a prefix cache that does not fit into memory (default: '
-                             '--logs_dir)')
-    parser.add_argument('--cache_gb', type=number(float, above=0), metavar='GB',
-                        help='the most disk that it may take (default: half of what is free)')
+    add_setting(parser, CACHE, 'prefix_cache', ('auto', 'on', 'off'),
+                'compute the frozen layers in front of the trained tensors once for each image '
+                'and selection, and reuse their output: auto where images come back unchanged; on '
+                'sets --views held')
+    add_setting(parser, CACHE, 'cache_dir', str,
+                'folder for a prefix cache that does not fit into memory (default: --logs_dir)',
+                'DIR')
+    add_setting(parser, CACHE, 'cache_gb', number(float, above=0),
+                'the most disk that it may take (default: half of what is free)', 'GB')
 
 
 def _add_pruning_flags(parser):
-    parser.add_argument('--prune_interval', type=number(int, low=0),
-                        default=TRAINING.prune_interval, metavar='EPOCHS',
-                        help='epochs from one removal of vanished channels to the next; 0: never '
-                             'remove any (default: %(default)s)')
-    parser.add_argument('--prune_penalty_ratio', type=number(float, above=0, below=1),
-                        default=TRAINING.prune_penalty_ratio, metavar='X',
-                        help='share of the group lasso in loss plus penalty before training '
-                             '(default: %(default)s)')
-    parser.add_argument('--prune_threshold', type=number(float, above=0),
-                        default=TRAINING.prune_threshold, metavar='X',
-                        help='a channel has vanished when all its weights are smaller (default: '
-                             '%(default)s)')
+    add_setting(parser, TRAINING, 'prune_interval', number(int, low=0),
+                'epochs from one removal of vanished channels to the next; 0: never remove any',
+                'EPOCHS')
+    add_setting(parser, TRAINING, 'prune_penalty_ratio', number(float, above=0, below=1),
+                'share of the group lasso in loss plus penalty before training')
+    add_setting(parser, TRAINING, 'prune_threshold', number(float, above=0),
+                'a channel has vanished when all its weights are smaller')
 
 
 def _add_record_flags(parser):
     parser.add_argument('--run_name', default=RECORDING.run_name, metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
-    parser.add_argument('--checkpoint_minutes', type=number(float, above=0),
-                        default=RECORDING.checkpoint_minutes, metavar='X',
-                        help='write a checkpoint at least this often, besides those at the end of '
-                             'epochs (default: %(default)s)')
-    command_line.add_flag(parser, '--restart', 'discard the run of this name, interrupted or '
-                          'finished, and start over')
-    command_line.add_flag(parser, '--save_model',
-                          'keep the trained weights and model in checkpoint/')
-    command_line.add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
-    parser.add_argument('--meter_csv', metavar='FILE',
-                        help='log of an external power meter, written while training runs: columns '
-                             'timestamp (seconds since 1970) and watts')
+    add_setting(parser, RECORDING, 'checkpoint_minutes', number(float, above=0),
+                'write a checkpoint at least this often, besides those at the end of epochs')
+    add_flag(parser, '--restart', 'discard the run of this name, interrupted or finished, and '
+             'start over')
+    add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
+    add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
+    add_setting(parser, RECORDING, 'meter_csv', str,
+                'log of an external power meter, written while training runs: columns timestamp '
+                '(seconds since 1970) and watts', 'FILE')
 
 
 def check_arguments(args):
@@ -220,13 +191,6 @@ def default_run_name(model_name, dataset_name, train_type, rho, seed):
 def is_elastic(train_type):
     """Returns whether the scheme selects tensors while the run trains."""
     return train_type.startswith('elastic')
-
-
-def run_settings(args):
-    """Returns the RunSettings of checked arguments."""
-    return RunSettings(args.dataset_name, args.batch_size, args.num_classes, args.inter_op_threads,
-                       args.deterministic, *[settings_of(args, kind) for kind in (
-                           ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)])
 
 
 NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',

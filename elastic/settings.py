@@ -121,6 +121,11 @@ class RecordSettings(NamedTuple):
 RECORDING = RecordSettings()  # the defaults
 
 
+def settings_of(args, kind):
+    """Returns the NamedTuple `kind`, each field from the argument of its name."""
+    return kind(**{field: getattr(args, field) for field in kind._fields})
+
+
 class RunSettings(NamedTuple):
     """All settings of one run of main.py."""
     dataset_name: str
@@ -133,3 +138,10 @@ class RunSettings(NamedTuple):
     training: Settings
     cache: CacheSettings
     records: RecordSettings
+
+
+def run_settings(args):
+    """Returns the RunSettings of checked arguments."""
+    return RunSettings(args.dataset_name, args.batch_size, args.num_classes, args.inter_op_threads,
+                       args.deterministic, *[settings_of(args, kind) for kind in (
+                           ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)])

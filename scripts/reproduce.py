@@ -22,7 +22,7 @@ import time
 import _root
 from elastic import command_line
 from elastic.command_line import UserError, number
-from elastic.settings import ELASTIC, PAPER_SETS
+from elastic.settings import ELASTIC, PAPER_SETS, settings_of
 from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 
 ROOT = _root.ROOT
@@ -37,7 +37,7 @@ def arguments_of(run):
 def way_of(run):
     """Returns the costs.Way of a run."""
     from elastic.costs import Way
-    return command_line.settings_of(arguments_of(run), Way)
+    return settings_of(arguments_of(run), Way)
 
 
 def is_done(run):

@@ -10,12 +10,13 @@ import pytest
 
 import profiler
 from drawn_tables import tangled_table
-from elastic import command_line, costs
+from elastic import costs
 from elastic.cache.copy_costs import CopyCosts
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.flags import parse_arguments
 from elastic.schemes.fixed import fixed_mask
+from elastic.settings import settings_of
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, runs_of
 from selection_solver_DP import smallest_rho
@@ -154,7 +155,7 @@ def prefix_table():
 
 
 def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
-    ways = [command_line.settings_of(parse_arguments(list(run.flags)), costs.Way)
+    ways = [settings_of(parse_arguments(list(run.flags)), costs.Way)
             for run in runs_of('cache')]
     table = prefix_table()
     assert [way.rho for way in ways if way.why_not(table) is None

@@ -12,12 +12,12 @@ import pytest
 import main
 import profiler
 from cached_runs import BATCH, SIZE, network
-from elastic import command_line
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.files import read_json
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import open_run
+from elastic.settings import settings_of
 from fixed_tables import fixed_profile
 from models import build_model
 from small_runs import quick_flags, script
@@ -38,7 +38,7 @@ def logs(tmp_path_factory):
     return folder, flags
 
 
-def settings_of(flags):
+def checked(flags):
     return main.run_settings(main.check_arguments(main.parse_arguments(flags)))
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
     flags = flags + FULL + ['--run_name', 'two']
     (folder / 'two').mkdir()
     (folder / 'two' / 'settings.json').write_text(
-        json.dumps(main.decisive_settings(settings_of(flags))))
+        json.dumps(main.decisive_settings(checked(flags))))
     (folder / 'two' / 'epochs.csv').write_text('half a line')
     (folder / 'two' / 'summary.json').write_text('')  # the power failed as it was written
     now, meter = time.time(), folder / 'meter.csv'
@@ -233,14 +233,14 @@ def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys, monkeypatch)
     assert '12 epochs of 5,994 images' in out
     assert profiler.main(flags + digits) == 0
     assert costs_in(capsys.readouterr().out) == first
-    settings = settings_of(flags + digits)
+    settings = checked(flags + digits)
     main.profile(settings, build_model(path, (SIZE, SIZE, 3), 10), main.load_data(settings))
     assert 'timing table: ' in capsys.readouterr().out
 
 
 def test_a_profile_on_noise_says_why(tmp_path, capsys):
-    settings = command_line.settings_of(profiler.parse_arguments(['--num_classes', '200']),
-                                        profiler.StepSettings)
+    settings = settings_of(profiler.parse_arguments(['--num_classes', '200']),
+                           profiler.StepSettings)
     assert profiler.batch_for(settings, 'caltech_birds2011', str(tmp_path)) is None
     assert profiler.batch_for(settings, 'digits') is None
     assert capsys.readouterr().out == (

@@ -11,10 +11,10 @@ from tensorflow import keras
 
 import models
 import profiler
-from elastic import command_line
 from elastic.compat import keras_stack
 from elastic.device import host
 from elastic.networks import backbone
+from elastic.settings import settings_of as fields_of
 from elastic.timing.trace import read_trace
 from small_models import values
 from timing_tables import random_masks, table_of_branching
@@ -131,7 +131,7 @@ def small_network(units=4, strides=1, dtype='float32', activation='relu'):
 def settings_of(model_name, *more):
     flags = ['--model_name', str(model_name), '--input_size', '8', '--num_classes', '3',
              '--augmentation', 'none'] + list(more)
-    return command_line.settings_of(profiler.parse_arguments(flags), profiler.StepSettings)
+    return fields_of(profiler.parse_arguments(flags), profiler.StepSettings)
 
 
 def key_of(model_name, model, *more):
