@@ -1,4 +1,4 @@
-"""Argument types, one-line errors, aligned tables, quiet start-up."""
+"""Argument types, one-line errors, aligned tables, and a quiet TensorFlow."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def python(code, **environment):
-    """Runs `code` in a fresh interpreter in the repository root."""
+    """Runs code in a new interpreter in the repository root."""
     env = {key: value for key, value in os.environ.items() if key != 'TF_CPP_MIN_LOG_LEVEL'}
     env.update(environment)
     return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, stdout=subprocess.PIPE,
@@ -24,7 +24,7 @@ def python(code, **environment):
 
 
 @pytest.mark.parametrize('text', ['nan', 'NaN', '-nan', 'inf', '-inf', 'Infinity', '1e999'])
-def test_a_number_must_be_finite_even_without_bounds(text):
+def test_a_number_must_be_finite(text):
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         command_line.number(float)(text)
 
@@ -35,7 +35,7 @@ def test_a_whole_number_must_be_written_as_one(text):
         command_line.number(int, low=1)(text)
 
 
-def test_bounds_low_and_high_are_allowed_above_is_not():
+def test_low_and_high_are_allowed_and_above_is_not():
     rho = command_line.number(float, above=0, high=1)
     assert rho('1') == 1.0 and rho('1e-9') == 1e-9
     for text in ('0', '-0.0', '-1', '1.0000001'):
@@ -49,7 +49,7 @@ def test_bounds_low_and_high_are_allowed_above_is_not():
             batch(text)
 
 
-def test_a_whole_number_too_large_for_a_float_is_refused_and_not_a_crash():
+def test_a_huge_whole_number_is_refused():
     with pytest.raises(argparse.ArgumentTypeError):
         command_line.number(int, low=1, high=100)('9' * 400)
 
@@ -62,7 +62,7 @@ def test_a_boolean_reads_words_and_digits(text, value):
 
 
 @pytest.mark.parametrize('text', ['', '2', 'flase', 'none', 'truefalse'])
-def test_a_boolean_refuses_what_it_does_not_know(text):
+def test_a_boolean_refuses_other_words(text):
     with pytest.raises(argparse.ArgumentTypeError, match="'{}' is not".format(text)):
         command_line.boolean(text)
 
@@ -70,13 +70,13 @@ def test_a_boolean_refuses_what_it_does_not_know(text):
 @pytest.mark.parametrize('given, value', [
     ([], False), (['--save_txt'], True), (['--save_txt', '1'], True), (['--save_txt', '0'], False),
     (['--save_txt', 'False'], False), (['--save_txt=False'], False), (['--save_txt=true'], True)])
-def test_a_flag_may_be_bare_and_false_is_not_true(given, value):
+def test_a_flag_may_be_bare_and_false_means_false(given, value):
     parser = argparse.ArgumentParser()
     command_line.add_flag(parser, '--save_txt', 'write the text log')
     assert parser.parse_args(given).save_txt is value
 
 
-def test_one_of_returns_the_name_and_names_the_nearest_of_a_typo():
+def test_a_typo_is_refused_with_the_most_similar_name():
     allowed = ('full_training', 'elastic_training', 'bn_plus_bias_training')
     assert command_line.one_of('elastic_training', allowed, 'train type') == 'elastic_training'
     with pytest.raises(UserError) as error:
@@ -86,7 +86,7 @@ def test_one_of_returns_the_name_and_names_the_nearest_of_a_typo():
     assert all(name in text for name in allowed)
 
 
-def test_nearest_ignores_case_and_says_nothing_where_no_name_is_near():
+def test_the_most_similar_name_ignores_case_and_may_be_none():
     assert command_line.nearest('RESNET5', ['ResNet50', 'VGG16']) == " (did you mean 'ResNet50'?)"
     assert command_line.nearest('zzzzqqqq', ['ResNet50', 'VGG16']) == ''
     with pytest.raises(UserError) as error:
@@ -94,7 +94,7 @@ def test_nearest_ignores_case_and_says_nothing_where_no_name_is_near():
     assert 'did you mean' not in str(error.value)
 
 
-def test_table_columns_are_aligned_and_carry_no_trailing_space():
+def test_a_table_has_aligned_columns_without_trailing_spaces():
     text = command_line.table(['tensor', 'time (ms)', 'share'],
                               [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
     assert text.split('\n') == ['tensor            time (ms)  share',
@@ -103,7 +103,7 @@ def test_table_columns_are_aligned_and_carry_no_trailing_space():
                                 'longer_name/bias        0.5  100 %']
 
 
-def test_table_takes_numbers_given_alignment_and_no_rows():
+def test_a_table_takes_numbers_an_alignment_and_no_rows():
     text = command_line.table(['n', 'scheme'], [[5, 'full'], [120, 'x']], align='><')
     assert text.split('\n') == ['  n  scheme', '---  ------', '  5  full', '120  x']
     assert command_line.table(['n', 'scheme'], []).split('\n') == ['n  scheme', '-  ------']
@@ -136,7 +136,7 @@ def test_run_exits_with_what_main_returns(returned, code):
     assert stop.value.code == code
 
 
-def test_an_interrupt_exits_130_and_another_error_keeps_its_traceback(capsys):
+def test_an_interrupt_exits_130_and_a_bug_keeps_its_traceback(capsys):
     def interrupted(argv):
         raise KeyboardInterrupt
 
@@ -165,7 +165,7 @@ def test_importing_the_command_line_imports_nothing_heavy():
     assert result.stdout == '[]\n'
 
 
-def test_quiet_tensorflow_leaves_stderr_empty_and_usable():
+def test_tensorflow_starts_quietly():
     result = python('import sys; from elastic import command_line\n'
                     'command_line.quiet_tensorflow()\n'
                     'assert "tensorflow" in sys.modules\n'
@@ -176,7 +176,7 @@ def test_quiet_tensorflow_leaves_stderr_empty_and_usable():
     assert result.stderr == 'after\n'
 
 
-def test_quiet_tensorflow_shows_the_notices_when_the_import_fails(tmp_path):
+def test_a_failed_import_of_tensorflow_shows_its_notices(tmp_path):
     (tmp_path / 'tensorflow.py').write_text(
         'import os\n'
         'os.write(2, b"libcudart not found\\n")\n'
@@ -188,7 +188,7 @@ def test_quiet_tensorflow_shows_the_notices_when_the_import_fails(tmp_path):
     assert 'ImportError: broken installation' in result.stderr
 
 
-def test_quiet_tensorflow_leaves_a_chosen_log_level_alone():
+def test_a_log_level_of_the_user_is_kept():
     result = python('import os, sys; from elastic import command_line\n'
                     'command_line.quiet_tensorflow()\n'
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
@@ -197,7 +197,7 @@ def test_quiet_tensorflow_leaves_a_chosen_log_level_alone():
 
 
 @pytest.mark.parametrize('parse', [flags.parse_arguments, profiler.parse_arguments])
-def test_a_wrong_value_is_told_beneath_one_line_of_usage(parse, capsys):
+def test_a_wrong_value_is_reported_below_one_line_of_usage(parse, capsys):
     with pytest.raises(SystemExit) as leaves:
         parse(['--batch_size', '0'])
     lines = capsys.readouterr().err.splitlines()

@@ -1,6 +1,6 @@
-"""Files that are damaged in whatever way: ours are refused or read right, others never do harm.
+"""Damaged files: ours are refused or read correctly, foreign ones do no harm.
 
-SLOW_TESTS=1 damages a hundred of each kind; without, CI's part, ten.
+SLOW_TESTS=1 damages a hundred of each kind; CI damages ten.
 """
 
 import math
@@ -29,7 +29,7 @@ REFUSED = object()
 
 
 def damaged(content, rng):
-    """The bytes, a few of them changed, left out, doubled, cut off, or others put in."""
+    """Returns the bytes with a few changed, removed, doubled, cut off or inserted."""
     content = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         at, length = rng.randint(len(content) or 1), rng.randint(1, 40)
@@ -48,7 +48,7 @@ def damaged(content, rng):
 
 
 def read_or_refused(read, *errors):
-    """What `read` gives, REFUSED where it raises one of `errors`, with words; nothing else."""
+    """Returns read(), or REFUSED if it raises one of `errors` with a message."""
     try:
         return read()
     except errors as error:
@@ -120,7 +120,7 @@ OURS = dict(checkpoint=checkpoint_file, weights=weights_file, table=timing_table
 
 
 @pytest.mark.parametrize('kind', sorted(OURS))
-def test_a_damaged_file_of_ours_is_refused_or_read_right(tmp_path, kind):
+def test_our_damaged_files_are_refused_or_read_correctly(tmp_path, kind):
     path, read, error = OURS[kind](tmp_path)
     right, content, rng, refused = read(), path.read_bytes(), np.random.RandomState(1), 0
     for _ in range(COUNT):
@@ -165,7 +165,7 @@ def model(folder):
 
 
 @pytest.mark.parametrize('make', [meter, trace, model])
-def test_a_damaged_file_of_others_is_read_or_refused_in_words(tmp_path, make):
+def test_foreign_damaged_files_are_read_or_refused_in_words(tmp_path, make):
     path, check = make(tmp_path)
     check()
     content, rng = path.read_bytes(), np.random.RandomState(2)

@@ -1,4 +1,4 @@
-"""Command lines that fail: bad input and broken models answer in one line and touch nothing."""
+"""Bad input and broken models are refused in one line, and nothing is written."""
 
 import os
 import re
@@ -45,13 +45,13 @@ from small_runs import flags, script
      'leave --importance'),
     (['--dataset_name', 'folder:/nowhere/at/all'], '/nowhere/at/all'),
 ])
-def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
+def test_a_bad_flag_is_refused_in_one_line_and_leaves_nothing(tmp_path, capsys, arguments,
                                                                  words):
     assert_refused(flags(tmp_path) + arguments, words, tmp_path, capsys)
 
 
-def test_a_mistake_answers_without_tensorflow(tmp_path):
-    """TensorFlow takes seconds to import; a poisoned one proves that it is not touched."""
+def test_help_and_mistakes_answer_without_tensorflow(tmp_path):
+    """A TensorFlow that fails to import proves that it is not needed."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
     for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
                       ['main.py', '--model_name', 'mine.keras'], ['main.py', '--rho', '7'],
@@ -65,25 +65,25 @@ def test_a_mistake_answers_without_tensorflow(tmp_path):
             assert err.startswith('error: ') and err.count('\n') == 1
 
 
-def test_num_classes_that_contradict_the_data(tmp_path):
+def test_num_classes_that_contradict_the_data_are_refused(tmp_path):
     with pytest.raises(UserError, match='--num_classes 37 contradicts digits_shifted.*10 classes'):
         main.main(flags(tmp_path, '--num_classes', '37'))
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_a_warm_up_as_long_as_the_run(tmp_path):
+def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path):
     with pytest.raises(UserError, match='--warmup_steps 24 .* the 24 steps .* allowed: 0 to 23'):
         main.main(flags(tmp_path, '--num_epochs', '2', '--warmup_steps', '24'))
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_input_size_the_model_cannot_take(tmp_path):
+def test_an_input_size_that_the_model_cannot_take_is_refused(tmp_path):
     with pytest.raises(UserError, match='16x16'):
         main.main(flags(tmp_path, '--input_size', '16'))
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_folder_with_an_empty_class_or_a_broken_image(tmp_path):
+def test_an_empty_class_or_a_broken_image_is_refused(tmp_path):
     for name in ('cat', 'dog'):
         (tmp_path / 'data' / name).mkdir(parents=True)
     arguments = flags(tmp_path / 'logs', '--dataset_name', 'folder:{}'.format(tmp_path / 'data'))
@@ -97,7 +97,7 @@ def test_folder_with_an_empty_class_or_a_broken_image(tmp_path):
     assert not (tmp_path / 'logs').exists()
 
 
-def test_weights_truncated_or_of_another_architecture(tmp_path):
+def test_truncated_or_foreign_weights_are_refused(tmp_path):
     from models import build_model, save_weights
     path = str(tmp_path / 'vgg.npz')
     save_weights(build_model('MobileNet', (32, 32, 3), 10, 'none', alpha=0.25), path)
@@ -113,7 +113,7 @@ def test_weights_truncated_or_of_another_architecture(tmp_path):
 # ---------------------------------------------------------------- models that fail
 
 def failing_model(kind):
-    """A classifier of 32x32 images and 10 classes that loads, and then cannot be trained."""
+    """Returns a classifier of 32x32 images and 10 classes that loads but cannot be trained."""
     from tensorflow import keras
     inputs = keras.Input((None, None, 3) if kind == 'too small' else (32, 32, 3))
     x = keras.layers.Conv2D(2, 3, name='first')(inputs)
@@ -134,7 +134,7 @@ def failing_model(kind):
     ('too small', r"error: layer 'c\d' \(Conv2D\): .*[Nn]egative"),
     ('index', r'error: .*lookup.*(\[0, 5\)|row by row)'),
     ('memory', r'error: .*huge.*use a smaller --batch_size or --input_size')])
-def test_a_model_that_fails_is_named_in_one_line_and_leaves_nothing(tmp_path, capsys, script_main,
+def test_a_failing_model_is_named_in_one_line_and_leaves_nothing(tmp_path, capsys, script_main,
                                                                    kind, words):
     path, folder = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
     failing_model(kind).save(path)
@@ -149,8 +149,7 @@ def test_a_model_that_fails_is_named_in_one_line_and_leaves_nothing(tmp_path, ca
     assert not folder.exists() or os.listdir(str(folder)) == []
 
 
-def test_a_bug_of_ours_shows_its_traceback(tmp_path, monkeypatch):
-    """Also one inside a layer that is ours."""
+def test_a_bug_in_our_own_layer_shows_its_traceback(tmp_path, monkeypatch):
     from elastic.networks.backbone import Backbone
     path = str(tmp_path / keras_stack.MODEL_FILE)
     failing_model(None).save(path)

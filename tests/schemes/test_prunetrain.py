@@ -1,4 +1,4 @@
-"""PruneTrain: which channels belong together, removing those that vanished, and what is kept."""
+"""PruneTrain: which channels belong together, and what remains when some are removed."""
 
 import gc
 
@@ -55,7 +55,7 @@ def optimizer_for(variables, kind='sgd'):
 
 
 def randomised(model, seed=0):
-    """Every bias and BN array random, as in a trained network: a removed channel would show."""
+    """Sets every bias and BN array to random values, so that a wrongly removed channel shows."""
     rng = np.random.RandomState(seed)
     for variable in model.weights:
         if len(variable.shape) == 1:
@@ -65,7 +65,7 @@ def randomised(model, seed=0):
 
 
 def vanish(model, share, seed=0):
-    """Sets a random share of every free set of channels to zero; returns how many channels."""
+    """Zeroes a random share of each set of removable channels; returns how many."""
     rng, count = np.random.RandomState(seed), 0
     for channels in structure(model).channels:
         gone = rng.permutation(channels.size)[:int(share * channels.size)]
@@ -83,11 +83,11 @@ def names(channels):
 
 
 def of_names(model):
-    """Names of the judged kernels with their axes -> Channels, for all channels that may go."""
+    """Returns the removable Channels by the names and axes of their judged kernels."""
     return {tuple(names(channels)): channels for channels in structure(model).channels}
 
 
-def test_channels_that_are_added_or_pass_through_a_layer_belong_together():
+def test_channels_that_are_added_or_passed_on_belong_together():
     free = of_names(residual_network())
     assert {key: channels.size for key, channels in free.items()} == {
         (('a/kernel', 3), ('b/kernel', 3), ('c/kernel', 2), ('inner/kernel', 2)): 8,
@@ -110,7 +110,7 @@ def test_channels_that_are_added_or_pass_through_a_layer_belong_together():
     ('mobilenetv2', 0.35, 1280, ['Conv_1'], []),
     ('vgg16', 1.0, 512, ['block5_conv3'], []),
     ('EfficientNetB0', 1.0, 1280, ['top_conv'], [])])
-def test_the_last_convolution_s_channels_may_go_with_rows_of_the_head(name, alpha, size, writers,
+def test_last_channels_are_removed_with_the_inputs_of_the_head(name, alpha, size, writers,
                                                                       readers):
     model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', alpha=alpha)
     last = next(channels for key, channels in of_names(model).items() if ('head/kernel', 0) in key)
@@ -120,8 +120,8 @@ def test_the_last_convolution_s_channels_may_go_with_rows_of_the_head(name, alph
     assert last.size == size
 
 
-def test_how_many_channels_of_mobilenetv2_may_go():
-    """By hand: stem 16; block outputs, added ones counted once; expansions, 6 times their input."""
+def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
+    """Stem: 16; block outputs, added ones once; expansions: six times their input."""
     outputs = 8 + 8 + 16 + 24 + 32 + 56 + 112
     expansions = 6 * (8 + 8 + 8 + 16 + 16 + 16 + 24 * 4 + 32 * 3 + 56 * 3)
     assert 16 + outputs + expansions == 2864
@@ -129,7 +129,7 @@ def test_how_many_channels_of_mobilenetv2_may_go():
     assert structure(model).size == 2864 + 1280
 
 
-def test_squeeze_and_excitation_passes_expansion_channels_on():
+def test_squeeze_and_excitation_passes_channels_on():
     found = of_names(build_model('EfficientNetB0', (SIZE, SIZE, 3), CLASSES, 'none'))
     expansions = [key[0][0].split('expand_conv')[0] for key in found
                   if any('expand_conv/kernel' in name and axis == 3 for name, axis in key)]
@@ -143,7 +143,7 @@ def test_squeeze_and_excitation_passes_expansion_channels_on():
 @pytest.mark.parametrize('name, size', [
     ('residual', SIZE), ('resnet50', 32), ('vgg16', 32), ('mobilenetv2', 32), ('vit', 32),
     ('EfficientNetB0', 32), ('DenseNet121', 32)])
-def test_removing_vanished_channels_leaves_the_output_unchanged(name, size):
+def test_removing_vanished_channels_keeps_the_output(name, size):
     if name == 'vit':
         pytest.importorskip('vit_keras')
     keras_stack.set_seed(0)
@@ -168,7 +168,7 @@ def assert_prune_keeps_output(model, images, gone):
 
 @pytest.mark.parametrize('build, channels', [
     (flat_sequential, 8 + 6 + 4), (lambda: user_classifier(CLASSES), 6 + 8)])
-def test_a_saved_sequential_model_is_pruned_too(build, channels, tmp_path):
+def test_a_saved_sequential_model_can_be_pruned(build, channels, tmp_path):
     keras_stack.set_seed(0)
     path = saved(randomised(build()), tmp_path)
     model = build_model(path, SAVED_SHAPE, CLASSES)
@@ -186,7 +186,7 @@ def test_a_model_without_channels_to_remove_is_refused(tmp_path):
         GroupLasso(build_model(path, SAVED_SHAPE, CLASSES), [], 0.2)
 
 
-def test_nothing_vanished_changes_nothing_and_a_last_channel_stays():
+def test_the_last_channel_stays_and_no_change_keeps_the_model():
     model = residual_network()
     optimizer = optimizer_for(model.trainable_variables)
     pruned = prune(model, optimizer, SMALL, optimizer_for)
@@ -197,7 +197,7 @@ def test_nothing_vanished_changes_nothing_and_a_last_channel_stays():
 
 
 @pytest.mark.parametrize('kind', ['sgd', 'adam'])
-def test_weights_slots_statistics_and_iterations_are_carried_over(kind):
+def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
     model = randomised(residual_network())
     optimizer = optimizer_for(model.trainable_variables, kind)
     everything = np.ones(len(model.trainable_variables), dtype=bool)
@@ -238,7 +238,7 @@ def test_weights_slots_statistics_and_iterations_are_carried_over(kind):
 
 
 def multiply_adds(model):
-    """Of the convolutions, for one image."""
+    """Returns the multiply-adds of the convolutions for one image."""
     return sum(int(np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:3]))
                for layer in keras_stack.flat_layers(model)
                if isinstance(layer, keras.layers.Conv2D))
@@ -264,8 +264,8 @@ def test_a_pruned_network_takes_less_time():
     assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # of the operations, 1 in 4 is left
 
 
-def test_the_penalty_counts_the_groups_that_can_go_and_no_others():
-    """Neither the image's channels, be they scaled before, nor those that are concatenated."""
+def test_the_penalty_counts_only_removable_groups():
+    """The channels of the image and of concatenated tensors have no groups."""
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.Normalization()(keras.layers.Rescaling(1 / 255.0)(inputs))
     stem = keras.layers.Conv2D(4, 3, name='stem')(x)
@@ -288,7 +288,7 @@ def test_a_run_too_short_to_prune_says_so(interval, epochs, said, capsys):
     assert scheme.summary == dict(channels=21, channels_removed=0)
 
 
-def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
+def test_the_penalty_has_its_share_and_shrinks_the_groups():
     images, labels = batch()
     ends = []
     for ratio in (0.01, 0.9):
@@ -309,7 +309,7 @@ def test_the_penalty_is_the_share_that_was_asked_for_and_draws_groups_to_zero():
     assert ends[1] < ends[0] and ends[1] < 1
 
 
-def test_a_pruned_network_in_float16_goes_on_with_its_loss_scale():
+def test_a_pruned_float16_network_keeps_its_loss_scale():
     data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
     inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')
     x = keras.layers.Rescaling(1 / 255.0)(inputs)

@@ -1,4 +1,4 @@
-"""How a command line refuses bad input: checked in the test's own process, for speed."""
+"""Checks how a command line refuses bad input, in this process."""
 
 import os
 
@@ -9,7 +9,7 @@ from elastic.command_line import UserError
 
 
 def assert_refused(arguments, words, logs, capsys):
-    """main.py refuses the arguments in one line with `words` in it, and leaves no file in `logs`.
+    """Asserts that main.py refuses the arguments in a line with `words` and leaves no file.
 
     It may only raise what command_line.run turns into exit status 2.
     """
