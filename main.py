@@ -33,7 +33,8 @@ def run(settings, signals):
     training, records = settings.training, settings.records
     command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
     import train
-    from elastic.runs import resume, session
+    from elastic.runs import resume
+    from elastic.runs.session import bad_image_named, open_session
     from models import build_model
     decisive = decisive_settings(settings)
     resumed = resume.interrupted_run(records.folder, decisive, records.restart)
@@ -53,24 +54,24 @@ def run(settings, signals):
         return already_finished(records.folder)
     print_start(settings, dataset, model, resumed)
     about = dict(resume.about_this(decisive), images=dataset.fingerprint)
-    with session.opened(records, lock, about, resumed, signals) as (this, meter):
+    with open_session(records, lock, about, resumed, signals) as (session, meter):
         penalty = penalty_of(model, dataset, training, resumed)
-        with this.preparing():
+        with session.preparing():
             maker = train.step_maker(model, dataset, training, penalty)
             scheme = scheme_of(maker, dataset, training, table, cache)
-        with session.bad_image_named(dataset):
-            result, model = train.train(scheme, dataset, training, this, cache)
+        with bad_image_named(dataset):
+            result, model = train.train(scheme, dataset, training, session, cache)
 
         if records.save_txt:
-            this.recorder.text()
+            session.recorder.text()
         if records.save_model:
-            this.recorder.save(model)
+            session.recorder.save(model)
         result.update(energy_of(meter, records.meter_csv))
         summary = dict(
             decisive, **measured_beside(settings, dataset, cache), **result,
             run_name=records.run_name, scheme=training.train_type, host=host_description(),
             stack=resume.stack_description())
-        this.recorder.finish(summary)
+        session.recorder.finish(summary)
     print_end(summary, dataset)
     if records.meter_csv:
         add_meter(records)

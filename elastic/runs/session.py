@@ -33,7 +33,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def opened(records, lock, about, resumed, signals):
+def open_session(records, lock, about, resumed, signals):
     """Yields (Session, energy.Meter) of a run that now begins to train; closes its records after.
 
     records: settings.RecordSettings. lock: from recorder.open_run. about: dict that goes into each
