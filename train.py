@@ -331,13 +331,13 @@ class ElasticScheme(Scheme):
         return self._loop.timings, drift
 
     def _chosen(self, importance, table, rho, epoch, due):
-        """(mask, fallback, table with the cache's cost), or None to go on as before."""
+        """Returns (mask, fallback, table with the cache's costs); None keeps the last selection."""
         if self._cache is None:
             rho = reachable(table, rho, self._layers)
             return choose_tensors(table, importance, rho, self._layers) + (table,)
         costs = CacheCosts(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < costs.smallest_rho(self._layers):
-            return None  # too few epochs are left to fill another cache for
+            return None  # too few epochs remain to pay for filling another cache
         return choose_cached_tensors(costs, importance, rho, self._layers)
 
 
