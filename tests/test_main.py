@@ -251,7 +251,7 @@ def test_a_profile_on_noise_says_why(tmp_path, capsys):
 def test_prune_training_shrinks_the_network_and_saves_it(tmp_path, capsys):
     """The threshold is so high that fresh channels fall below it."""
     flags = quick_flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',
-                        '--prune_threshold', '0.15', '--save_model', '--run_name', 'pruned')
+                        '--prune_threshold', '0.2', '--save_model', '--run_name', 'pruned')
     assert main.main(flags) == 0
     assert 'channels have vanished: the network is rebuilt' in capsys.readouterr().out
     summary = read_run(str(tmp_path / 'pruned')).summary
