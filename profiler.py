@@ -3,20 +3,16 @@
     python profiler.py --model_name resnet50 --num_classes 200
 
 Records real training steps with the TensorFlow profiler, attributes op times to tensors through the
-graph (attribution.py), and writes trace, table (CSV, JSON) under
-logs/<model>_<size>_<classes>_<batch>_profile/. Once per device, model, input, batch and threading:
-the table carries a key of all these and is reused only where the key matches exactly. Ends with
-what each way to train costs here (costs.py).
+graph (elastic/timing), and writes the trace and the table (CSV, JSON) to
+logs/<model>_<size>_<classes>_<batch>_profile/. The table is reused only where its key matches: the
+same device, model, input, batch and threads. Ends with what each way to train costs here.
 """
 
 import argparse
 import contextlib
 import ctypes
 import gc
-import hashlib
-import json
 import os
-import re
 import tempfile
 import time
 from typing import Dict, NamedTuple, Optional
@@ -24,25 +20,19 @@ from typing import Dict, NamedTuple, Optional
 import numpy as np
 
 from elastic import command_line
-from elastic.device.host import host_description
 from elastic.files import whole_folder
 from elastic.settings import MODEL, TRAINING, settings_of, statistics_of
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.table import TensorTimings, chain_timings
+from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 
-# Variables of the environment that decide how TensorFlow computes, and on how many threads.
-ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INTEROP_THREADS',
-               'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
-MIN_COVERAGE = 0.95
+MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
 TABLE_FILE = 'timings.json'
 
 
 class StepSettings(NamedTuple):
-    """What is timed: a network and its training step; see the flags of the same names.
-
-    num_classes, augmentation: of the data set, where the flags leave them open.
-    """
+    """Describes what is timed, a network and its training step, by the flags of the same names."""
     model_name: str
     alpha: float
     input_size: int
@@ -60,12 +50,11 @@ class StepSettings(NamedTuple):
 
 
 class ProfileSettings(NamedTuple):
-    """How profile_model measures a step.
+    """Says how profile_model measures a step.
 
-    optimizer: 'sgd' or 'adam'. clip_norm: see training_step.make_optimizer.
-    folder: where the trace stays; None: it is deleted.
-    key: stored in the table. num_steps: traced steps.
-    seconds: about how long the untraced, interleaved runs that give the totals may take.
+    optimizer: 'sgd' or 'adam'. clip_norm: as training_step.make_optimizer takes it.
+    folder: where the trace stays; None: it is deleted. key: stored in the table.
+    num_steps: traced steps. seconds: rough limit of the untraced runs that give the totals.
     """
     optimizer: str
     weight_decay: float = TRAINING.weight_decay
@@ -80,12 +69,11 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
                   optimizer=TRAINING.optimizer, batch=None, **settings):
     """Returns the TensorTimings of one training step of `model` on this machine.
 
-    Describe the batch in one of two ways:
-    input_shape: of one example, (height, width, channels) of an image; num_classes, batch_size.
-    batch: (inputs, labels), or tf.TensorSpecs of them. Inputs may be one array, or a list, tuple or
-    dict of arrays, as the model takes them.
+    The batch is described by input_shape (of one example, such as (height, width, channels)),
+    num_classes and batch_size; or by `batch`: (inputs, labels), or tf.TensorSpecs of them. Inputs
+    may be one array, or a list, tuple or dict of arrays, as the model takes them.
     optimizer, settings: fields of ProfileSettings.
-    The model's variables are afterwards as before.
+    Afterwards the model's variables are as before.
     """
     import tensorflow as tf
     settings = ProfileSettings(optimizer, **settings)
@@ -138,8 +126,10 @@ def step_maker(model, settings, inputs, labels):
 
 
 def release_memory():
-    """Has the C library give back what was freed. glibc keeps it in pools of TensorFlow's threads:
-    of ResNet50, 64x64, 780 MB behind a profile on the paper's stack. Others know no such call.
+    """Returns freed memory to the system, where the C library is glibc.
+
+    glibc keeps it in pools of TensorFlow's threads: 780 MB after a profile of ResNet50, 64x64, on
+    the paper's stack.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -147,10 +137,9 @@ def release_memory():
 
 
 def prefix_cuts(prefixes, times):
-    """(N,) list of prefix_cut.Cut where tensor k is the deepest in training; None where there is
-    none.
+    """Returns N prefix_cut.Cuts, None where there is none: item k serves tensor k as the deepest.
 
-    Each is that of a step which trains all that is nearer the output: an upper bound, as t_dy.
+    The step of each trains all tensors nearer to the output too: an upper bound, as t_dy.
     prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
     """
     depth = chain_timings(times.group_tensors, times.group_ms)[2]
@@ -158,17 +147,18 @@ def prefix_cuts(prefixes, times):
 
 
 def prefix_costs(cuts, times):
-    """(traced ms, bytes), (N,) each: what a step need not compute, and reads for each image
-    instead, by the cuts of prefix_cuts; see TensorTimings.
-    """
+    """Returns the traced ms that each of N cuts saves, and the bytes of one image that it reads."""
+    # Sorted: equal bits in every process.
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
-               for cut in cuts]  # sorted: equal bits in every process
+               for cut in cuts]
     return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
 def _drawn(leaf):
-    """The array itself, or one drawn for a TensorSpec: floats as pixels have them, integers 0 or 1,
-    which any vocabulary and any list of classes or nodes has.
+    """Returns an array as it is; for a TensorSpec, one of random numbers.
+
+    Floats are drawn as pixels; integers are 0 or 1, which any vocabulary and any list of classes
+    has.
     """
     import tensorflow as tf
     if not isinstance(leaf, tf.TensorSpec):
@@ -178,71 +168,15 @@ def _drawn(leaf):
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
-def table_key(settings, model):
-    """Returns what a timing table is valid for: the network, the step, this machine, this software.
-
-    settings: StepSettings. A saved model is known by its content, not its path: see fingerprint.
-    """
-    import tensorflow as tf
-    from tensorflow import keras
-
-    from elastic.compat.keras_stack import flat_layers
-    from elastic.networks.names import is_saved
-    dtypes = {dtype for layer in flat_layers(model) if layer.weights
-              for dtype in (layer.compute_dtype, layer.variable_dtype)}
-    return dict(
-        model='saved' if is_saved(settings.model_name) else settings.model_name,
-        network=fingerprint(model), alpha=settings.alpha, input_size=settings.input_size,
-        batch_size=settings.batch_size, num_classes=settings.num_classes,
-        optimizer=settings.optimizer, decay=bool(settings.weight_decay),
-        clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
-        augmentation=settings.augmentation, dtype=', '.join(sorted(dtypes)),
-        inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
-        intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
-        environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
-
-
-def fingerprint(model):
-    """Hash of what a step computes: classes, settings and dtypes of all layers in order, names,
-    shapes and dtypes of all weights; not of their values, nor of the numbers in Keras' names.
-    """
-    from tensorflow import keras
-
-    from elastic.compat.keras_stack import flat_layers, variable_name
-
-    def plain(value):
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        if isinstance(value, dict):  # an activation, a regulariser
-            return value.get('class_name')
-        return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-
-    def settings(layer):
-        inside = [layer] + flat_layers(layer)
-        try:
-            config = {} if any(isinstance(part, keras.Model) for part in inside) else (
-                layer.get_config())
-        except Exception:  # a layer of the user's own may have none, or a broken one
-            config = {}
-        return {key: plain(value) for key, value in config.items() if key != 'name'}
-    content = [[type(layer).__name__, layer.compute_dtype, settings(layer)]
-               for layer in flat_layers(model)]
-    weights = [[re.sub(r'_\d+(?=/)', '', variable_name(v)), list(v.shape), str(v.dtype)]
-               for v in model.trainable_variables + model.non_trainable_variables]
-    text = json.dumps([content, weights], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def table_path(logs_dir, model_name, input_size, num_classes, batch_size):
-    """logs/<model>_<size>_<classes>_<batch>_profile/timings.json; the trace is beside it."""
+    """Returns logs/<model>_<size>_<classes>_<batch>_profile/timings.json."""
     name = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
     return os.path.join(logs_dir, '{}_{}_{}_{}_profile'.format(
         name, input_size, num_classes, batch_size), TABLE_FILE)
 
 
 def stored_table(path, key):
-    """The TensorTimings at `path` if its key is exactly `key`; else None, and prints why."""
+    """Returns the TensorTimings at `path` if its key is `key`; else None, and prints why."""
     if not os.path.exists(path):
         print('no timing table at {}: profiling'.format(path))
         return None
@@ -270,8 +204,9 @@ def path_of_table(settings, logs_dir):
 def table_for(settings, model, logs_dir, draw, again=False):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
-    settings: StepSettings. draw: () -> (images, labels) to time steps on; None: noise, on which
-    steps may take more or less time than on images. again: measure in any case.
+    settings: StepSettings. again: measure in any case.
+    draw: () -> (images, labels) to time steps on, or None for noise, on which steps may take
+    another time than on images.
     """
     key, path = table_key(settings, model), path_of_table(settings, logs_dir)
     table = None if again else stored_table(path, key)
@@ -290,9 +225,9 @@ def table_for(settings, model, logs_dir, draw, again=False):
 
 
 def batch_for(settings, dataset_name, data_dir=None):
-    """Returns (images, labels) of the data set; None, for noise, where it is not at hand.
+    """Returns (images, labels) of the data set, or None if it is not at hand; prints which.
 
-    Prints which. settings: StepSettings.
+    settings: StepSettings.
     """
     from datasets import batch_at_hand
     batch, reason = batch_at_hand(dataset_name, settings.input_size, settings.batch_size,
@@ -303,18 +238,15 @@ def batch_for(settings, dataset_name, data_dir=None):
 
 
 def warn_of(profile):
-    """Warns of steps that varied, of steps that wait for a GPU's launches, and of traced time that
-    belongs to no tensor.
-    """
+    """Warns if steps varied, if they wait for a GPU's launches, or if little was attributed."""
     if profile.disturbed:
         print('warning: the same step took {:.0f} % more or less from one call to the next; is '
               'something else running? On a quiet machine, profiler.py --force measures again'
               .format(100 * profile.spread))
     if profile.launch_bound:
         print('warning: the GPU runs kernels during only {:.0f} % of a step and waits for launches '
-              'in the rest: leaving out tensors then saves launches more than the kernel time that '
-              'they are priced by, so that rho may be missed; a larger --batch_size helps'.format(
-                  100 * profile.kernel_share))
+              'in the rest, but the cost of a tensor is its kernel time: rho may be missed; a '
+              'larger --batch_size helps'.format(100 * profile.kernel_share))
     if profile.coverage < MIN_COVERAGE:
         print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
               '(at least {:.0f} % is usual); left out: {}'.format(
@@ -323,7 +255,7 @@ def warn_of(profile):
 
 
 def describe(table):
-    """Text of the table: a row a tensor, then the totals."""
+    """Returns the table as text: a row for each tensor, then the totals."""
     rows = [[k, name, 'x'.join(map(str, shape)), '%.3f' % dw, '%.3f' % dy, '%.3f' % up,
              '%.2f' % (100 * (dw + dy) / table.t_bp), 'estimated' if guess else 'measured']
             for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
@@ -349,19 +281,19 @@ def parse_arguments(argv=None):
     command_line.add_model_flags(parser)
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), metavar='N',
                         help='width of the head (default: that of the data set); steps are timed '
-                             'on a batch of --dataset_name where that has so many classes and need '
-                             'not be prepared first, else on noise')
+                             'on a batch of --dataset_name if that has this number of classes and '
+                             'is prepared, else on noise')
     parser.add_argument('--num_epochs', type=command_line.number(int, low=1),
                         default=TRAINING.num_epochs,
-                        metavar='N', help='that training shall take, for the table of what each '
+                        metavar='N', help='epochs of a training run, for the table of what each '
                                           'way to train costs (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
                         default=statistics_of(MODEL.weights),
-                        help='as in training: frozen, without dropout and stochastic depth inside '
-                             'the base, for pretrained weights, train from scratch '
+                        help='as in training: frozen (without dropout and stochastic depth inside '
+                             'the base) for pretrained weights, train from scratch '
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
-    command_line.add_flag(parser, '--force', 'measure again even where a table matches')
+    command_line.add_flag(parser, '--force', 'measure again even if a table matches')
     return parser.parse_args(argv)
 
 
@@ -376,7 +308,7 @@ def peak_bytes(settings, model):
     images = tf.random.stateless_uniform(
         (settings.batch_size,) + settings.image_shape, (0, 0), 0, 255)
     labels = tf.zeros((settings.batch_size,), tf.int32)
-    statistics_from_batch(model, images[:1])  # of one image: a batch would be more than a step
+    statistics_from_batch(model, images[:1])  # one image: a batch would hold more than a step
     maker = step_maker(model, settings, images, labels)
     peaks = costs.peaks_of(maker, [variable_name(v) for v in model.trainable_variables], images,
                            labels)
@@ -385,10 +317,10 @@ def peak_bytes(settings, model):
 
 
 def print_costs(way, table, path, images, peaks):
-    """Prints what each way to train costs, and stores in the table what was measured for it.
+    """Prints what each way to train costs; stores in the table what was measured for that.
 
-    way: costs.Way to compare others like it. path: of the table. images: (training, test) images.
-    peaks: train type -> bytes.
+    way: costs.Way that others are compared with. path: of the table. peaks: train type -> bytes.
+    images: numbers of (training, test) images.
     """
     from elastic import costs
     from elastic.cache.copy_costs import CopyCosts

@@ -1,19 +1,16 @@
-"""Tensor selection: which tensors buy the most importance within a time budget (paper, section
-4.3). Takes what each tensor costs and is worth, gives the mask of those to train.
+"""Selects the tensors of most importance within a time budget (paper, section 4.3).
 
-`select_tensors` is the paper's problem, solved exactly. Training tensor k costs t_dw[k], the time
-of its own gradient, and needs the error gradient carried back to it: t_dy of every tensor from the
-output down to the deepest selected one. That second cost depends on the deepest selected tensor
-alone, so the problem is a family of prefix 0/1 knapsacks on t_dw, and one sweep from the output to
-the input solves all of them in O(N * resolution). Its arrays have shape (N,) and run from the input
-to the output: index 0 is the tensor nearest the input. `select_tensors_paper` is the recursion that
-the paper gives for it.
+`select_tensors` solves the paper's problem exactly. To train tensor k costs t_dw[k], its weight
+gradient, and t_dy of every tensor from the output down to the deepest selected one, the path of the
+error gradient. The second cost depends on the deepest selected tensor alone. So the problem is a
+family of prefix 0/1 knapsacks on t_dw, and one sweep from the output to the input solves them all
+in O(N * resolution). Arrays run from the input to the output: index 0 is the tensor nearest to the
+input. `select_tensors_paper` is the paper's own recursion.
 
-`choose_tensors` poses that problem for a table of timings and rho. In a graph with branches the
-chain is an upper bound: it charges every branch above the deepest tensor. So the exact solution
-of the chain is the start of a greedy search that pays each op once, as the graph does, and other
-such searches start from nothing. The best set is near the optimum, not proven to be it:
-benchmarks/selector.py measures how near.
+`choose_tensors` poses that problem for a timing table and rho. In a graph with branches the chain
+is an upper bound, as it counts every branch above the deepest tensor. So its exact solution is only
+the start of a greedy search, which counts each op once, as the graph does; other searches start
+from nothing. The best set is near the optimum: benchmarks/selector.py measures how near.
 """
 
 import warnings
@@ -32,17 +29,17 @@ from elastic.timing.table import time_of_groups
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
-# Greedy rules: importance per ms ** power, down to importance alone, whatever it costs.
+# The greedy searches add the largest importance / ms ** power; power 0 ignores the cost.
 POWERS = (1.0, 0.5, 0.0)
 
 
 class Selection(NamedTuple):
-    """A set of tensors to train.
+    """Holds a set of tensors to train.
 
-    mask: (N,) bool, True where the tensor is trained, in the order of the arguments.
-    importance: sum of the importance of the selected tensors.
-    time: ms of backward time they take, t_dw of each plus t_dy down to the deepest.
-    fallback: True when no feasible tensor had positive importance (see select_tensors).
+    mask: (N,) bool, True for each selected tensor, in the order of the arguments.
+    importance: sum over the selected tensors.
+    time: ms of backward time: t_dw of each selected tensor, t_dy down to the deepest.
+    fallback: True if no feasible tensor had positive importance, as select_tensors explains.
     """
     mask: np.ndarray
     importance: float
@@ -51,7 +48,7 @@ class Selection(NamedTuple):
 
 
 class InfeasibleBudget(ValueError):
-    """No tensor fits in the budget. `smallest_budget`, in ms, is the least at which one does."""
+    """Says that no tensor fits in the budget; with `smallest_budget`, in ms, one does."""
 
     def __init__(self, budget, smallest_budget):
         super().__init__(
@@ -62,27 +59,22 @@ class InfeasibleBudget(ValueError):
 
 
 def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest=None):
-    """The feasible set of tensors with the largest total importance (paper, equation 4).
+    """Returns the Selection with the largest importance within the budget (paper, equation 4).
 
-    The budget is cut into `resolution` bins and every cost is rounded UP to whole bins, so that the
-    result never exceeds the budget: it is the exact optimum for the rounded costs, less a tensor
-    where the sum of its floats would be a hair over, and at least as good as the optimum for a
-    budget smaller by N / resolution of itself. A tensor of importance <= 0 is never selected,
-    except by the fallback: where no feasible tensor has positive importance, an empty mask would
-    silently train nothing, so importances are shifted until the worst feasible tensor is just above
-    zero, which fills the budget with the least bad ones. A warning says so.
+    Costs are rounded UP to whole bins, so that the result never exceeds the budget. It is at least
+    as good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance
+    <= 0 is never selected, unless no feasible tensor has a positive one. An empty mask would then
+    train nothing; instead a warning is given, and importances are shifted until the worst feasible
+    tensor is just above zero, which selects the least harmful ones.
 
-    t_dw: (N,) ms per step, own gradient of each tensor.
+    t_dw: (N,) ms per step, weight gradient of each tensor.
     t_dy: (N,) ms per step, extra time to carry the error gradient back to each tensor.
     importance: (N,) predicted loss drop, any sign.
-    budget: ms of backward time, > 0.
-    resolution: number of bins, >= 1.
-    at_deepest: (N,) ms per step, any sign, paid once where tensor k is the deepest selected one:
-    what a prefix cache saves of the forward pass depends on it alone, too. With it the budget may
-    be negative. None: no such costs.
-    Returns a Selection. Raises InfeasibleBudget when no single tensor fits, ValueError for wrong
-    shapes, negative or non-finite times, NaN importance, a budget or resolution that is not
-    positive.
+    budget: ms of backward time, > 0. resolution: number of bins, >= 1.
+    at_deepest: (N,) ms per step, any sign, added once for the deepest selected tensor, such as what
+    a prefix cache saves of the forward pass. With it the budget may be negative. None: 0.
+    Raises InfeasibleBudget if no single tensor fits; ValueError for wrong shapes, negative or
+    non-finite times, NaN importance, a budget or resolution that is not positive.
     """
     if at_deepest is None:
         at_deepest = np.zeros(len(t_dw))
@@ -96,22 +88,22 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
         raise InfeasibleBudget(budget, float(to_reach.min()))
     value, fallback = _values(importance, feasible)
 
-    # What fits takes at most all bins: division may round a tensor of the whole budget up to more.
+    # A tensor that takes the whole budget fits, though division may round it up to one bin more.
     whole = max(budget - float(at_deepest[feasible].min()), 1e-300)
     item_bins = np.ceil(t_dw * resolution / whole)
     reach_bins = np.where(feasible, np.clip(np.ceil(
         (to_reach + (whole - budget)) * resolution / whole), 0, resolution), np.inf)
     mask = _prefix_knapsack(item_bins, reach_bins, value, resolution)
-    value[np.argmax(mask)] = np.inf  # the deepest fits alone
+    value[np.argmax(mask)] = np.inf  # never trimmed: the deepest fits alone
 
-    def price(mask):
+    def ms_of(mask):
         return _chain_time(mask, t_dw, t_dy) + float(at_deepest[np.argmax(mask)])
-    mask = _trimmed(mask, value, price, budget)
-    return Selection(mask, float(importance[mask].sum()), price(mask), fallback)
+    mask = _trimmed(mask, value, ms_of, budget)
+    return Selection(mask, float(importance[mask].sum()), ms_of(mask), fallback)
 
 
 def _values(importance, feasible):
-    """((N,) float64, fallback): what the solver maximises, see select_tensors."""
+    """Returns ((N,) float64, fallback): what the solver maximises."""
     if (importance[feasible] > 0).any():
         return importance.copy(), False
     warnings.warn('no feasible tensor has positive importance: selecting the least bad ones')
@@ -121,25 +113,25 @@ def _values(importance, feasible):
 
 
 def _prefix_knapsack(item_bins, reach_bins, value, resolution):
-    """(N,) bool: the best mask, found by trying every tensor as the deepest selected one.
+    """Returns the best (N,) bool mask; tries every tensor as the deepest selected one.
 
-    item_bins: (N,) whole bins a tensor costs where a deeper one is selected too.
-    reach_bins: (N,) whole bins tensor k costs as the deepest one, error gradient included; inf
-    where it does not fit.
+    item_bins: (N,) whole bins that a tensor costs if a deeper one is selected too.
+    reach_bins: (N,) whole bins that it costs as the deepest, with the path of the error gradient;
+    inf if it does not fit.
     """
     n = len(value)
     reach_bins = np.where(value > 0, reach_bins, np.inf)
-    # What a deeper tensor leaves at most, so that only so many bins of `best` will be asked for.
+    # The most bins that a deeper tensor leaves: more of `best` is never read.
     room = resolution - np.minimum.accumulate(np.append(np.inf, reach_bins[:-1]))
-    best = np.zeros(resolution + 1)  # best[c]: most value of the tensors seen so far in c bins
-    taken = {}  # k -> bits: whether the best for as many bins more than k's own has tensor k
+    best = np.zeros(resolution + 1)  # best[c]: most value in c bins, of the tensors seen so far
+    taken = {}  # k -> packed bits: whether the best set for (k's own + i) bins has tensor k
     best_value, deepest = 0.0, None
     for k in range(n - 1, -1, -1):  # from the output to the input
         if not value[k] > 0:
             continue
         if reach_bins[k] <= resolution:
             total = best[resolution - int(reach_bins[k])] + value[k]
-            if total > best_value:  # strict: of equal sets, the one nearest the output is cheaper
+            if total > best_value:  # strict: of equal sets, the one nearer to the output is cheaper
                 best_value, deepest = total, k
         if item_bins[k] <= room[k]:
             bins, size = int(item_bins[k]), int(room[k]) + 1
@@ -158,30 +150,30 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
     return mask
 
 
-def _trimmed(mask, value, price, budget):
-    """The mask less its least valuable items while float rounding has it a hair over the budget."""
+def _trimmed(mask, value, ms_of, budget):
+    """Returns the mask without its least valuable items that rounding puts over the budget."""
     mask = mask.copy()
-    while mask.any() and price(mask) > budget:
+    while mask.any() and ms_of(mask) > budget:
         mask[np.argmin(np.where(mask, value, np.inf))] = False
     return mask
 
 
 def select_tensors_paper(t_dw, t_dy, importance, budget, resolution=1000):
-    """The paper's recursion, kept as the reference: O(N^2 * resolution), and not optimal.
+    """Returns the Selection of the paper's recursion (section 4.3): O(N^2 * resolution), inexact.
 
-    P[k, t] is the best importance among the k tensors nearest the output in t bins:
+    P[k, t] is the best importance among the k tensors nearest to the output in t bins:
     P[k, t] = max(P[k-1, t], max over k_c of P[k_c, t - t_dw[k] - sum of t_dy from k_c to k] + I_k),
-    k_c being the last tensor selected before k. One solution is kept for each P[k_c, t], so a k_c
-    that the best solution leaves out cannot be extended: value is lost. Times are rounded DOWN to
+    where k_c is the last tensor selected before k. It keeps one solution for each P[k_c, t], so it
+    cannot extend a k_c that this solution leaves out, and loses value. Times are rounded DOWN to
     whole bins as in the paper, so the result can exceed the budget: at N >= 1000 nearly all times
-    become zero. (Paper, section 4.3; its published code corrects with a factor on the budget.)
+    become zero. The published code corrects this by a factor on the budget.
 
-    Arguments, result and errors as for select_tensors; the empty mask is possible here.
+    Arguments, result and errors as for select_tensors, but the mask can be empty.
     """
     t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution)
     n, size = len(importance), resolution + 1
     scale = resolution / budget
-    # Index 1 is nearest the output from here on; index 0 stands for "nothing selected".
+    # From here on index 1 is nearest to the output; index 0 means that nothing is selected.
     dw = np.concatenate([[0], np.floor(t_dw[::-1] * scale)])
     reach = np.concatenate([[0], np.cumsum(np.floor(t_dy[::-1] * scale))])
     gain = np.concatenate([[0.0], importance[::-1]])
@@ -213,7 +205,7 @@ def select_tensors_paper(t_dw, t_dy, importance, budget, resolution=1000):
 
 
 def _path(t_dy):
-    """(N,) ms by which the error gradient gets to each tensor."""
+    """Returns the (N,) ms to carry the error gradient to each tensor."""
     return np.cumsum(t_dy[::-1])[::-1]
 
 
@@ -225,7 +217,7 @@ def _checked(t_dw, t_dy, importance, budget, resolution, signed=False):
     arrays = [np.asarray(a, dtype=np.float64) for a in (t_dw, t_dy, importance)]
     shapes = [a.shape for a in arrays]
     if arrays[0].ndim != 1 or len(set(shapes)) != 1 or arrays[0].size == 0:
-        raise ValueError('t_dw, t_dy and importance must be one-dimensional, of one length N >= 1; '
+        raise ValueError('t_dw, t_dy and importance must have one dimension and one length N >= 1; '
                          'got shapes {}, {}, {}'.format(*shapes))
     for name, array in zip(('t_dw', 't_dy', 'importance'), arrays):
         _require_finite(name, array)
@@ -243,36 +235,36 @@ def _require_finite(name, array):
         raise ValueError('{} holds a value that is not finite'.format(name))
 
 
-# ---------------------------------------------------------------- what rho leaves, on the graph
+# ---------------------------------------------------------------- on the graph of a timing table
 
 
 def choose_tensors(timings, importance, rho, layers=None):
-    """((N,) bool, fallback): the tensors of most importance whose step takes at most rho of full.
+    """Returns ((N,) bool mask, fallback): most importance in a step of at most rho of a full one.
 
-    Prices are the graph's: each op that a chosen tensor needs is paid once. The better of the
-    exact solution of the chain, filled up, and of sets built from nothing, by each of POWERS.
-    layers: (N,) int, which layer a tensor is of, where those of a layer go together; else None.
-    fallback: as of select_tensors.
-    Never over budget. Raises InfeasibleBudget where rho is below smallest_rho.
+    Costs are the graph's: each op that a chosen tensor needs counts once. The result is the best of
+    the chain's exact solution, filled up, and of sets built from nothing by each of POWERS.
+    layers: (N,) int, the layer of each tensor, if a layer is chosen as a whole; else None.
+    fallback: as in Selection.
+    Never exceeds the budget. Raises InfeasibleBudget if rho is below smallest_rho.
     """
     _require_finite('importance', importance)
     items = items_of(timings, layers)
     limit = rho * timings.t_step if rho < 1 else np.inf  # no mask takes more than a full step
     budget = limit - timings.fixed  # ms of backward pass and updates
 
-    def price(mask):
+    def ms_of(mask):
         return timings.step_time(mask[items.of])
 
     cheapest = items.cheapest
-    if price(cheapest) > limit:
-        raise InfeasibleBudget(budget, price(cheapest) - timings.fixed)
+    if ms_of(cheapest) > limit:
+        raise InfeasibleBudget(budget, ms_of(cheapest) - timings.fixed)
     feasible = cheapest | (items.alone <= budget)
     value, fallback = _values(np.bincount(items.of, importance), feasible)
-    # By a cache, a deeper tensor can bring in more time than it takes.
+    # With a cache, a deeper tensor can save more time than it costs.
     feasible = (feasible | (items.beside_deeper <= budget)) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
     mask[feasible] = _search(items.only(feasible), value[feasible], budget)
-    mask = _trimmed(mask, value, price, limit)
+    mask = _trimmed(mask, value, ms_of, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
@@ -307,7 +299,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
 
 
 def _search(items, value, budget):
-    """(L,) bool: the best set found among items of positive value that each fit alone."""
+    """Returns the (L,) bool mask of the best set found; each item has positive value and fits."""
     if items.own.sum() + items.group_ms.sum() + items.at_deepest[
             np.argmax(items.depth)] <= budget:
         return np.ones(len(value), dtype=bool)
@@ -318,9 +310,9 @@ def _search(items, value, budget):
 
 
 def on_chain(items, value, budget):
-    """(L,) bool: select_tensors of the items laid along a chain by the time they share with others.
+    """Returns the (L,) bool mask of select_tensors for the items as a chain.
 
-    As table.chain_timings, but laid without what no item of positive value needs.
+    The chain is that of table.chain_timings, without groups that no item of positive value needs.
     """
     order = np.argsort(-items.depth)  # from the input to the output
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
@@ -330,20 +322,22 @@ def on_chain(items, value, budget):
         mask[order] = select_tensors(items.own[order], t_dy, value[order], budget,
                                      max(LEAST_BINS, BINS_PER_ITEM * len(order)),
                                      items.at_deepest[order]).mask
-    except InfeasibleBudget:  # the chain is dearer than the graph
+    except InfeasibleBudget:  # no item fits at the upper bound
         pass
     return mask
 
 
 def filled(items, value, mask, budget, power=1.0):
-    """The (L,) mask with the item of most value / cost ** power added, again and again, while one
-    fits; its cost is that of the ops that nothing chosen so far needs, and of a deeper cut."""
+    """Returns the (L,) mask filled up: adds the largest value / cost ** power as long as one fits.
+
+    The cost of an item is that of the ops that no chosen item needs, and of a deeper cut.
+    """
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
     # (L,) ms to add each item
     cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
     left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
-    depth, at_deepest = -1, 0.0  # of the deepest chosen item: its depth, what is paid for it
+    depth, at_deepest = -1, 0.0  # of the deepest chosen item
     if mask.any():
         item = np.where(mask, items.depth, -1).argmax()
         depth, at_deepest = items.depth[item], items.at_deepest[item]

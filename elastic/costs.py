@@ -1,8 +1,7 @@
-"""What each way to train costs on this device, before it trains: time and memory.
+"""Predicts what each way to train costs on this device: time and memory.
 
-Takes a timing table (table.py), the size of the data set, and the peak memory of steps
-(peak_memory.py). Gives the table that profiler.py ends with. scripts/reproduce.py adds up the hours
-of a figure's runs by the same functions.
+From a timing table, the size of the data set and the peak memory of steps it makes the table that
+profiler.py ends with. scripts/reproduce.py adds up the hours of a figure's runs with it.
 """
 
 from typing import NamedTuple, Optional
@@ -23,7 +22,7 @@ TIME_NOTE = 'time: tests between epochs included; selecting tensors and preparin
 
 
 class Way(NamedTuple):
-    """A way to train: the flags of main.py that decide how long a run takes on a timed network.
+    """Describes a way to train by the flags of main.py that decide how long a run takes.
 
     rho: of elastic training; other schemes ignore it.
     """
@@ -41,12 +40,12 @@ class Way(NamedTuple):
 
     @property
     def augments(self):
-        """Whether training images are augmented."""
+        """Returns whether training images are augmented."""
         return augmentation_of(self.dataset_name, self.augmentation) != 'none'
 
     @property
     def cache_epochs(self):
-        """Epochs for each filling of a prefix cache: new augmentation makes it useless."""
+        """Returns the epochs for which a prefix cache serves, until the augmentation changes."""
         fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
         return self.num_epochs / fillings
 
@@ -64,10 +63,9 @@ class Way(NamedTuple):
         return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
 
     def why_not(self, table):
-        """Returns in one line why rho is out of reach by this table; None where it is in reach.
+        """Returns in one line why rho is out of reach by this table; None if it is in reach.
 
-        With a prefix cache the answer is that of an ideal one. A run, which has its data, may still
-        refuse.
+        A prefix cache counts as an ideal one; a run, which knows its data, may still refuse.
         """
         if self.train_type != ELASTIC:
             return None
@@ -97,10 +95,10 @@ class Way(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a Way costs: a row of the profiler's table.
+    """Holds what a Way costs, a row of the profiler's table.
 
-    smallest_rho: of elastic training, else None. step_ms, hours, speed_up (over full training):
-    None where rho is out of reach. peak_bytes: None where it was not measured.
+    smallest_rho: None unless training is elastic. peak_bytes: None if not measured.
+    step_ms, hours, speed_up (over full training): None if rho is out of reach.
     """
     way: Way
     smallest_rho: Optional[float]
@@ -146,7 +144,7 @@ def peaks_of(maker, names, images, labels):
 
 
 def can_use_cache(way, table):
-    """Whether a run of several epochs could cache activations of this network."""
+    """Returns whether a run could cache activations of this network."""
     return bool(way.num_epochs > 1 and np.isfinite(table.cut_bytes).any())
 
 

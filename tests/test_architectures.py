@@ -196,10 +196,7 @@ def check_importance(case):
     objective, gradients = plain_objective(case)
     # Small enough for first order, large enough to show in float32 (float16).
     drop = {'mixed_float16': 0.02, 'MobileNet': 3e-3}.get(case.name, 1e-3)
-    squares = sum(float(tf.reduce_sum(tf.square(g))) for g in gradients)
-    if case.name in APPLICATIONS:  # at their small rate, rounding of weights distorts the update
-        case.train_by('sgd', drop / squares)
-    full_drop = case.rate * squares
+    full_drop = case.rate * sum(float(tf.reduce_sum(tf.square(g))) for g in gradients)
     evaluator, trials = Evaluator(case.maker), []
     evaluator.scale = drop / full_drop
     importance = evaluator.scale * evaluate_importance(

@@ -19,6 +19,7 @@ from elastic.schemes.fixed import fixed_mask
 from elastic.settings import settings_of
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, runs_of
+from fixed_tables import COPY_MS, fixed_profile
 from selection_solver_DP import smallest_rho
 from small_models import SMALL, small_classifier, user_classifier
 
@@ -31,12 +32,12 @@ WAY = costs.Way('full_training', 'digits', 8, 12)  # of data whose images come b
 
 @pytest.fixture(scope='module')
 def profiled():
-    return profiler.profile_model(small_classifier(), SMALL, 3, 8, seconds=0.5)
+    return fixed_profile(small_classifier(), SMALL, 3, 8)
 
 
 @pytest.fixture
 def copy_costs(tmp_path):
-    return CopyCosts(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9)
+    return CopyCosts(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9, measured=dict(COPY_MS))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Timing of tensors: the whole profiler, what stays untouched, and what a table is valid for."""
+"""Profiles small networks; checks what stays untouched and what a table is valid for."""
 
 import glob
 import importlib
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
-import models
 import profiler
 from elastic.compat import keras_stack
 from elastic.device import host
 from elastic.networks import backbone
 from elastic.settings import settings_of as fields_of
+from elastic.timing.table_key import ENVIRONMENT, table_key
 from elastic.timing.trace import read_trace
+from fixed_tables import fixed_profile
 from small_models import values
 from timing_tables import random_masks, table_of_branching
 
@@ -29,7 +30,7 @@ def branching_table():
 
 
 def small_classifier():
-    """With batch normalisation and dropout: statistics and random state to be kept."""
+    """Returns a network with batch normalisation and dropout: statistics and random states."""
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.Conv2D(8, 3, strides=2, use_bias=False, name='stem')(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='bn')(x))
@@ -66,24 +67,28 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     assert table.backward_time(np.arange(8) >= 6) < table.backward_time(np.arange(8) == 0)
 
 
-def nasnet_of_one_block_per_stage():
-    """NASNetMobile's cells, a quarter of its depth: the whole one takes over a minute to trace."""
-    build = importlib.import_module(keras.applications.NASNetMobile.__module__).NASNet
-    base = build(input_shape=(32, 32, 3), penultimate_filters=96, num_blocks=1,
-                 stem_block_filters=32, skip_reduction=False, include_top=False, weights=None)
-    return backbone.classifier(base, 'nasnet', (32, 32, 3), 3, 'frozen')
+SHALLOW = dict(input_shape=(32, 32, 3), include_top=False, weights=None)
 
 
-def whole(name):
-    return lambda: models.build_model(name, (32, 32, 3), 3, 'none', bn_statistics='frozen')
+def shallow(of, function, family, *args, **more):
+    """Returns a builder of a family's blocks at a fraction of its depth: all of it takes minutes.
+
+    of: a network of keras.applications, whose module has the function that builds the family.
+    """
+    def build():
+        base = getattr(importlib.import_module(of.__module__), function)(
+            *args, **dict(SHALLOW, **more))
+        return backbone.classifier(base, family, (32, 32, 3), 3, 'frozen')
+    return build
 
 
 @pytest.mark.parametrize('build', [
-    whole('EfficientNetB0'), whole('DenseNet121'), nasnet_of_one_block_per_stage,
-    pytest.param(whole('NASNetMobile'), marks=pytest.mark.skipif(
-        'SLOW_TESTS' not in os.environ, reason='takes over a minute; set SLOW_TESTS to run it'))],
-    ids=['EfficientNetB0', 'DenseNet121', 'NASNet cells', 'NASNetMobile'])
-def test_other_families_are_profiled_without_any_table_of_their_layers(build):
+    shallow(keras.applications.EfficientNetB0, 'EfficientNet', 'efficientnet', 1.0, 0.3, 32),
+    shallow(keras.applications.DenseNet121, 'DenseNet', 'densenet', [2, 2, 2, 2]),
+    shallow(keras.applications.NASNetMobile, 'NASNet', 'nasnet', penultimate_filters=96,
+            num_blocks=1, stem_block_filters=32, skip_reduction=False)],
+    ids=['EfficientNet', 'DenseNet', 'NASNet'])
+def test_other_families_need_no_table_of_their_layers(build):
     model = build()
     before = values(model.variables)
     table = profiler.profile_model(model, (32, 32, 3), 3, 2, num_steps=2, seconds=0)
@@ -97,15 +102,15 @@ def test_other_families_are_profiled_without_any_table_of_their_layers(build):
         np.testing.assert_array_equal(was, now)
 
 
-def test_the_nearer_the_output_a_cut_is_the_less_of_the_forward_pass_is_left_behind_it():
-    """Six convolutions, five of them alike: four fifths of the work lie in front of the last."""
+def test_a_cut_nearer_to_the_output_saves_more_of_the_forward_pass():
+    """Six convolutions, five of them alike: four fifths of the work come before the last."""
     keras_stack.set_seed(0)
     inputs = keras.Input((48, 48, 3))
     x = inputs
     for _ in range(6):
         x = keras.layers.Conv2D(32, 3, padding='same', activation='relu')(x)
     outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x))
-    table = profiler.profile_model(keras.Model(inputs, outputs), (48, 48, 3), 3, 8, seconds=1)
+    table = fixed_profile(keras.Model(inputs, outputs), (48, 48, 3), 3, 8)
     saved = table.t_prefix[::2] / table.t_fp  # kernels, from the input
     assert saved[0] < 0.2 and saved[-1] > 0.6 and (np.diff(saved) >= 0).all()
 
@@ -135,10 +140,10 @@ def settings_of(model_name, *more):
 
 
 def key_of(model_name, model, *more):
-    return profiler.table_key(settings_of(model_name, *more), model)
+    return table_key(settings_of(model_name, *more), model)
 
 
-def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
+def test_the_key_of_a_saved_model_depends_on_its_content_not_its_path(tmp_path):
     model, keys = small_network(), []
     model.get_layer(index=1).set_weights([np.ones_like(w) for w in model.layers[1].get_weights()])
     for folder in ('here', 'there'):
@@ -156,7 +161,7 @@ def test_the_key_knows_a_saved_model_by_its_content_and_not_its_path(tmp_path):
 @pytest.mark.parametrize('other, differing', [
     (dict(units=5), {'network'}), (dict(strides=2), {'network'}),
     (dict(activation='tanh'), {'network'}), (dict(dtype='mixed_float16'), {'network', 'dtype'})])
-def test_the_key_tells_networks_and_dtype_policies_apart(other, differing):
+def test_the_key_differs_for_other_networks_and_dtype_policies(other, differing):
     one, two = key_of('model.h5', small_network()), key_of('model.h5', small_network(**other))
     assert {name for name in one if one[name] != two[name]} == differing
 
@@ -164,13 +169,13 @@ def test_the_key_tells_networks_and_dtype_policies_apart(other, differing):
 @pytest.mark.parametrize('flags, differing', [
     (['--clip_norm', '1'], {'clipped'}), (['--weight_decay', '0'], {'decay'}),
     (['--optimizer', 'adam'], {'optimizer'})])
-def test_the_key_knows_what_an_update_is_made_of(flags, differing):
+def test_the_key_differs_for_other_updates(flags, differing):
     model = small_network()
     one, two = key_of('model.h5', model), key_of('model.h5', model, *flags)
     assert {name for name in one if one[name] != two[name]} == differing
 
 
-def test_a_table_for_clipped_updates_is_measured_on_them(tmp_path):
+def test_a_table_for_clipped_updates_is_measured_with_clipping(tmp_path):
     model, counts = small_network(), []
     for more in ([], ['--clip_norm', '1']):
         settings = settings_of('small', *more)
@@ -181,8 +186,8 @@ def test_a_table_for_clipped_updates_is_measured_on_them(tmp_path):
     assert counts[1] >= counts[0] + 2 * len(model.trainable_variables)
 
 
-@pytest.mark.parametrize('variable', profiler.ENVIRONMENT)
-def test_the_key_holds_what_the_environment_tells_tensorflow(variable, monkeypatch):
+@pytest.mark.parametrize('variable', ENVIRONMENT)
+def test_the_key_holds_the_variables_of_the_environment(variable, monkeypatch):
     model = small_network()
     monkeypatch.delenv(variable, raising=False)
     without = key_of('resnet50', model)
@@ -196,7 +201,7 @@ def test_the_key_holds_what_the_environment_tells_tensorflow(variable, monkeypat
     ({'cpu.max': '150000 100000\n'}, 1.5), ({'cpu.max': 'max 100000\n'}, None), ({}, None),
     ({'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 0.5),
     ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, None)])
-def test_the_share_of_cores_that_a_container_gives_is_read(files, cores, tmp_path):
+def test_a_container_s_share_of_cores_is_read(files, cores, tmp_path):
     (tmp_path / 'cpu').mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)

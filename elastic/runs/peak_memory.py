@@ -1,7 +1,6 @@
-"""The most memory that training takes at once, as the kernel counts it.
+"""Measures the most memory that each scheme holds at once, as the kernel counts it.
 
-Takes a step maker; gives the bytes that this process held at most when each scheme has trained a
-step. Python, TensorFlow, weights and the optimizer's state are included, a data set is not.
+That includes Python, TensorFlow, weights and the optimizer's state, but no data set.
 """
 
 import re
@@ -10,7 +9,7 @@ STATUS = '/proc/self/status'  # Linux's
 
 
 def peak_bytes():
-    """The most that this process has held in memory so far; None where no kernel tells."""
+    """Returns the most bytes this process has held so far; None if the system does not say."""
     try:
         with open(STATUS) as status:
             found = re.search(r'^VmHWM:\s*(\d+) kB', status.read(), re.M)
@@ -20,11 +19,11 @@ def peak_bytes():
 
 
 def peaks_of(maker, inputs, labels, masks):
-    """Returns name -> the most bytes held, None where unknown, for each mask and 'importance'.
+    """Returns name -> the most bytes held, None if unknown, for each mask and for 'importance'.
 
-    'importance' is the evaluation of importance, at the end of a halved trial, when it holds most.
-    Call this before the process runs a larger step: TensorFlow keeps what a step took. So masks of
-    fewer tensors come first. Weights change.
+    'importance' is an evaluation of importance whose trial is halved, when it holds most. Call this
+    before the process runs a larger step, as TensorFlow keeps its memory; so small masks come
+    first. Weights change.
     maker: masked_step.StepMaker. inputs, labels: one batch. masks: name -> (N,) bool.
     """
     from elastic.selection.importance import Evaluator

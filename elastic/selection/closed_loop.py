@@ -1,53 +1,52 @@
-"""Keeps the timing table true while the device changes speed: heat, other programs, fewer cores.
+"""Corrects the timing table while the device changes speed: heat, other programs, fewer cores.
 
-The table of the profiler is measured once. A device that slows down as a whole keeps its shares,
-and with them the choice of tensors; one whose forward and backward pass slow down differently does
-not. One step time per mask cannot tell the two apart, so before a selection both are measured anew.
+The profiler measures the table once. A device that slows down as a whole keeps the shares of the
+table, and so the choice of tensors. Forward and backward pass can also slow down differently, which
+the time of one step does not show. So both passes are measured again before each selection.
 """
 
 import numpy as np
 
 from elastic.timing.fit import fitted_scales
 
-CALLS = (2, 5)      # of both passes: a quick look; a long one where that says shares drifted
-NOISE = (0.25, 0.10)  # drift of backward over forward time that so many show by accident
-AGREE = (0.10, 0.25)  # of steps with what passes say of them: from, and up to what it is overlap
-LEAST = (0.8, 1 / 3)  # change of weight gradients' time, and of the error gradient's path
-MOST = (6.0, 3.0)   # overlapping hides up to 80 % of weight gradients in a profile
-STEP_DRIFT = 0.10   # of the measured step against the predicted one: calls for a new selection
-WINDOW = 50         # last steps of an epoch that are compared with the prediction
+CALLS = (2, 5)      # of both passes, in a quick look; in a long one if that shows drift
+NOISE = (0.25, 0.10)  # drift of backward over forward time that noise explains in each look
+AGREE = (0.10, 0.25)  # share of a step by which steps and passes differ if gradients overlap less
+LEAST = (0.8, 1 / 3)  # scale of weight gradients, and of the path of the error gradient
+MOST = (6.0, 3.0)   # overlap hides up to 80 % of weight gradients in a profile
+STEP_DRIFT = 0.10   # of the predicted step; a larger difference calls for a new selection
+WINDOW = 50         # last steps of an epoch, which are compared with the prediction
 
 
 class ClosedLoop:
-    """The timing table as it is now.
+    """Holds the timing table as the device is now.
 
-    timings: TensorTimings of the profiler. maker: masked_step.StepMaker of the training step.
+    timings: TensorTimings, first those of the profiler. reference: the same, with the shares of
+    forward and backward pass as last corrected. maker: masked_step.StepMaker of the training step.
     """
 
     def __init__(self, timings, maker):
         self.timings = timings
-        self.reference = timings  # with the shares that were measured last
+        self.reference = timings
         self._maker = maker
         self._forward = None
 
     def waited(self, wait_ms):
-        """From now on a step that computes all waits so long for its batch."""
+        """Records how long a step that computes all waits for its batch, in ms."""
         self.timings = self.timings._replace(t_loop=wait_ms)
 
     def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0, cache=None):
-        """Measures both passes on this batch and puts `timings` right; returns the drift of shares.
+        """Measures both passes on this batch, corrects `timings`, and returns the drift of shares.
 
-        both_ms: of forward and backward pass of all tensors, where some were just run.
-        mask, step_ms: of the steps that ran up to now; wait_ms: what of each was spent outside the
-        step function. cache: CacheCost where they read the prefix back, else None.
-        The drift is the change of backward over forward time since shares were last put right, 0
-        within NOISE. With drift the table follows the passes as measured. Without, its shares stay,
-        and the speed is that of the steps, hundreds of which tell it better than a few passes;
-        unless both disagree: then own gradients cost more or less beside the error gradient's way
-        than they did, as on one core, where they no longer overlap, and the table follows that
-        until the next look.
-        Steps that read the prefix back tell such differences, not the speed: of a short step, what
-        was priced wrongly is a large part, and the budget would grow by it.
+        both_ms: ms of forward and backward passes of all tensors that were just run, if any.
+        mask, step_ms: of the steps that ran so far. wait_ms: what each spent outside the step.
+        cache: CacheCost if these steps read cached activations, else None.
+        The drift is the change of backward over forward time since the last correction of shares, 0
+        within NOISE. With drift the table follows the passes. Without, its shares stay, and steps
+        give the speed: there are hundreds of them, and few passes. If steps and passes disagree,
+        weight gradients overlap with the error gradient less or more than before, as on one core;
+        the table follows that until the next update. Steps that read cached activations show such
+        differences but not the speed: an error of their cost would be a large part of them.
         """
         old = self.reference
         for calls, noise in zip(CALLS, NOISE):
@@ -62,15 +61,15 @@ class ClosedLoop:
             drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
             table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
         if len(step_ms):
-            def price(timings):
+            def predicted(timings):
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
-            more_ms = taken - price(table)
+            more_ms = taken - predicted(table)
             if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
-                table = explaining(table, mask, more_ms)
-            if not drift and cache is None:  # of a step that reads, too little is left to tell
-                speed = taken / price(table)
+                table = explaining(table, mask, more_ms)  # not inherited: an epoch may be disturbed
+            if not drift and cache is None:  # a reading step is too short to show the speed
+                speed = taken / predicted(table)
                 table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
             if cache is None:
                 self.waited(wait_ms)
@@ -78,11 +77,11 @@ class ClosedLoop:
         return drift
 
     def measure(self, inputs, labels, calls, both_ms=()):
-        """(t_fp, t_bp): ms of the forward and of the backward pass as the table counts them.
+        """Returns (t_fp, t_bp), ms of the forward and the backward pass as the table counts them.
 
-        The profile ran the same two functions, so that like is compared with like: its t_bp, from
-        differences of whole steps, changes as what the second takes beyond the first.
-        both_ms: as in update; then only the forward pass is called.
+        The profile timed the same two functions. t_bp of the table comes from differences of whole
+        steps; it scales with what the second function takes beyond the first.
+        both_ms: as in update; if given, only the forward pass is called.
         """
         if self._forward is None:
             self._forward = self._maker.forward()
@@ -90,10 +89,10 @@ class ClosedLoop:
         ms = []
         for _ in range(calls):
             for function in functions:
-                function.milliseconds(inputs, labels)  # each follows itself, as in the profile
+                function.milliseconds(inputs, labels)  # as in the profile, each follows itself
                 ms.append(function.milliseconds(inputs, labels))
         ms = np.reshape(ms, (calls, len(functions)))
-        # The quickest: what disturbs only adds, and with so few calls it would move a median.
+        # The quickest: disturbances only add, and would move the median of so few calls.
         t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
         old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
@@ -116,10 +115,9 @@ def explaining(table, mask, more_ms):
 
 
 def steps_drift_ms(step_ms, predicted_ms, of_ms=None):
-    """ms that the last steps take more than predicted, negative where less; 0 where that may be an
-    accident.
+    """Returns the ms by which the last steps exceed the prediction, any sign; 0 if within noise.
 
-    of_ms: what the difference is compared with, predicted_ms by default.
+    of_ms: ms that the difference is compared with (default: predicted_ms).
     """
     more_ms = float(np.median(step_ms[-WINDOW:])) - predicted_ms
     return more_ms if abs(more_ms) > STEP_DRIFT * (of_ms or predicted_ms) else 0.0

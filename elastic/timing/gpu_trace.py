@@ -1,17 +1,16 @@
-"""What GPUs did in a profiler trace: for which op of the step, and during how much of it.
+"""Reads from a profiler trace which GPU kernels ran, when, and for which op.
 
-Takes the planes `/device:GPU:n` of an XSpace as TensorFlow 2.6 to 2.21 write them with CUPTI. What
-ran is in lines `Stream #n(...)`; all other lines (`Steps`, `XLA Ops`, `TensorFlow Ops`, of late
-`Framework Ops`) tell the same once more, summed up. Gives each kernel once, with its op. Checked
-against that format, by traces made from its schema; on no GPU yet.
+It reads the planes `/device:GPU:n` of an XSpace as TensorFlow 2.6 to 2.21 write them with CUPTI.
+Kernels are in lines `Stream #n(...)`; other lines (`Steps`, `XLA Ops`, `Framework Ops`) repeat
+them, summed up. Tested with traces made from that schema; not yet on a GPU.
 """
 
 import re
 from typing import NamedTuple
 
 GPU = '/device:GPU:'
-# The stat `tf_op`: `<node name>:<op type>`, maybe with scopes behind it. What XLA compiled has the
-# name of the whole cluster there.
+# The stat `tf_op`: `<node name>:<op type>`, maybe followed by scopes. For what XLA compiled it
+# names the whole cluster.
 TF_OP = re.compile(r'^([^:]+):\w+(:.*)?$')
 MEMORY_STAT = re.compile(r'mem\w*_details$', re.IGNORECASE)  # memcpy_, Memset_, memalloc_, ...
 MEMORY = ('Memcpy', 'Memset', 'UM_')  # UM: pages of unified memory
@@ -19,19 +18,18 @@ ON_DEVICE = ('MemcpyD2D', 'Memset')
 
 
 class Work(NamedTuple):
-    """op: name of the node it was done for, or the kernel's own; begin, duration: ps."""
+    """Is one kernel. op: name of its node, or its own name. begin, duration: ps."""
     op: str
     begin: int
     duration: int
 
 
 def gpu_work(space):
-    """List of Work of an XSpace: every kernel of every stream and GPU.
+    """Returns a list of Work: every kernel of every stream and GPU in an XSpace.
 
-    A step runs on the first GPU alone, unless the network itself places layers on others: then
-    these are part of it. A kernel whose op is not told has its own name: it is to be seen among
-    what was left out. Memory that an op copies or clears on the device is work of that op, too.
-    Other copies are none: to and from the host they run beside the kernels and serve no tensor.
+    A kernel without an op keeps its own name, and shows up among what was not attributed. Memory
+    that an op copies or clears on the device counts as work of that op. Copies to and from the host
+    do not count: they run next to the kernels and serve no tensor.
     """
     return [work for plane in space.planes if plane.name.startswith(GPU)
             for line in plane.lines if line.name.startswith('Stream #')
@@ -39,7 +37,7 @@ def gpu_work(space):
 
 
 def busy_ps(work):
-    """ps during which any of the work ran: less than its sum where streams overlap."""
+    """Returns the ps during which any work ran: less than the sum if streams overlap."""
     total, reached = 0, float('-inf')
     for begin, end in sorted((item.begin, item.begin + item.duration) for item in work):
         total += max(0, end - max(begin, reached))
@@ -57,7 +55,7 @@ def _work_of(plane, line):
 
 
 def _served(name, stats):
-    """See Work.op, of an event of that name; None for what is no work of the step."""
+    """Returns Work.op of an event of that name; None if it is no work of the step."""
     match = TF_OP.match(stats.get('tf_op', ''))
     op = match and match.group(1)
     if name.startswith(MEMORY) or any(MEMORY_STAT.match(stat) for stat in stats):
@@ -66,9 +64,9 @@ def _served(name, stats):
 
 
 def stats_of(event, names):
-    """name -> text of the stats of an event, '' for numbers; names: of the stats, by their id.
+    """Returns name -> text of the stats of an event, '' for numbers; names: id -> name of a stat.
 
-    A text may itself be the name of a stat, to be stored once.
+    A text may be stored as a reference to a name.
     """
     return {names.get(stat.metadata_id): stat.str_value or names.get(stat.ref_value, '')
             for stat in event.stats if stat.metadata_id in names}

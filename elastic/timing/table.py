@@ -1,6 +1,6 @@
-"""What each tensor costs: a table that prices any mask of tensors.
+"""Holds what each tensor costs, and predicts the step time of any mask of tensors.
 
-NumPy alone; profiler.py and totals.py make it, selection_solver_DP.py chooses by it.
+profiler.py makes the table, selection_solver_DP.py chooses by it.
 """
 
 import csv
@@ -12,8 +12,8 @@ import numpy as np
 from elastic.command_line import UserError
 from elastic.files import read_json, whole, write_json
 
-MAX_SPREAD = 0.10  # of a step, from which on something else was running
-MIN_KERNELS = 0.8  # of a step on a GPU, below which it waits for launches
+MAX_SPREAD = 0.10  # of a step; above it, something else was running
+MIN_KERNELS = 0.8  # of a step on a GPU; below it, the step waits for launches
 
 
 class CacheCost(NamedTuple):
@@ -43,17 +43,17 @@ class CacheCost(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What explains a measurement and prices no mask: profiler.py prints it.
+    """Explains a measurement; no cost depends on it.
 
-    estimated: (N,) bool, tensors a part of whose time had no trace event and was estimated.
+    estimated: (N,) bool, tensors whose time was partly estimated, as the trace had no event.
     coverage: share of the traced time outside the forward pass that was attributed, 0..1.
     left_out: (event, ms) that was not attributed, the longest first.
     spread: half the distance between the quartiles of the full step's time, over its median.
     traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
     kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
     peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
-    row_ms: see copy_costs.CopyCosts.
-    The file of a table keeps those that STORED names.
+    row_ms: ms to copy cached activations, as copy_costs.CopyCosts measured them.
+    The file of a table keeps the fields in STORED.
     """
     estimated: np.ndarray
     coverage: float = 1.0
@@ -66,13 +66,12 @@ class Profile(NamedTuple):
 
     @property
     def disturbed(self):
-        """Whether something else kept the device busy during the profile."""
+        """Returns whether something else kept the device busy during the profile."""
         return self.spread > MAX_SPREAD
 
     @property
     def launch_bound(self):
-        """Whether the step waits for launches on the GPU: kernels, which are timed, do not fill it.
-        """
+        """Returns whether steps wait for launches on the GPU, so that kernels do not fill them."""
         return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
 
 
@@ -80,28 +79,29 @@ STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of
 
 
 class TensorTimings(NamedTuple):
-    """What each of the N trainable tensors costs, in ms per step, model.trainable_variables order.
+    """Holds the cost of each of N tensors in ms per step, in model.trainable_variables order.
+
+    A mask is an (N,) bool array, True for each tensor that is trained.
 
     names: N strings; shapes: N tuples.
-    t_dw: (N,) own gradient: ops that no other tensor needs.
-    t_dy: (N,) increment of the shared ops when the error gradient goes on to this tensor.
+    t_dw: (N,) weight gradient: ops that no other tensor needs.
+    t_dy: (N,) shared ops that are added when the error gradient is carried on to this tensor.
     t_up: (N,) the optimizer's ops for this tensor alone.
     t_fp, t_bp: forward pass, backward pass of all tensors.
-    t_update: optimizer and decay of all, and what every step does beside it: moving statistics,
+    t_update: update and decay of all tensors, and what every step does besides: moving statistics,
     learning rate, iteration count.
-    depth: (N,) int, 0 for the tensor nearest the output, N - 1 for the deepest; t_dy adds up along
-    it.
-    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
+    depth: (N,) int, 0 for the tensor nearest to the output, N - 1 for the deepest. t_dy adds up in
+    this order.
+    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) of these ops.
     key: what the table is valid for. profile: Profile.
-    t_loop: what the training loop adds to any step: waiting for input, Python. 0 in a profile,
-    known once the loop runs (closed_loop.py).
-    t_both: ms of a forward and backward pass of all tensors that holds every gradient to the end,
-    as an importance takes it: what closed_loop.py compares later ones with.
-    t_prefix: (N,) ms of the forward pass that need not run where tensor k is the deepest in
-    training and the prefix's outputs are read back. cut_bytes: (N,) of one image, what is then
-    read; inf where the prefix cannot be cut off.
-    op_rates: of attribution.OpTimes, by which a cut is placed.
-    cache: CacheCost of the steps to be priced; None where all compute the whole forward pass.
+    t_loop: what the training loop adds to each step: waiting for input, Python. 0 in a profile;
+    closed_loop.py measures it.
+    t_both: forward and backward pass of all tensors that keeps every gradient to the end, as an
+    importance needs it. closed_loop.py compares later passes with it.
+    t_prefix: (N,) the part of the forward pass that cached activations save if tensor k is the
+    deepest. cut_bytes: (N,) bytes of them for one image; inf where the prefix cannot be cut off.
+    op_rates: rates of attribution.OpTimes, by which a cut is placed.
+    cache: CacheCost of the steps; None if each computes the whole forward pass.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -125,17 +125,16 @@ class TensorTimings(NamedTuple):
 
     @property
     def t_step(self):
-        """ms: the whole step of full training."""
+        """Returns the ms of a step of full training."""
         return self.t_fp + self.t_bp + self.t_update + self.t_loop
 
     @property
     def fixed(self):
-        """ms that every step pays, whatever it trains: forward pass, loop, the update's fixed part.
-        """
+        """Returns the ms of each step for forward pass, loop and the fixed part of the update."""
         return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
 
     def rescaled(self, t_fp, t_bp):
-        """The table with both passes as measured now, ms; the update follows both together."""
+        """Returns the table with both passes as measured now; the update scales with their sum."""
         backward = t_bp / self.t_bp
         whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
         return self._replace(
@@ -146,52 +145,51 @@ class TensorTimings(NamedTuple):
             t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
 
     def backward_time(self, mask):
-        """ms of the backward pass for the (N,) bool mask: the union of the ops its tensors need."""
+        """Returns the ms of the backward pass for a mask: of the union of ops its tensors need."""
         needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
         return float(self.group_ms[needed].sum())
 
     def chain_time(self, mask):
-        """ms by t_dw and t_dy: equal to backward_time for all tensors, else an upper bound."""
+        """Returns the ms by t_dw and t_dy: exact for all tensors, else an upper bound."""
         mask = np.asarray(mask, dtype=bool)
         reached = self.depth <= self.depth[mask].max(initial=-1)
         return float(self.t_dw[mask].sum() + self.t_dy[reached].sum())
 
     def step_time(self, mask):
-        """ms of a whole training step for the (N,) bool mask; the mean of filling and reading steps
-        where there is a prefix cache.
-        """
+        """Returns the ms of a step; with a cache, the mean of filling and reading steps."""
         return self.plain_time(mask) + float(self.at_deepest[self.deepest(mask)])
 
     def filling_time(self, mask):
-        """ms of a step of the (N,) bool mask that computes the whole forward pass."""
+        """Returns the ms of a step that computes the whole forward pass."""
         return self.plain_time(mask) + (
             float(self.cache.write_ms[self.deepest(mask)]) if self.is_cached(mask) else 0.0)
 
     def reading_time(self, mask):
-        """ms of a step of the (N,) bool mask that reads the prefix back: no images are prepared."""
+        """Returns the ms of a step that reads cached activations; no images are prepared."""
         return self.plain_time(mask) + float(self._more_to_read[self.deepest(mask)])
 
     def fill_share(self, mask):
-        """Share of the steps of the (N,) bool mask that fill a prefix cache; the others read it."""
+        """Returns the share of steps that fill a prefix cache; the others read it."""
         return float(self.cache.fill_share[self.deepest(mask)])
 
     def plain_time(self, mask):
-        """ms of a step of the (N,) bool mask without a prefix cache."""
+        """Returns the ms of a step without a prefix cache."""
         mask = np.asarray(mask, dtype=bool)
         return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
 
     def deepest(self, mask):
-        """Which tensor of the (N,) bool mask has the largest depth."""
+        """Returns the index of the deepest tensor of a mask."""
         return int(np.where(mask, self.depth, -1).argmax())
 
     def is_cached(self, mask):
-        """Whether the steps of the (N,) bool mask are cheaper with the prefix cache."""
+        """Returns whether steps are faster with the prefix cache."""
         return bool(self.at_deepest[self.deepest(mask)] < 0)
 
     @property
     def at_deepest(self):
-        """(N,) ms that a step takes more (less, where negative) by the cache, where tensor k is the
-        deepest in training: 0 where there is none or it does not pay.
+        """Returns (N,) ms, <= 0, that the cache adds to a step if tensor k is the deepest.
+
+        It is 0 where there is no cache or it does not pay.
         """
         if self.cache is None:
             return np.zeros(len(self.names))
@@ -201,7 +199,7 @@ class TensorTimings(NamedTuple):
 
     @property
     def _more_to_read(self):
-        """(N,) ms that a reading step takes more than one without a cache."""
+        """Returns the (N,) ms by which a reading step is longer than one without a cache."""
         return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
 
     def with_cheapest(self, costs):
@@ -214,15 +212,16 @@ class TensorTimings(NamedTuple):
             np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
 
     def cached_at_best(self, epochs):
-        """The table with the least that a prefix cache can take of which one in so many epochs
-        fills it: reading and writing cost nothing. What is out of reach even so is so for sure.
+        """Returns this table with an ideal cache: filled once in `epochs` epochs, free to copy.
+
+        A rho that is infeasible here is infeasible with any real cache.
         """
         ms = np.where(np.isfinite(self.cut_bytes), 0.0, np.inf)
         return self._replace(cache=CacheCost(
             np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
 
     def save(self, path):
-        """Writes the table as JSON at `path` and, for people, as CSV beside it."""
+        """Writes the table as JSON to `path` and, for people, as CSV next to it."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
         content['profile'] = {field: getattr(self.profile, field) for field in STORED}
@@ -240,7 +239,7 @@ class TensorTimings(NamedTuple):
 
     @classmethod
     def load(cls, path):
-        """Returns the table that `save` wrote; UserError where the file is not one."""
+        """Returns the table that `save` wrote; raises UserError if the file is not one."""
         content = read_json(path)
         if set(content) != set(cls._fields) - {'cache'} or set(content['profile']) != set(STORED):
             raise UserError("'{}' is not a timing table of this version".format(path))
@@ -257,21 +256,20 @@ class TensorTimings(NamedTuple):
 
 
 def time_of_groups(group_ms, needs):
-    """(L,) ms of the groups that each item needs. Not by @, whose threads wait for busy cores."""
+    """Returns the (L,) ms of the groups that each item needs."""
+    # Not by @, whose threads wait for busy cores.
     return np.einsum('g,gl->l', group_ms, needs)
 
 
 def chain_timings(group_tensors, group_ms):
-    """Returns (t_dw, t_dy, depth), (N,) each: the chain that bounds the graph from above.
+    """Returns (t_dw, t_dy, depth), (N,) each, as in TensorTimings: an upper bound of the graph.
 
-    group_tensors: (G, N) bool, the tensors that need a group of ops; group_ms: (G,) of these ops.
-    depth: see TensorTimings; the deeper tensor needs more ms of shared groups. t_dw[k] is the group
-    of k alone. Each shared group is paid in t_dy by the tensor nearest the output that needs it.
-    For masks whose tensors all lie on one path this is exact; where paths branch, it charges the
-    branches that a mask does not need.
+    A deeper tensor needs more ms of shared groups. t_dw[k] is the group of tensor k alone; a shared
+    group counts in t_dy of the tensor nearest to the output that needs it. This is exact if all
+    tensors of a mask lie on one path; else it also counts branches that the mask does not need.
     """
     n = group_tensors.shape[1]
-    # Stable: of tensors that need the same the later variable is nearer the output.
+    # Stable: of tensors that need the same, the later variable counts as nearer to the output.
     order = np.argsort(-shared_ms(group_tensors, group_ms), kind='stable')
     depth = np.empty(n, dtype=np.int64)
     depth[order[::-1]] = np.arange(n)

@@ -1,6 +1,6 @@
-"""What TensorFlow really executes of a training step: its graph, and how long each op takes.
+"""Records what TensorFlow really executes in a training step: its graph, and the time of each op.
 
-The graph is the one after TensorFlow's own optimisation: its node names are the event names of a
+The graph is the one after TensorFlow's own optimisation. Its node names are the event names of a
 profiler trace, so that fused and folded ops need no guessing.
 """
 
@@ -24,26 +24,26 @@ from elastic.timing.gpu_trace import GPU, busy_ps, gpu_work, stats_of
 
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
-HOST = '/host:CPU'  # the plane of all its threads; what CUPTI saw of them has another
-# Today's event of a call, as of what jit_compile made; the node's name is in its stat `name`.
+HOST = '/host:CPU'  # the plane of all its threads; what CUPTI saw of them has another plane
+# Today's event of a called function, such as one of jit_compile; its stat `name` is the node's.
 ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
-# Ops that TensorFlow's auto-clustering puts in the place of those it has compiled together.
+# Ops by which TensorFlow's auto-clustering replaces those that it compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
-LONGEST = 10 ** 15  # ps: no op takes a quarter of an hour
-PATIENCE = 1.0  # seconds within which an op starts that has a thread to run on
+LONGEST = 10 ** 15  # ps; no op takes a quarter of an hour
+PATIENCE = 1.0  # seconds within which an op starts if there is a thread for it
 
 
 def executed_graph(maker, inputs, labels):
-    """The StepGraph of what TensorFlow executes for the full step of a masked_step.StepMaker.
+    """Returns the StepGraph that TensorFlow executes for the full step of a StepMaker.
 
-    Runs that step once: TensorFlow hands out the optimised graph only while a function is first
-    instantiated. UserError where XLA's auto-clustering rewrote the step.
+    Runs that step once, as TensorFlow gives the optimised graph only when a function is first
+    called. Raises UserError if XLA's auto-clustering rewrote the step.
     """
     step = maker.with_gradients()
     graphs = max(tf_internals.executed_graphs(lambda: step(inputs, labels)),
                  key=lambda g: len(g.post_optimization_graph.node))
     _check_clusters(graphs.post_optimization_graph)
-    # What the device's own rewriting (oneDNN) fused into a neighbour is gone from the partitions.
+    # Ops that the device's own rewriting (oneDNN) fused into others are not in the partitions.
     run = {node.name for partition in graphs.partition_graphs for node in partition.node}
     nodes = executed_nodes(graphs)
     folded = constants(nodes, topological(nodes))  # before the first step
@@ -53,9 +53,9 @@ def executed_graph(maker, inputs, labels):
 
 
 def executed_nodes(graphs):
-    """name -> step_graph.Node of a FunctionGraphs proto, each loop and branching as one node.
+    """Returns name -> step_graph.Node of a FunctionGraphs proto; a loop or branching is one node.
 
-    TensorFlow takes them apart, into nodes `<name of the While>/...` that it runs all or none.
+    TensorFlow splits it into nodes `<name of the While>/...`, and runs all of them or none.
     """
     before = {node.name: node.op for node in graphs.pre_optimization_graph.node}
     loops = {name: op for name, op in before.items() if op in CONTROL_FLOW}
@@ -67,17 +67,17 @@ def executed_nodes(graphs):
 
 
 def _check_clusters(graph):
-    """UserError where ops were put together into clusters that XLA compiled.
+    """Raises UserError if XLA joined ops to clusters.
 
-    A function that the user had compiled (jit_compile) is none: the same in all steps, it is one
-    node of the forward pass and one of the backward pass.
+    A function that the user compiles (jit_compile) is no cluster: in all steps it is one node of
+    the forward pass and one of the backward pass.
     """
     for node in graph.node:
         if node.op in CLUSTERS:
             raise UserError(
-                "XLA's auto-clustering has joined ops of the training step ({}); what it joins "
-                'differs from one choice of tensors to the next, so that their times cannot be '
-                'told: take --tf_xla_auto_jit out of TF_XLA_FLAGS'.format(node.name))
+                "XLA's auto-clustering has joined ops of the training step ({}); it joins others "
+                'for another choice of tensors, so that no tensor has a time of its own: take '
+                '--tf_xla_auto_jit out of TF_XLA_FLAGS'.format(node.name))
 
 
 def _node(node):
@@ -89,12 +89,11 @@ def _node(node):
 
 @contextlib.contextmanager
 def serial_ops():
-    """Inside, TensorFlow runs one op at a time: all inter-op threads but one are kept waiting.
+    """Within it, TensorFlow runs one op at a time: all inter-op threads but one wait.
 
-    Op times only add up when ops do not overlap. The number of inter-op threads cannot be changed
-    once TensorFlow runs, and the totals must be measured with the one that training uses. Nor can
-    it be asked for: it follows from flags, environment and container. So threads are taken until
-    an op finds none.
+    Op times only add up if ops do not overlap. The number of inter-op threads cannot be changed
+    once TensorFlow runs, nor can it be read: it follows from flags, environment and container. So
+    this occupies threads until an op finds none.
     """
     occupied, release, left = [threading.Semaphore(0) for _ in range(3)]
 
@@ -110,9 +109,9 @@ def serial_ops():
         while found:
             waiting.append(threading.Thread(target=occupy, daemon=True))
             waiting[-1].start()
-            # The first has a thread, however long the start takes.
+            # The first always finds a thread, however long that takes.
             found = occupied.acquire(timeout=PATIENCE if len(waiting) > 1 else None)
-        for _ in range(2):  # one that found no thread, and one whose thread the step is to have
+        for _ in range(2):  # the op without a thread, and one whose thread the step shall have
             release.release()
             left.acquire()
         yield
@@ -124,14 +123,14 @@ def serial_ops():
 
 
 def record_trace(step, inputs, labels, folder, num_steps):
-    """Traces `num_steps` calls of `step`; writes <folder>/plugins/profile/<time>/*.xplane.pb.
+    """Traces `num_steps` calls of `step`; returns the path of the xplane file.
 
-    Returns the path of the xplane file. TensorBoard's Profile tab opens the folder.
+    It lies under <folder>/plugins/profile, so that TensorBoard's Profile tab opens the folder.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
     with serial_ops():
-        step(inputs, labels)[0].numpy()  # nothing of it runs on into the trace
+        step(inputs, labels)[0].numpy()  # so that nothing of it runs during the trace
         tf.profiler.experimental.start(folder, options=options)
         try:
             for i in range(num_steps):
@@ -144,7 +143,7 @@ def record_trace(step, inputs, labels, folder, num_steps):
 
 
 def op_times(graph, path, num_steps, num_tensors, gpu=None):
-    """attribution.OpTimes of an xplane file; gpu: see read_trace."""
+    """Returns the attribution.OpTimes of an xplane file; gpu: as read_trace takes it."""
     space = _space(path)
     work = _work(space, gpu)
     return attribute(graph, _ms_of_ops(path, space, work, num_steps), num_tensors,
@@ -152,21 +151,20 @@ def op_times(graph, path, num_steps, num_tensors, gpu=None):
 
 
 def read_trace(path, num_steps, gpu=None):
-    """name -> ms per step of every op event in an xplane file.
+    """Returns name -> ms per step of every op event in an xplane file.
 
-    On the host an op's time is the median over its events times events per step: one pre-empted
-    step does not count. Where a GPU ran the op, the sum of its kernels counts, and not the launch
-    on the host. In a GPU's trace an op that has an event on the host and no kernel ran there, and
-    takes its time there: ops that are placed on a GPU have no such event at record_trace's level.
-    gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). UserError where the trace
-    then has no kernels: times of launches say nothing.
+    On the host it is the median of the op's events times events per step, so that one pre-empted
+    step does not count. For an op on a GPU it is the sum of its kernels, without the launch on the
+    host. In a GPU's trace an op with an event on the host and no kernel ran on the host: at
+    record_trace's level ops on a GPU have no such event.
+    gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). Raises UserError if the
+    trace then has no kernels.
     """
     space = _space(path)
     return _ms_of_ops(path, space, _work(space, gpu), num_steps)
 
 
 def _work(space, gpu):
-    """gpu_trace.gpu_work; gpu, error: see read_trace."""
     work = gpu_work(space)
     planes = [plane.name for plane in space.planes if plane.name.startswith(GPU)]
     if not work and (planes or tf.config.list_physical_devices('GPU') if gpu is None else gpu):
@@ -192,18 +190,18 @@ def _ms_of_ops(path, space, work, num_steps):
 
 
 def _space(path):
-    """The XSpace in a file; UserError where it is none."""
+    """Returns the XSpace in a file; raises UserError if there is none."""
     space = tf_internals.xplane_pb2.XSpace()
     try:
         with open(path, 'rb') as trace:
             space.ParseFromString(trace.read())
     except (OSError, message.DecodeError, UnicodeDecodeError) as error:
-        raise UserError("'{}' is no trace that can be read: {}".format(path, error))
+        raise UserError("the trace '{}' cannot be read: {}".format(path, error))
     return space
 
 
 def _host_events(space):
-    """(node, ps) of every event of an op on the host; none of the runtime's own."""
+    """Yields (node, ps) of every op event on the host, without the runtime's own events."""
     for plane in space.planes:
         if plane.name == HOST:
             stat_names = {i: metadata.name for i, metadata in plane.stat_metadata.items()}

@@ -188,7 +188,6 @@ def test_costs_move_the_cut(outcomes):
     steps = [found for name in NETWORKS for found in outcomes[name]['steps']]
     at_dear, at_cheap = [sum(found['recomputed'] for found in steps[i::2]) for i in (0, 1)]
     assert at_cheap > 3 * at_dear
-    steps += [found for name in LARGE for found in outcomes[name]['steps']]
     assert sum(found['fewer'] > 0 for found in steps) > len(steps) / 2
 
 

@@ -1,4 +1,4 @@
-"""Traces of real steps: one op at a time, read back as ms of each op."""
+"""Records traces of real steps, one op at a time, and reads the ms of each op."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from xplanes import CPU, xplane
 
 
 def meet(seconds):
-    """Whether two ops of one function run at the same time: each waits for the other."""
+    """Returns whether two ops of one function run at the same time: each waits for the other."""
     barrier = threading.Barrier(2)
 
     def wait(_):
@@ -38,12 +38,12 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2,
 
 
 @needs_two_cores
-def test_serial_ops_lets_no_two_ops_run_at_once_and_is_undone_afterwards():
-    assert meet(20)
+def test_serial_ops_lets_one_op_run_at_a_time_and_is_undone():
+    assert meet(120)
     threads = threading.active_count()
     with serial_ops():
         assert not meet(0.5)
-    assert meet(20)
+    assert meet(120)
     assert threading.active_count() == threads
 
 
@@ -52,42 +52,44 @@ def test_serial_ops_is_undone_after_an_error():
     with pytest.raises(KeyError):
         with serial_ops():
             raise KeyError
-    assert meet(20)
+    assert meet(120)
 
 
 POOL = """
-import sys, time
+import sys, threading
 from elastic import command_line
 command_line.quiet_tensorflow()
 import numpy as np
 import tensorflow as tf
 from elastic.timing.trace import serial_ops
 
-def most_at_once(ops=6, seconds=0.3):
-    now = []
+def most_at_once(wanted, seconds, ops=6):
+    now, most, changed = [], [0], threading.Condition()
     def run(_):
-        now.append(1)
-        time.sleep(seconds)
-        most.append(len(now))
-        now.pop()
+        with changed:
+            now.append(1)
+            most[0] = max(most[0], len(now))
+            changed.notify_all()
+            changed.wait_for(lambda: most[0] >= wanted, seconds)
+            now.pop()
         return np.int32(0)
-    most = []
     tf.function(lambda x: [tf.compat.v1.py_func(run, [x + i], tf.int32, stateful=False)
                            for i in range(ops)])(tf.constant(1))
-    return max(most)
-before = most_at_once()
+    return most[0]
+threads = int(sys.argv[1])
+before = most_at_once(threads, 60)
 with serial_ops():
-    inside = most_at_once()
-print(before, inside, most_at_once())
+    inside = most_at_once(2, 0.3)
+print(before, inside, most_at_once(threads, 60))
 """
 
 
-@pytest.mark.parametrize('threads', [1, 2, 5])
-def test_serial_ops_takes_the_pool_as_it_finds_it(threads):
-    """Neither fewer threads than cores nor more, as environment or container may have it."""
+@pytest.mark.parametrize('threads', [1, 5])
+def test_serial_ops_occupies_a_pool_of_any_size(threads):
+    """Environment or container may give fewer threads than cores, or more."""
     child = subprocess.run(
-        [sys.executable, '-c', POOL], env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)),
-        cwd=ROOT, timeout=120,
+        [sys.executable, '-c', POOL, str(threads)],
+        env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)), cwd=ROOT, timeout=300,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout.decode().split() == [str(threads), '1', str(threads)], child.stderr
 
@@ -154,9 +156,9 @@ def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution()
     assert len(biases) == 4 and all(case.times[name] > 0 for name in biases)
 
 
-def test_a_step_that_xla_clusters_of_its_own_accord_is_refused():
+def test_a_step_that_xla_clusters_is_refused():
     child = subprocess.run(
-        [sys.executable, '-c', CLUSTERED], timeout=120, stdout=subprocess.PIPE,
+        [sys.executable, '-c', CLUSTERED], timeout=300, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd=ROOT,
         env=dict(os.environ, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'))
     lines = child.stdout.decode().splitlines()
