@@ -74,7 +74,10 @@ def run(settings, signals):
         session.recorder.finish(summary)
     print_end(summary, dataset)
     if records.meter_csv:
-        add_meter(records)
+        try:
+            metered.add_to_run(records.folder, records.meter_csv)
+        except UserError as error:
+            print('energy not measured: {}'.format(error), file=sys.stderr)
     return 0
 
 
@@ -206,14 +209,6 @@ def measured_beside(settings, dataset, cache):
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
-
-
-def add_meter(records):
-    """Adds the energy that an external meter's log shows to the finished run."""
-    try:
-        metered.add_to_run(records.folder, records.meter_csv)
-    except UserError as error:
-        print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
 # ---------------------------------------------------------------- what a person sees

@@ -26,14 +26,7 @@ from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
-from elastic.steps.epoch import (
-    READ,
-    Diverged,
-    EpochProgress,
-    plain_calls,
-    run_epoch,
-    validate,
-)
+from elastic.steps.epoch import READ, Diverged, EpochProgress, plain_calls, run_epoch, validate
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
 from selection_solver_DP import choose_cached_tensors, choose_tensors

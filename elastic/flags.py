@@ -11,16 +11,7 @@ from elastic.device.meter_log import check_meter
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import (
-    CACHE,
-    DATA,
-    MODEL,
-    PRUNE,
-    RECORDING,
-    TRAINING,
-    VIEWS,
-    statistics_of,
-)
+from elastic.settings import CACHE, DATA, MODEL, PRUNE, RECORDING, TRAINING, VIEWS, statistics_of
 
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',

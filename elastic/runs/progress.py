@@ -11,8 +11,9 @@ def summary_of(rows, clock, scheme, step_ms, cache):
     rows: dicts of record_epoch. step_ms: kind of step -> ms of each step.
     scheme, cache: as in train.train.
     """
+    throttled = [row['throttled'] for row in rows if row.get('throttled') is not None]
     return dict(
-        epochs=len(rows), throttled_epochs=_throttled_epochs(rows),
+        epochs=len(rows), throttled_epochs=sum(throttled) if throttled else None,
         final_accuracy=rows[-1]['test_accuracy'],
         best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
         train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
@@ -21,12 +22,6 @@ def summary_of(rows, clock, scheme, step_ms, cache):
         **{name + '_seconds': clock.seconds[name] for name in (
             'validation', 'checkpoint', 'resume', 'lost')},
         **_step_summary(step_ms, cache), **scheme.summary)
-
-
-def _throttled_epochs(rows):
-    """Returns the number of throttled epochs; None if the device reports no throttling."""
-    reported = [row['throttled'] for row in rows if row.get('throttled') is not None]
-    return sum(reported) if reported else None
 
 
 def _step_summary(step_ms, cache):
@@ -41,12 +36,6 @@ def _step_summary(step_ms, cache):
     return dict(found, **(cache.totals if cache is not None else {}))
 
 
-def _cache_scalars(cache):
-    totals = cache.totals
-    tried = totals['cache_hits'] + totals['cache_misses']
-    return dict(totals, cache_share_read=totals['cache_hits'] / max(1, tried))
-
-
 def record_epoch(recorder, scheme, choice, row, result, cache):
     """Records one epoch.
 
@@ -59,7 +48,9 @@ def record_epoch(recorder, scheme, choice, row, result, cache):
     if scheme.name.startswith('elastic'):
         recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, row['epoch'])
     if cache is not None:
-        recorder.elastic(_cache_scalars(cache), row['epoch'])
+        totals, tried = cache.totals, cache.totals['cache_hits'] + cache.totals['cache_misses']
+        share = totals['cache_hits'] / max(1, tried)
+        recorder.elastic(dict(totals, cache_share_read=share), row['epoch'])
 
 
 def _record_choice(recorder, model, choice, epoch):

@@ -12,13 +12,7 @@ import numpy as np
 from elastic import command_line
 from elastic.files import checksum_of_file, remove_parts, whole_folder, write_json
 from elastic.runs import checkpoint
-from elastic.runs.folder import (
-    DEVICE_COLUMNS,
-    EPOCH_COLUMNS,
-    SelectionRow,
-    fault,
-    is_finished,
-)
+from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, SelectionRow, fault, is_finished
 
 
 def open_run(folder, settings, resumed=None, restart=False):
