@@ -1,9 +1,9 @@
-"""Traced shares and untraced totals become a timing table.
+"""Turns traced shares and untraced totals into a timing table.
 
-A trace tells which op takes which share, but not what a step takes: tracing inflates small ops, and
-runs ops one at a time. So steps as training takes them are timed, in turn: of all tensors, of the
-one nearest the output, of the deepest, of some on the way; the forward pass, and its rest behind
-some cuts. What the trace told is scaled so that these come out as measured.
+A trace shows the share of each op, but not the time of a step: tracing slows small ops down, and
+runs ops one at a time. So steps are timed as training runs them, in turn: of all tensors, of the
+nearest to the output, of the deepest, of some between; the forward pass, and its rest after some
+cuts. Traced times are scaled so that they explain these.
 """
 
 from typing import Any, NamedTuple
@@ -112,10 +112,10 @@ def measured_share(traced, places):
 
 
 def suffixes_of(prefixes, cuts, skipped, images, labels):
-    """[(k, () -> once the device is done)], forward passes from the cuts of some tensors k on: of
-    the least that a cut leaves, and of about SUFFIXES of all.
+    """Returns [(k, function)]: forward passes after the cuts of some tensors k.
 
-    skipped: (N,) traced ms over those of the whole forward pass.
+    They take about SUFFIXES of the whole. A function returns once the device is done.
+    skipped: (N,) share of the traced forward pass before each cut.
     """
     there = np.flatnonzero([cut is not None for cut in cuts])
     chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
@@ -130,9 +130,9 @@ def suffixes_of(prefixes, cuts, skipped, images, labels):
 
 
 def tensors_to_time(group_tensors, group_ms):
-    """[the deepest, the nearest the output, others between them], tensors whose steps are timed.
+    """Returns the tensors to time: the deepest, the nearest to the output, others between.
 
-    The others need about PLACES of the shared ops, and little for themselves.
+    The others need about PLACES of the shared ops, and few ops of their own.
     """
     t_dw, _, depth = chain_timings(group_tensors, group_ms)
     ends, to_reach = [int(np.argmax(depth)), int(np.argmin(depth))], shared_ms(
@@ -142,14 +142,12 @@ def tensors_to_time(group_tensors, group_ms):
 
 
 def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
-    """Totals, medians of interleaved runs: tracing inflates small ops, so only its shares are used.
+    """Returns the Totals, medians of interleaved runs of about `seconds`.
 
-    They come from steps as training takes them: of all tensors, of the deepest, of the one nearest
-    the output and of some in between alone. So they add up to the full step, and hold what no pass
-    does: moving statistics, the iteration count. The optimizer's update of all tensors runs alone:
-    as the difference of two steps it would be lost in their noise.
+    Whole steps are timed, so that totals include what no pass does: moving statistics, the
+    iteration count. The optimizer's update runs alone: the difference of two steps is too noisy.
     prefixes: PrefixSteps of the training step's StepMaker. times: its attribution.OpTimes.
-    cuts: of prefix_cuts; skipped: of prefix_costs.
+    cuts, skipped: of profiler.prefix_cuts and prefix_costs.
     """
     import tensorflow as tf
     maker = prefixes.maker
