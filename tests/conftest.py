@@ -1,4 +1,4 @@
-"""Tests run on real TensorFlow with tiny models; its start-up notices are silenced here too."""
+"""Silences TensorFlow's start-up notices, and orders the tests by the time they take."""
 
 import collections
 import gc
@@ -9,10 +9,10 @@ import pytest
 from elastic import command_line
 
 SLOW_TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'slow_tests.txt')
-QUICK = 0.1  # s, of a test that is not in there
+QUICK = 0.1  # s, assumed for a test that the list does not name
 
 command_line.quiet_tensorflow()
-pytest.register_assert_rewrite('refusals')  # its assertions show what they compared, too
+pytest.register_assert_rewrite('refusals')  # so that its failed assertions show both sides
 
 
 def pytest_addoption(parser):
@@ -20,11 +20,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # of pytest-xdist: by time, below, not by count
+    config.option.loadscopereorder = False  # pytest-xdist would order by count; we do by time
 
 
 def pytest_collection_modifyitems(config, items):
-    # What is imported by now stays: from Python 3.7 on, collections need not look at it any more.
+    # Imported modules stay, so garbage collection may skip them (from Python 3.7 on).
     getattr(gc, 'freeze', gc.collect)()
     with open(SLOW_TESTS) as lines:
         seconds = {name: float(took) for took, name in map(str.split, lines)}
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
         seconds = {}
-    # The longest files first: one that begins last keeps one process busy and the others waiting.
+    # Longest files first: a long file that starts last would leave the other processes idle.
     of_file = collections.defaultdict(float)
     for name, took in seconds.items():
         of_file[name.split('::')[0]] += took

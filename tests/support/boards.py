@@ -1,4 +1,4 @@
-"""Files of sysfs on several boards: temperature, clock and throttling."""
+"""Writes the sysfs files of several boards: temperature, clock and throttling."""
 
 import os
 
@@ -30,7 +30,8 @@ TX2 = dict(zones(
     ('thermal-fan-est', 46000)), **coolers(
         ('pwm-fan', 3), ('bcpu-throttle-alert', 0), ('mcpu-throttle-alert', 0),
         ('gpu-throttle-alert', 0), ('cpu-balanced', 0), ('gpu-balanced', 0)))
-TX2.update({POLICY.format(0): 2035200, POLICY.format(1): 345600})  # four A57 busy, two Denver idle
+# The four A57 cores are busy, the two Denver cores idle.
+TX2.update({POLICY.format(0): 2035200, POLICY.format(1): 345600})
 PC = dict(zones(
     ('acpitz', 27800), ('INT3400 Thermal', 99000), ('x86_pkg_temp', 61000), ('iwlwifi_1', 88000)),
     **coolers(('Processor', 0), ('intel_powerclamp', -1), ('Fan', 1)))
@@ -43,7 +44,7 @@ CPUS = {'RASPBERRY_PI_4B': {0: 0, 1: 0, 2: 0, 3: 0}, 'TX2': {0: 0, 1: 1, 2: 1, 3
 
 
 def change(root, files):
-    """Writes files, path -> content, each at once, as a thread may be reading."""
+    """Writes files, path -> content, each atomically: a thread may be reading them."""
     for path, content in files.items():
         path = os.path.join(str(root), path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -53,7 +54,7 @@ def change(root, files):
 
 
 def board(root, name):
-    """Writes the tree of a board and returns root and the numbers of its CPUs."""
+    """Writes the files of a board; returns (root, numbers of its CPUs)."""
     change(root, globals()[name])
     for cpu, policy in CPUS[name].items():
         folder = os.path.join(str(root), 'sys/devices/system/cpu/cpu{}'.format(cpu))
@@ -63,7 +64,7 @@ def board(root, name):
 
 
 def vcgencmd(root, says, place='usr/bin'):
-    """Adds a vcgencmd that logs each question. says: question -> answer."""
+    """Adds a vcgencmd that logs each question. says: dict of question -> answer."""
     change(root, {'answers/' + question: answer for question, answer in says.items()})
     change(root, {place + '/vcgencmd': '#!/bin/sh\necho $1 >> {0}/asked\nexec cat {0}/answers/$1'
                   .format(root)})

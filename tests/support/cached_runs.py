@@ -20,12 +20,12 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.prefix_steps import PrefixSteps
 from fixed_tables import fixed_profile
 
-SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps an epoch, four images left over
+SIZE, BATCH, IMAGES = 32, 8, 60  # seven steps per epoch; four images are left over
 HEAD = 8  # index of the head's kernel, after four convolutions
 
 
 def network():
-    """Returns four convolutions and a head; the second convolution has the smallest output."""
+    """Returns a network of four convolutions and a head; the second has the smallest output."""
     keras_stack.set_seed(0)
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.Rescaling(1 / 255)(inputs) if hasattr(keras.layers, 'Rescaling') else inputs
@@ -47,7 +47,7 @@ DEEP, MIDDLE, HEAD_ALONE = mask_from(2), mask_from(4), mask_from(HEAD)
 
 
 class Watched(PrefixCache):
-    """A PrefixCache that lists the kinds of steps by epoch; at[epoch, step] runs before a step."""
+    """Lists the kinds of steps by epoch; at[epoch, step] is called before that step."""
 
     def __init__(self, dataset, folder, at=None, **more):
         super().__init__(dataset, folder, **more)
@@ -62,7 +62,7 @@ class Watched(PrefixCache):
 
 
 class Forced(Scheme):
-    """Trains choice_of(masks[epoch]) from each epoch in `masks` on."""
+    """Trains choice_of(masks[epoch]), starting in each epoch of `masks`."""
 
     def __init__(self, maker, masks, choice_of=Choice):
         super().__init__('forced', maker)
@@ -74,7 +74,7 @@ class Forced(Scheme):
 
 def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=Choice,
         learning_rate=0.05, **settings):
-    """Returns (losses and bits of weights, measured summary) of a run of Forced masks."""
+    """Trains Forced masks; returns (losses and bits of the weights, measured summary)."""
     model = network() if model is None else model
     settings = Settings(num_epochs=num_epochs, learning_rate=learning_rate, **settings)
     recorder = Recorder(str(folder / ('plain' if cache is None else 'cached')))
@@ -99,10 +99,9 @@ def in_a_file(monkeypatch):
 
 
 def watched(scheme, chosen, seen=lambda last, choice: last):
-    """Returns the scheme, which now puts its Choices into the dict `chosen`, by epoch.
+    """Returns the scheme, which from now on stores its Choices in the dict `chosen`, by epoch.
 
-    seen: function of an EpochResult and the Choice in training, to the EpochResult that the scheme
-    sees.
+    seen: (EpochResult, current Choice) -> the EpochResult that the scheme sees.
     """
     original = scheme.select
 
@@ -116,9 +115,9 @@ def watched(scheme, chosen, seen=lambda last, choice: last):
 
 
 def branches():
-    """Returns a stem, three branches of two convolutions each, and the head.
+    """Returns a network of a stem, three branches of two convolutions each, and a head.
 
-    A mask that trains one branch has a longer prefix than the chain of its deepest tensor.
+    A mask that trains a single branch has a longer prefix than the chain of its deepest tensor.
     """
     keras_stack.set_seed(0)
     inputs = keras.Input((SIZE, SIZE, 3))
@@ -131,15 +130,15 @@ def branches():
 
 
 def maker_of(model):
-    """Returns the StepMaker of a network that is not trained."""
+    """Returns the StepMaker of a network that has not been trained."""
     return StepMaker(model, None, 0.0, np.zeros((BATCH, SIZE, SIZE, 3), np.float32),
                      np.zeros(BATCH, np.int32))
 
 
 def slow_table(model):
-    """Returns a set timing table of a slow device, on which copying costs next to nothing.
+    """Returns a fixed timing table of a slow device, on which copying costs next to nothing.
 
-    Each forward op takes what the table's rates say, so that cuts and costs agree.
+    Forward ops take exactly the table's rates, so that cuts and costs agree.
     """
     table = fixed_profile(model, (SIZE, SIZE, 3), 10, BATCH)
     table = table.rescaled(1e3 * table.t_fp, 1e3 * table.t_bp)._replace(
@@ -152,14 +151,14 @@ def slow_table(model):
 
 
 class NearlyAlone(keras.layers.Layer):
-    """Makes an image depend on its batch as little as rounding does on some devices."""
+    """Makes an image depend on its batch, by no more than rounding does on some devices."""
 
     def call(self, x):
         return x + 1e-6 * tf.reduce_mean(x, 0)
 
 
 def behind(layer):
-    """Returns the convolutions of `network`, the layer, and the head."""
+    """Returns the convolutions of `network`, then the layer, then the head."""
     small = network()
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.models.clone_model(keras.Model(small.input, small.layers[-3].output))(inputs)
@@ -169,7 +168,7 @@ def behind(layer):
 
 @contextlib.contextmanager
 def files_of_at_most(nbytes):
-    """Makes the system refuse to write more, as a full disk does."""
+    """Limits the size of files, so that writing fails as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
     try:

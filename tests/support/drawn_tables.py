@@ -1,4 +1,4 @@
-"""Random timing tables, and all masks of a few tensors."""
+"""Draws random timing tables, and lists all masks of a few tensors."""
 
 import itertools
 
@@ -15,13 +15,13 @@ def all_masks(n):
 
 
 def chain_time(masks, t_dw, t_dy):
-    """Returns the (M,) ms of masks on a chain: t_dw of each tensor, t_dy down to the deepest."""
+    """Returns (M,) ms of masks on a chain: each tensor's t_dw, and t_dy down to the deepest."""
     deepest = masks.argmax(axis=1)
     return masks @ t_dw + np.cumsum(t_dy[::-1])[::-1][deepest]
 
 
 def table_of(groups, t_up, fixed=5.5):
-    """Returns the TensorTimings of {bit mask of the tensors that need some ops: ms}."""
+    """Returns TensorTimings. groups: {bit mask of the tensors that need some ops: ms of these}."""
     n = len(t_up)
     tensors, ms = tensor_sets(sorted(groups), n), np.array([groups[key] for key in sorted(groups)])
     t_dw, t_dy, depth = chain_timings(tensors, ms)
@@ -40,7 +40,7 @@ def tangled_table(rng, n=20):
 
 
 def branching_table(rng, n=10):
-    """Draws a network whose layers are read by one or two later ones, with which they share ops."""
+    """Draws a network in which one or two later layers read each layer and share its ops."""
     behind = [1 << k for k in range(n)]
     for k in range(1, n):
         for other in set(rng.randint(max(0, k - 3), k, rng.randint(1, 3))):
@@ -52,7 +52,7 @@ def branching_table(rng, n=10):
 
 
 def chain_table(rng, n=10):
-    """Draws a chain: each op of the error gradient serves all deeper tensors."""
+    """Draws a chain, where each op of the error gradient serves all deeper tensors."""
     groups = {1 << k: rng.rand() for k in range(n)}
     groups.update({(2 << k) - 1: rng.rand() for k in range(1, n)})
     return table_of(groups, rng.rand(n) * 0.1)
@@ -63,5 +63,5 @@ def random_rho(rng, table, layers=None):
 
 
 def within(table, mask, rho):
-    """Returns whether the mask trains something, within rho."""
+    """Returns whether the mask trains anything and stays within rho."""
     return mask.any() and table.step_time(mask) <= rho * table.t_step

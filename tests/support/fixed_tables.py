@@ -1,4 +1,4 @@
-"""Timing tables at set rates: they need no measurement, and are equal on every machine."""
+"""Builds timing tables from fixed rates: nothing is measured, every machine gets the same."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,15 +13,15 @@ from elastic.timing.attribution import attribute
 from elastic.timing.totals import build_table
 from timing_tables import totals_as_traced
 
-RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, of every type of op
-# ms a batch to read and to write TRIED_BYTES of the prefix cache (copy_costs.CopyCosts).
+RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, for every type of op
+# ms per batch to read and to write each of TRIED_BYTES (copy_costs.CopyCosts).
 COPY_MS = {place: [(0.001, 0.001), (0.05, 0.05)] for place in ('memory', 'disk')}
 
 
 def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
-    """Returns the TensorTimings of a StepMaker: shares by RATES, set totals in ms per step.
+    """Returns the TensorTimings of a StepMaker: shares by RATES, the given totals in ms per step.
 
-    key: what the table is valid for. Takes a tenth of a second; no step of the network is timed.
+    key: what the table is valid for. Takes a tenth of a second, as no step is timed.
     """
     nodes, work = maker.graph.nodes, work_of(maker.concrete.graph)
     run = reachable([name for name, node in nodes.items() if node.op == '_Retval']
@@ -42,7 +42,7 @@ def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
 
 
 def _batch_of(maker):
-    """Returns (inputs, labels) of random numbers, as the step takes them."""
+    """Returns random (inputs, labels) for the step."""
     (inputs, labels), _ = maker.concrete.structured_input_signature
     rng = np.random.RandomState(0)
     return tf.nest.map_structure(
@@ -53,10 +53,10 @@ def _batch_of(maker):
 
 def fixed_profile(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
                   batch=None, **settings):
-    """Returns the fixed_table of such a step.
+    """Returns the fixed_table of this step.
 
-    It takes the place of profiler.profile_model, where main.main or profiler.main runs in this
-    process: monkeypatch.setattr(profiler, 'profile_model', fixed_profile).
+    Replaces profiler.profile_model where main.main or profiler.main runs in this process:
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile).
     """
     settings = profiler.ProfileSettings(optimizer, **settings)
     if batch is None:

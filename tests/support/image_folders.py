@@ -1,4 +1,4 @@
-"""Small folders of images of every type, and comparisons of their batches."""
+"""Writes small folders of images of every type, and compares their batches."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ import tfds_archives
 
 
 def arrays(batches):
-    """Returns [(images, labels), ...] of one pass."""
+    """Returns the arrays of one pass, [(images, labels), ...]."""
     return [(images.numpy(), labels.numpy()) for images, labels in batches]
 
 
@@ -30,7 +30,7 @@ def encoded(seed, kind, channels=3):
 
 
 def bitmap(pixels, bits=32):
-    """Returns an 8 x 8 BMP; TensorFlow sees four channels if it has 32 bits."""
+    """Returns an 8 x 8 BMP; with 32 bits, TensorFlow sees four channels."""
     def number(value, size=4):
         return value.to_bytes(size, 'little')
     return (b'BM' + number(54 + len(pixels)) + number(0) + number(54) + number(40) + number(8)
@@ -38,7 +38,7 @@ def bitmap(pixels, bits=32):
 
 
 def write_photos(path):
-    """Writes 20 images of each of two classes, of every type, and some other files."""
+    """Writes two classes of 20 images each, of every type, and some other files."""
     kinds = [('jpg', 3), ('jpeg', 1), ('png', 4), ('png', 1), ('bmp', 3)]
     for c, name in enumerate(('cat', 'dog')):
         for i in range(20):

@@ -1,4 +1,4 @@
-"""Made-up folders of finished runs, and what tests do with their files and figures."""
+"""Makes up folders of finished runs; edits and checks their files and figures."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ from elastic.runs.folder import EPOCH_COLUMNS, VARIED, SelectionRow
 
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
-MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # by first epoch
+MASKS = {1: [0, 0, 1, 0, 1, 1, 0, 1, 1], 3: [0, 1, 0, 0, 0, 1, 1, 0, 1]}  # first epoch -> mask
 
 
 def write_csv(path, rows):
@@ -21,14 +21,14 @@ def read_csv(path):
 
 
 def edit_csv(path, row, column, value):
-    """Changes one cell; row 1 is the first below the header."""
+    """Changes one cell; row 1 is the first after the header."""
     rows = [list(line) for line in csv.reader(path.read_text(encoding='utf-8').splitlines())]
     rows[row][rows[0].index(column)] = value
     write_csv(path, rows)
 
 
 def epoch_rows(step_seconds, accuracy, throttled=None):
-    """Returns rows of epochs.csv. throttled: the epochs, or None if the device reports nothing."""
+    """Returns rows of epochs.csv. throttled: these epochs, or None if the device reports none."""
     rows = []
     for epoch in range(1, EPOCHS + 1):
         test = accuracy * (1 - 0.5 ** epoch)
@@ -74,7 +74,7 @@ def folder_content(folder):
 
 
 def assert_figure(paths, output):
-    """Asserts that these are the PNG, PDF and CSV of that name, complete and not empty."""
+    """Asserts that the paths are a complete PNG, PDF and CSV of that name."""
     import numpy as np
     from matplotlib import image
     assert [str(path) for path in paths] == [str(output) + end for end in ('.png', '.pdf', '.csv')]

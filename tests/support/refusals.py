@@ -1,4 +1,4 @@
-"""Checks how a command line refuses bad input, in this process."""
+"""Checks, in this process, how a command line refuses bad input."""
 
 import os
 
@@ -9,9 +9,9 @@ from elastic.command_line import UserError
 
 
 def assert_refused(arguments, words, logs, capsys):
-    """Asserts that main.py refuses the arguments in a line with `words` and leaves no file.
+    """Asserts that main.py refuses the arguments in one line with `words` and leaves no file.
 
-    It may only raise what command_line.run turns into exit status 2.
+    It may raise only errors that command_line.run turns into exit status 2.
     """
     try:
         main.check_arguments(main.parse_arguments(arguments))

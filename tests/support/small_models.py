@@ -57,7 +57,7 @@ def saved(model, folder, name=None):
 
 
 def set_to_distinct_values(model, seed=0):
-    """Makes all arrays different, so that a swap of two would show; variances are positive."""
+    """Makes all arrays distinct, so that swapping two would show; variances are positive."""
     rng = np.random.RandomState(seed)
     for variable in model.weights:
         variable.assign(rng.uniform(0.1, 0.9, tuple(variable.shape)).astype(np.float32))
@@ -81,7 +81,7 @@ def backbones(model):
 
 
 def described(model):
-    """Returns [name, shape] of every variable in order, by kind."""
+    """Returns [name, shape] of every variable, in order, by kind."""
     return {kind: [[keras_stack.variable_name(v), [int(n) for n in v.shape]] for v in variables]
             for kind, variables in (('trainable', model.trainable_weights),
                                     ('statistics', model.non_trainable_weights))}

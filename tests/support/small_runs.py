@@ -1,4 +1,4 @@
-"""Command lines of small runs, and real processes of them."""
+"""Makes command lines of small runs, and runs them as real processes."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
 
 
 def script(*arguments, **environment):
-    """Runs a script in a process of its own; returns (exit status, output, errors)."""
+    """Runs a script as a process; returns (exit status, output, errors)."""
     result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, universal_newlines=True,
                             env=dict(os.environ, **environment))
@@ -24,7 +24,7 @@ def flags(tmp_path, *more):
 
 
 def quick_flags(logs, *more):
-    """Returns the flags of a run of under a second: a tiny network, saved in `logs`, 48 digits."""
+    """Returns the flags of a run of less than a second: 48 digits, a tiny network in `logs`."""
     from cached_runs import BATCH, SIZE, network
     from elastic.compat.keras_stack import MODEL_FILE
     path = os.path.join(str(logs), MODEL_FILE)

@@ -1,4 +1,4 @@
-"""Small networks, batches and masks for tests of training steps."""
+"""Makes small networks, batches and masks for tests of training steps."""
 
 import collections
 import re
@@ -12,14 +12,14 @@ from elastic.networks import backbone
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer
 
-# Order of model.trainable_variables of conv_stack.
+# In the order of conv_stack().trainable_variables.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)
 N = 6
 
 
 def conv_stack():
-    """Returns four convolutions without bias and a head; all six arrays differ in shape."""
-    keras_stack.set_seed(0)  # the same network whatever tests ran before
+    """Returns a network of four convolutions without bias and a head; all shapes differ."""
+    keras_stack.set_seed(0)  # the same network whichever tests ran before
     inputs = x = keras.Input((12, 12, 3))
     for i, filters in enumerate((4, 5, 6, 7), 1):
         x = keras.layers.Conv2D(filters, 3, padding='same', activation='relu', use_bias=False,
@@ -52,7 +52,7 @@ def maker_of(model, optimizer='sgd', rate=0.1, decay=1e-3):
 
 
 def layers_with_backprop(operations):
-    """Returns, by op type, the sorted names of the layers whose backward pass has such an op."""
+    """Returns {op type: sorted names of the layers whose backward pass has such an op}."""
     found = collections.defaultdict(list)
     for name, op in operations:
         layer = re.search(r'gradient_tape/.*/(conv\d|head)(_\d+)?/', name)
@@ -63,7 +63,7 @@ def layers_with_backprop(operations):
 
 
 def residual():
-    """Returns two convolutions, their sum, and a ReLU that a third and the head read."""
+    """Returns a network where a third convolution and the head read the ReLU of a sum of two."""
     keras_stack.set_seed(0)
     inputs = keras.Input((12, 12, 3))
     first = keras.layers.Conv2D(4, 3, padding='same', use_bias=False, name='first')(inputs)
@@ -83,7 +83,7 @@ class Centred(keras.layers.Layer):
 
 
 def small_model(bn_statistics='train', bias=True):
-    """Returns a classifier with every kind of state; bias: of the convolution before BN."""
+    """Returns a classifier with every kind of state. bias: that of the convolution before BN."""
     keras_stack.set_seed(0)
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3, use_bias=bias)(inputs)
@@ -99,7 +99,7 @@ def batches(count, seed=0):
 
 
 def still(model):
-    """Turns off random layers, whose noise differs between traces on the older stack."""
+    """Turns off random layers, whose noise differs between traces on the older stacks."""
     for layer in keras_stack.flat_layers(model):
         for attribute in ('rate', 'stddev'):
             if isinstance(getattr(layer, attribute, None), float):

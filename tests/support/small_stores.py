@@ -1,4 +1,4 @@
-"""Small stores of the prefix cache, in memory and in a file, with random bits."""
+"""Makes small stores of the prefix cache, in memory and in a file, with random bits."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ IMAGES, BATCH = 23, 4
 
 
 def values(field, count=IMAGES, seed=0):
-    """Returns (count,) + field.shape of random bits, NaN and infinity among them."""
+    """Returns a (count,) + field.shape array of random bits, NaN and infinity among them."""
     size = max(1, int(np.prod(field.shape))) * np.dtype(field.dtype).itemsize
     bits = np.random.RandomState(seed).randint(0, 256, (count, size)).astype(np.uint8)
     if field.dtype == np.bool_:
@@ -28,7 +28,7 @@ def opened(kind, folder, fields, num_images=IMAGES):
 
 
 def filled(kind, folder, fields, seed=0):
-    """Returns a store of IMAGES records, put in a shuffled order, and the tensors by image."""
+    """Returns a store of IMAGES records, written in shuffled order, and the tensors by image."""
     tensors = [values(field, seed=seed + i) for i, field in enumerate(fields)]
     store = opened(kind, folder, fields)
     order = np.random.RandomState(seed).permutation(IMAGES)

@@ -1,6 +1,6 @@
-"""Tiny archives of the three photo sets, for their real builders.
+"""Writes tiny archives of the three photo data sets, for their real builders.
 
-The images are random; classes, folders, lists and annotations are as in the originals.
+Images are random; classes, folders, lists and annotations are as in the originals.
 """
 
 import io
@@ -16,9 +16,9 @@ DOG_TEST_IMAGES = 5
 
 
 def prepare(name, data_dir):
-    """Writes archives of `name` to where load_dataset(name, data_dir=data_dir) looks for them.
+    """Writes archives of `name` where load_dataset(name, data_dir=data_dir) looks for them.
 
-    Replaces the checksums in the builder's class, `url_infos`, so that it accepts them.
+    Replaces the checksums in the builder's `url_infos`, so that it accepts them.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import checksums
@@ -63,7 +63,7 @@ def _pets():
     for split, count in PET_IMAGES.items():
         for i in range(count):
             name = 'pet_{}_{}'.format(split, i)
-            breed = 1 + 36 * (i // 2) // (count // 2 - 1)  # two images each, of 1 to 37
+            breed = 1 + 36 * (i // 2) // (count // 2 - 1)  # from 1 to 37, two images each
             lists[split].append('{} {} 1 1\n'.format(name, breed))
             images['images/{}.jpg'.format(name)] = _jpeg(i)
             annotations['annotations/trimaps/{}.png'.format(name)] = _mask(i)

@@ -1,4 +1,4 @@
-"""Timing tables of a few tensors: of groups made up, and of a network that was traced."""
+"""Builds timing tables of a few tensors, from made-up groups and from a traced network."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ KEY = dict(host='x', tensorflow='2.21.0', model='small', batch_size=4, input_siz
 
 
 def groups_of(ms_of_bits, num_tensors):
-    """(group_tensors, group_ms) of {bit mask of the tensors that need some ops: ms}."""
+    """Returns (group_tensors, group_ms) of {bit mask of the tensors that need some ops: ms}."""
     return tensor_sets(ms_of_bits, num_tensors), np.array(list(ms_of_bits.values()))
 
 
 def by_bits(group_tensors, group_ms):
-    """{bit mask of the tensors that need some ops: ms}."""
+    """Returns {bit mask of the tensors that need some ops: ms}, the inverse of groups_of."""
     return {sum(1 << int(k) for k in np.flatnonzero(row)): ms
             for row, ms in zip(group_tensors, group_ms)}
 
@@ -37,7 +37,7 @@ def table_of(times):
 
 
 def totals_as_traced(times, t_fp, t_bp, t_update, t_always=0.0, **more):
-    """Returns the Totals of steps that take what their ops took in the trace, all at one scale."""
+    """Returns the Totals of steps whose ops took as long as in the trace, up to one scale."""
     depth = chain_timings(times.group_tensors, times.group_ms)[2]
     tensors = [int(np.argmax(depth)), int(np.argmin(depth))]
     t_up = times.update * t_update / sum(times.update)
@@ -47,7 +47,7 @@ def totals_as_traced(times, t_fp, t_bp, t_update, t_always=0.0, **more):
 
 
 def stored(folder, slower=1.0, **changes):
-    """Path of the timing table of three tensors, as profiler.py stores it."""
+    """Stores a timing table of three tensors as profiler.py does; returns its path."""
     table = table_of(op_times({0b001: 3.25, 0b010: 1.5, 0b100: 0.25, 0b011: 0.5, 0b111: 2.0}, 3))
     table = table._replace(t_fp=slower * table.t_fp, t_dw=slower * table.t_dw,
                            t_dy=slower * table.t_dy, **dict({'key': KEY}, **changes))

@@ -1,4 +1,4 @@
-"""Small networks, their executed graphs and real traces, made once for all tests."""
+"""Builds small networks, and their executed graphs and real traces, once for all tests."""
 
 import collections
 import functools
@@ -12,11 +12,11 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer
 from elastic.timing.trace import executed_graph, read_trace, record_trace
 
-STEPS = 3  # traced
+STEPS = 3  # in each trace
 
 
 def plain():
-    """Convolution -> Dense with ReLU -> Dense. Tensors: 0,1 conv; 2,3 mid; 4,5 head."""
+    """Returns convolution -> Dense with ReLU -> Dense. Tensors: 0,1 conv; 2,3 mid; 4,5 head."""
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, name='conv')(inputs))
     x = keras.layers.Dense(5, activation='relu', name='mid')(x)
@@ -24,7 +24,7 @@ def plain():
 
 
 def branching():
-    """Two branches that are added. Tensors: 0,1 stem; 2,3 left; 4,5 right; 6,7 head."""
+    """Returns a sum of two branches. Tensors: 0,1 stem; 2,3 left; 4,5 right; 6,7 head."""
     inputs = keras.Input((24, 24, 3))
     stem = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='stem')(inputs)
     left = keras.layers.Conv2D(16, 3, padding='same', activation='relu', name='left')(stem)
@@ -38,7 +38,7 @@ Traced = collections.namedtuple('Traced', 'variables step graph times path')
 
 @functools.lru_cache(maxsize=None)
 def traced(build, optimizer='sgd', clip_norm=None):
-    """The executed graph and a real trace of the full step; times: name -> ms."""
+    """Returns the executed graph and a real trace of the full step; times: op name -> ms."""
     model = build()
     variables = model.trainable_variables
     rng = np.random.RandomState(0)

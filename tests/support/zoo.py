@@ -1,8 +1,8 @@
 """Builds tiny classifiers of every kind that can be trained: ZOO[name].build(size).
 
-size: 1 for tests, where a step takes milliseconds and tracing about a second. The `benchmark` size
-of a member makes a step take at least 15 ms, for benchmarks/architectures.py. Members that a stack
-lacks are not in its ZOO.
+Size 1 is for tests: a step takes milliseconds, tracing about a second. At its `benchmark` size, for
+benchmarks/architectures.py, a member's step takes at least 15 ms. ZOO leaves out members that this
+stack cannot build.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -26,7 +26,7 @@ class Classifier(NamedTuple):
 
 
 class Member(NamedTuple):
-    """Holds the builder (size) -> Classifier, with equal weights and batch in each call."""
+    """Holds a builder, size -> Classifier, which gives the same weights and batch each time."""
     build: Callable
     benchmark: int
 
@@ -35,7 +35,7 @@ ZOO = {}
 
 
 def member(benchmark, here=True):
-    """Registers a builder (size) -> (model, inputs, batch size) under its name.
+    """Registers a builder, size -> (model, inputs, batch size), under its name.
 
     here: whether this stack can build it.
     """
@@ -52,18 +52,18 @@ def _classifier(builder, size):
     model, inputs, batch_size = builder(size)
     tensors = tf.nest.map_structure(tf.constant, inputs)
     if not model.built:
-        model(tensors)  # makes the weights of a subclassed model
+        model(tensors)  # a subclassed model has no weights before its first call
     labels = tf.constant(np.arange(batch_size) % CLASSES, tf.int32)
     return Classifier(model, tensors, labels)
 
 
 def noise(*shape):
-    """Returns normal float32 noise, equal in each call."""
+    """Returns normal float32 noise, the same in each call."""
     return np.random.RandomState(1).randn(*shape).astype(np.float32)
 
 
 def tokens(vocabulary, *shape):
-    """Returns int32 tokens below `vocabulary`, equal in each call."""
+    """Returns int32 tokens less than `vocabulary`, the same in each call."""
     return np.random.RandomState(1).randint(0, vocabulary, shape).astype(np.int32)
 
 
@@ -73,7 +73,7 @@ def _head(x):
 
 # ------------------------------------------------------------------------- keras.applications
 
-# A small member of each family, with its smallest input size and that of the benchmark.
+# A small member of each family, with its smallest input size and its size in the benchmark.
 APPLICATIONS = {
     'MobileNet': (32, 96), 'MobileNetV2': (32, 96), 'MobileNetV3Small': (32, 96),
     'NASNetMobile': (32, 32), 'EfficientNetB0': (32, 64), 'EfficientNetV2B0': (32, 64),
@@ -140,7 +140,7 @@ def attention(size):
 
 @keras_stack.register
 class Positions(layers.Layer):
-    """Adds an embedding of the position, looked up by an inner layer."""
+    """Adds an embedding of the position, which an inner layer looks up."""
 
     def __init__(self, length, width, **kwargs):
         super().__init__(**kwargs)
@@ -188,7 +188,7 @@ def home_made_vit(size):
 
 @member(benchmark=112)
 def shared(size):
-    """Uses one layer twice in a row, and another on two branches."""
+    """Applies one layer twice in succession, and another on two branches."""
     inputs = keras.Input((8 * size,))
     twice, both = layers.Dense(8 * size, activation='tanh'), layers.Dense(8 * size)
     x = twice(twice(inputs))
@@ -199,8 +199,8 @@ def shared(size):
 class GraphNetwork(keras.Model):
     """Passes messages along edges twice, then sums the nodes of each graph.
 
-    inputs: dict of nodes: (V, F) float32; source, target: (E,) int32 nodes; graph: (V,) int32,
-    ascending.
+    inputs: dict of nodes: (V, F) float32; source, target: (E,) int32, indices of nodes;
+    graph: (V,) int32, ascending.
     """
 
     def __init__(self, width, num_graphs):
@@ -251,7 +251,7 @@ def two_inputs_dict(size):
 
 
 def _conv_inputs(size):
-    """Returns (Input, (B, S, S, 3) array, B) of the image networks below."""
+    """Returns (Input, (B, S, S, 3) array, B) for the image networks below."""
     side = 8 + 4 * (size - 1)
     return keras.Input((side, side, 3)), noise(4, side, side, 3), 4
 
@@ -278,7 +278,7 @@ def sequential(size):
 
 
 class Subclassed(keras.Model):
-    """Has a list of layers, a weight of its own, and a loop in call()."""
+    """Has a list of layers, a weight outside any layer, and a loop in call()."""
 
     def __init__(self, width):
         super().__init__()
@@ -303,7 +303,7 @@ def subclassed(size):
 
 @keras_stack.register
 class Sparse(layers.Layer):
-    """Returns its input, and adds a loss of its size."""
+    """Returns its input, and adds its magnitude to the loss."""
 
     def call(self, x):
         self.add_loss(0.1 * tf.reduce_mean(tf.abs(x)))
@@ -332,7 +332,7 @@ def mixed_float16(size):
 
 @member(benchmark=19)
 def batch_norm(size):
-    """Has moving statistics that training changes, and biases without gradient."""
+    """Has moving statistics that training updates, and biases without a gradient."""
     inputs, images, batch_size = _conv_inputs(size)
     x = inputs
     for _ in range(2):
