@@ -1,6 +1,6 @@
-"""Costs of the prefix cache: of the present cached activations, and of a mask's own cut.
+"""Tests the cost of the prefix cache: of its present activations, and of each mask's own cut.
 
-Timing tables are set and slow, so that no choice depends on this machine.
+Timing tables are fixed and slow, so that no choice depends on this machine.
 """
 
 import numpy as np
@@ -58,10 +58,10 @@ def dataset():
 
 
 def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None):
-    """Returns (Watched, epoch -> Choice) of a run of masks at their own cuts.
+    """Trains masks, each at its own cut; returns (Watched, {epoch: Choice}).
 
-    Asserts that its bits are those of a run without a cache. before: (epoch, cache) -> None, called
-    before each choice.
+    Asserts that the result has the bits of a run without a cache. before: (epoch, cache) -> None,
+    called before each choice.
     """
     cache, choices, dates = Watched(dataset, str(folder)), {}, sorted(masks)
 
@@ -85,7 +85,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     return cache, choices
 
 
-# ---------------------------------------------------------------- what the run can pay
+# ---------------------------------------------------------------- what the run can afford
 
 def costs_of(cache, table, epoch, until):
     cache.attach(maker_of(network()))
@@ -109,7 +109,7 @@ def test_a_run_that_reads_its_cache_stays_within_budget(tmp_path, dataset, table
 
 
 def test_the_whole_run_pays_for_filling_the_cache(tmp_path, dataset, table, capsys):
-    """rho is out of reach for the two epochs of one selection."""
+    """The two epochs of one selection could not reach this rho."""
     least = [costs_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
              for until in (3, 9)]
     assert least[1] < 0.9 * least[0]
@@ -156,7 +156,7 @@ def test_cached_activations_stay_while_nothing_below_their_cut_trains(
 
 
 def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, dataset, table):
-    """The present cache was filled for MIDDLE."""
+    """The present cache has been filled for MIDDLE."""
     seen = {}
 
     def look(epoch, cache):
@@ -166,7 +166,7 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
             seen[until] = CacheCosts(cache, table, 3, until).table
             assert cache.store.stored.all() and cache.skipped > 0
         cache.view, view = 7, cache.view
-        seen['view'] = CacheCosts(cache, table, 3, 9).table  # of images that changed
+        seen['view'] = CacheCosts(cache, table, 3, 9).table  # for a new augmentation
         cache.view = view
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
@@ -175,7 +175,7 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
         assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
         kept = (costed.cache.fill_share == 0) & costed.cache.serves
-        # For one epoch the present cache is best; for more, only where it skips as much.
+        # The present cache wins where it skips more than a new one, which must first be filled.
         gain = old * table.t_fp > (1 - share) * table.t_prefix
         assert kept.tolist() == (MIDDLE & gain).tolist() and kept[4]
         assert (until == 9) == (MIDDLE & ~kept).any()
@@ -214,7 +214,7 @@ def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, on_disk):
             if on_disk:
                 assert then[1] <= limit and (more[1] > 3e6) == (cache_gb != 1e-4)
             else:
-                assert more[0] > 3e6  # of 1e7, and other programs take and give memory, too
+                assert more[0] > 3e6  # the store takes 1e7; other programs use memory, too
     assert stores.room_without(None, str(tmp_path))[1] > 0
 
 
@@ -261,7 +261,7 @@ def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, br
     cut = choices[1].timings.cache.cut
     assert all(choice.timings.cache.cut == cut for choice in choices.values())
     assert choices[1].timings.cache.serves.tolist() == mask_of(
-        model, 'a1', 'a2', 'head').tolist()  # not the branches that are skipped
+        model, 'a1', 'a2', 'head').tolist()  # the other branches are skipped
 
 
 def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, dataset, branching,
@@ -269,7 +269,7 @@ def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, d
     model = branches()
     cache = attached(tmp_path, dataset, model)
     first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
-    # The chain of the deepest branch stores the stem's output; this, those of other branches, too.
+    # The chain's cut stores the stem's output; this one stores those of other branches as well.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
     costs = CacheCosts(cache, branching, 1, 5)
     own, chain = costs.at_own_cut(mask).cache.cut, costs.table
@@ -319,11 +319,11 @@ def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, 
             if importance[group == item].sum() > 0 and not mask[group == item].all():
                 wider = mask | (group == item)
                 assert costs.at_own_cut(wider).step_time(wider) > limit
-    assert more > 2  # the own cut left room for others
+    assert more > 2  # the own cut left time for more tensors
 
 
 def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset, branching):
-    """It was filled at the own cut of one branch, where the chain would need a new one."""
+    """It was filled at the own cut of one branch; the chain's cut would need a new cache."""
     model = branches()
     mask, found = mask_of(model, 'a1', 'head'), []
 

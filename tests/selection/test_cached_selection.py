@@ -1,4 +1,4 @@
-"""Tensors chosen at the cost of a prefix cache: exact on the chain, within rho on the graph."""
+"""Tests selection at the cost of a prefix cache: exact on the chain, within rho on the graph."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ TABLES = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_
 # ---------------------------------------------------------------- the exact solver
 
 def instance(rng, whole_numbers):
-    """Draws (t_dw, t_dy, importance, at_deepest, budget); at_deepest has any sign."""
+    """Draws (t_dw, t_dy, importance, at_deepest, budget); at_deepest may be negative."""
     n = rng.randint(1, 10)
     draw = (lambda: rng.randint(0, 6, n).astype(float)) if whole_numbers else (
         lambda: 5 * rng.rand(n))
@@ -44,7 +44,7 @@ def times_of(masks, t_dw, t_dy, at_deepest):
 
 
 def test_a_cost_at_the_deepest_tensor_gives_the_brute_force_optimum():
-    """Times are whole numbers with a bin for each, so that nothing is rounded."""
+    """Times are whole numbers of bins, so that nothing is rounded."""
     rng, negative, deeper = np.random.RandomState(0), 0, 0
     for _ in range(800):
         t_dw, t_dy, importance, at_deepest, budget = instance(rng, True)
@@ -63,12 +63,12 @@ def test_a_cost_at_the_deepest_tensor_gives_the_brute_force_optimum():
         if chosen.fallback:
             assert not (importance[feasible] > 0).any()
             continue
-        # None of importance <= 0 is ever selected, though as the deepest one it might pay.
+        # No tensor of importance <= 0 is selected, even where it would pay as the deepest one.
         fit = (times <= budget) & (masks @ (importance <= 0) == 0)
         assert chosen.importance == pytest.approx((masks @ importance)[fit].max())
         negative += budget < 0
         deeper += bool((chosen.mask & ~feasible).any())
-    assert negative > 20 and deeper > 5  # the latter fit only beside a deeper one
+    assert negative > 20 and deeper > 5  # `deeper`: some tensor fits only with a deeper one
 
 
 def test_rounding_never_exceeds_the_budget_and_costs_little():
@@ -121,9 +121,9 @@ def test_a_cost_that_is_not_finite_is_refused(at_deepest):
 # ---------------------------------------------------------------- the cost of a cache
 
 def cached(rng, table, fill_share=None, uneven=True):
-    """Returns the table with a CacheCost: more is skipped the nearer the deepest is to the output.
+    """Returns the table with a CacheCost that skips more the nearer the mask is to the output.
 
-    Some cuts are impossible or, where `uneven`, expensive.
+    Some cuts are impossible; if `uneven`, some are expensive.
     """
     n = len(table.names)
     t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
@@ -197,7 +197,7 @@ def test_a_choice_never_exceeds_rho_and_leaves_nothing_that_fits(draw):
         for k in np.flatnonzero(~mask & (importance > 0)):
             with_k = mask | (np.arange(len(mask)) == k)
             assert table.step_time(with_k) > rho * table.t_step - 1e-9
-    assert cached_ones > 10 and (below or draw is tangled_table)  # whose tensors need much
+    assert cached_ones > 10 and (below or draw is tangled_table)  # its tensors need many ops
 
 
 @TABLES
@@ -251,7 +251,7 @@ def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
 
 
 def test_a_tensor_that_fits_only_with_a_deeper_one_is_chosen_with_it():
-    """The network can only be cut far from the output; that cut pays for both."""
+    """The network can be cut only far from the output; that cut pays for both."""
     table = chain_table(np.random.RandomState(6))
     n, first = len(table.names), int(np.argmax(table.depth))
     read, write = np.full(n, np.inf), np.full(n, np.inf)

@@ -1,4 +1,4 @@
-"""The closed loop corrects the timing table by passes and steps, here of set times."""
+"""Tests how passes and steps correct the timing table; their times are set, not measured."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def table():
 
 
 class Device:
-    """Stands in for a StepMaker whose passes take set times: those of a table, times a factor."""
+    """Stands in for a StepMaker; its passes take the times of a table, times a factor."""
 
     def __init__(self, table, forward=1.0, backward=1.0):
         self.ms = forward * table.t_fp, forward * table.t_fp + backward * table.t_bp
@@ -73,7 +73,7 @@ def test_passes_of_a_real_network_correct_any_table():
         loop = ClosedLoop(wrong, maker)
         loop.update(*batch())
         found.append(loop.timings.t_bp / loop.timings.t_fp)
-    # The two were 40,000-fold apart, far more than any load of the machine makes of them.
+    # The tables were 40,000-fold apart, far more than any load of the machine could cause.
     assert max(found) < 100 * min(found)
 
 
@@ -87,7 +87,7 @@ def test_shares_follow_the_passes_only_beyond_noise(table, forward, backward, dr
     expected = (forward, backward) if drift else (speed, speed)
     assert (now.t_fp, now.t_bp) == pytest.approx(
         (expected[0] * table.t_fp, expected[1] * table.t_bp))
-    assert updated(loop) == 0  # the reference has followed
+    assert updated(loop) == 0  # this is now the reference
 
 
 def test_a_quick_look_that_sees_drift_is_confirmed_by_a_long_one(table):
@@ -106,7 +106,7 @@ def test_steps_give_the_speed_and_each_step_pays_the_wait(table, factor):
     assert loop.timings.step_time(mask) == pytest.approx(taken + 0.05)
     assert loop.timings.t_step == pytest.approx(factor * table.t_step + 0.05)
     updated(loop)
-    assert loop.timings.t_loop == 0.05  # until other steps are measured
+    assert loop.timings.t_loop == 0.05  # kept until other steps are measured
 
 
 def test_slow_reading_steps_do_not_enlarge_the_budget(table):
@@ -115,11 +115,11 @@ def test_slow_reading_steps_do_not_enlarge_the_budget(table):
     loop = loop_of(table, 2.0, 2.0)
     ms = 50 * table._replace(cache=cache).reading_time(mask)
     updated(loop, mask=mask, step_ms=[ms] * 10, cache=cache)
-    assert loop.timings.t_step == pytest.approx(2 * table.t_step)  # by the passes alone
+    assert loop.timings.t_step == pytest.approx(2 * table.t_step)  # from the passes alone
 
 
 def overlapping_less(table, of_own=1.4):
-    """Returns the table with slower weight gradients and the same backward pass."""
+    """Returns the table with slower weight gradients in a backward pass of the same length."""
     own = table.group_tensors.sum(axis=1) == 1
     of_shared = (table.t_bp - of_own * table.group_ms[own].sum()) / table.group_ms[~own].sum()
     return table._replace(group_ms=table.group_ms * np.where(own, of_own, of_shared))
@@ -134,7 +134,7 @@ def test_one_step_separates_weight_gradients_from_the_error_gradient(table):
         assert found.backward_time(mask) == pytest.approx(true.backward_time(mask), rel=0.03)
         assert found.chain_time(mask) >= found.backward_time(mask) - 1e-9
     assert found.t_step == pytest.approx(true.t_step)
-    nothing = explaining(table, np.ones(N, bool), 0.0)  # says nothing of the two parts
+    nothing = explaining(table, np.ones(N, bool), 0.0)  # a full step cannot separate the parts
     assert nothing.group_ms == pytest.approx(table.group_ms)
     for noise in (100 * table.t_step, -table.step_time(trained)):
         ratio = explaining(table, trained, noise).group_ms / table.group_ms
@@ -161,5 +161,5 @@ def test_drift_of_steps_is_judged_by_the_median_of_the_last_ones():
     assert steps_drift_ms(steady, 100 * (1 - 0.5 * STEP_DRIFT)) == 0
     for predicted in 100 * (1 - 2 * STEP_DRIFT), 100 * (1 + 2 * STEP_DRIFT):
         assert steps_drift_ms(steady, predicted) == pytest.approx(100 - predicted)
-    assert steps_drift_ms(steady[:50] + [900.0] * 10, 100) == 0  # a few steps are an accident
-    assert steps_drift_ms(steady + [130.0] * 40, 100) == 30      # the last ones count
+    assert steps_drift_ms(steady[:50] + [900.0] * 10, 100) == 0  # a few slow steps are chance
+    assert steps_drift_ms(steady + [130.0] * 40, 100) == 30      # the last steps count

@@ -14,7 +14,7 @@ from small_steps import batches, small_model
 
 
 def trained(model, steps=3, optimizer='sgd'):
-    """The optimizer after some real steps, so that slots and iteration count are not zero."""
+    """Returns (optimizer, step) after real steps: slots and iteration count are not zero."""
     optimizer = make_optimizer(optimizer, 0.05, 100, model.trainable_variables)
     step = TrainingStep(model, optimizer, np.ones(len(model.trainable_variables)), 5e-4)
     for images, labels in batches(steps, seed=1):
@@ -67,7 +67,7 @@ def test_evaluation_restores_even_after_a_failure():
 
 
 def test_gradient_update_is_the_first_order_drop_of_the_trial():
-    """By hand, without the evaluator: one tape at w, plain SGD, one tape at w + dw."""
+    """Computes it without the evaluator: one tape at w, plain SGD, one tape at w + dw."""
     model = small_model('frozen')
     variables = model.trainable_variables
     optimizer = make_optimizer('sgd', 0.05, 100, variables)
@@ -79,19 +79,19 @@ def test_gradient_update_is_the_first_order_drop_of_the_trial():
             value = loss(labels, model(images, training=False))
         return [g.numpy() for g in tape.gradient(value, [keras_stack.raw(v) for v in variables])]
 
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, images, labels))  # decay stays out
+    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, images, labels))  # decay has no effect
     importance = evaluate_importance(model, optimizer, [(images, labels)], evaluator=evaluator)
     first = gradients()
     start = [keras_stack.raw(v).numpy() for v in variables]
     for variable, value, gradient in zip(variables, start, first):
-        variable.assign(value - 0.05 * gradient)  # first step: momentum is empty
+        variable.assign(value - 0.05 * gradient)  # in the first step, momentum is zero
     expected = [0.05 * (g1 * g2).sum() for g1, g2 in zip(first, gradients())]
     np.testing.assert_allclose(importance, expected, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
-    """Also where the step it is cut from decays: what the optimizer itself does, and no more."""
+    """The training step itself decays the weights; the trial must not."""
     model = small_model('frozen')
     optimizer, _ = trained(model, optimizer=name)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
@@ -112,7 +112,7 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
-    """Decay, slots and iteration count included: it is timed in place of the step's."""
+    """Decay, slots and iteration count included, as it is timed in place of the step's update."""
     ends = []
     for alone in (False, True):
         model = small_model(bn_statistics)
@@ -136,7 +136,7 @@ def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
 
 
 def test_momentum_does_not_enter_the_trial():
-    """Else what was trained of late would be on another scale than what was left out."""
+    """Otherwise tensors trained recently would be on another scale than those left out."""
     model = small_model('frozen')
     optimizer, _ = trained(model)
     importance = evaluate_importance(model, optimizer, batches(1))
@@ -147,7 +147,7 @@ def test_momentum_does_not_enter_the_trial():
 
 
 def test_a_trial_holds_one_copy_of_the_weights_alone():
-    """Beside them and the optimizer's own: on a small device a network has no room for more."""
+    """A small device has room for weights, optimizer state and this one copy, but no more."""
     model = small_model()
     optimizer, _ = trained(model)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
@@ -186,7 +186,7 @@ def test_importance_is_averaged_over_the_probe_batches_from_one_start():
     (0.10, 0.06, True), (0.10, 0.04, False), (0.10, -0.1, False), (-0.10, -0.1, False),
     (-0.10, 0.10, False), (1e-8, -1e-8, True)])
 def test_a_trial_holds_where_the_loss_drops_as_predicted(predicted, real, holds):
-    """Where both go uphill they agree, and still the importances are of a step nobody wants."""
+    """If prediction and loss both rise they agree, yet the importances describe a useless step."""
     assert Trial(1.0, predicted, real).holds is holds
 
 
