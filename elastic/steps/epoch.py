@@ -1,7 +1,4 @@
-"""Runs and times the steps of an epoch, and validates on the test set.
-
-run_epoch takes an iterable of Calls, each of which is a training step on its batch.
-"""
+"""Runs and times the steps of an epoch, and validates on the test set."""
 
 import functools
 import math
@@ -21,7 +18,7 @@ class Diverged(RuntimeError):
 class Call(NamedTuple):
     """Holds one training step on one batch.
 
-    kind: PLAIN; FILL, which also writes the prefix cache; READ, which reads it.
+    kind: PLAIN; FILL, which also writes the prefix cache; or READ, which reads it.
     run: () -> training_step.StepResult. step: the masked_step.MaskedStep that it calls.
     size: number of examples.
     """
@@ -32,7 +29,7 @@ class Call(NamedTuple):
 
 
 def plain_calls(step, batches):
-    """Yields the Calls of a MaskedStep for each (inputs, labels) of `batches`."""
+    """Yields the Call of a MaskedStep for each (inputs, labels) of `batches`."""
     for inputs, labels in batches:
         yield Call(PLAIN, functools.partial(step, inputs, labels), step, int(labels.shape[0]))
 
@@ -41,10 +38,10 @@ class EpochResult(NamedTuple):
     """Holds the outcome of an epoch.
 
     loss, accuracy, penalty: means over the epoch (training_step.StepResult).
-    ms: by kind of Call, the ms of every step except first calls, with the wait for its batch.
-    waits: by kind, the part of these ms outside the step function: waiting for input, Python.
-    first_call_seconds: how much longer first calls of new step functions took than other steps.
-    firsts: by kind, the number of these first calls.
+    ms: kind of Call -> ms of each step but first calls, including the wait for its batch.
+    waits: kind -> the part of these ms outside the step function: waiting for input, Python.
+    first_call_seconds: by how much first calls of new step functions took longer than other steps.
+    firsts: kind -> number of these first calls.
     again_seconds: as first_call_seconds, for functions that a resumed run had to make again.
     """
     loss: float
@@ -78,7 +75,7 @@ class EpochResult(NamedTuple):
 
 
 class EpochProgress:
-    """Sums up the steps of an epoch so far, and keeps their times. count: number of steps."""
+    """Sums up the steps of an epoch so far and keeps their times. count: number of steps."""
 
     def __init__(self, state=None):
         self.loss = self.penalty = 0.0
@@ -121,7 +118,7 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
 
     progress: EpochProgress to continue. pause: () -> bool, called after every step; if it returns
     True, run_epoch returns None, and a later call can continue with the iterator `calls`.
-    Raises Diverged where the loss is not finite.
+    Raises Diverged if the loss is not finite.
     """
     progress = EpochProgress() if progress is None else progress
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
@@ -151,7 +148,7 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
 def validate(evaluate, batches, pause=lambda: False):
     """Returns the mean loss and the accuracy over the whole test set, in inference mode.
 
-    pause: () -> bool, called after every batch; None is returned if it returns True.
+    pause: () -> bool, called after every batch; if it returns True, validate returns None.
     """
     loss, correct, seen = 0.0, 0, 0
     for images, labels in batches:

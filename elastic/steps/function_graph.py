@@ -19,10 +19,10 @@ STATELESS = {'RandomUniform': 'StatelessRandomUniform',
 
 
 def inlined(function_def, library):
-    """Returns the FunctionDef with calls replaced by the nodes of the functions they call.
+    """Returns the FunctionDef with each call replaced by the nodes of the called function.
 
     Loops, branches and what XLA compiles (Keras' grouped convolutions on a CPU) stay single nodes.
-    library: FunctionDefs by name.
+    library: name -> FunctionDef.
     """
     plain = function_pb2.FunctionDef()
     plain.CopyFrom(function_def)
@@ -58,9 +58,9 @@ def inlined(function_def, library):
 def _expanded(function_def, library, plain):
     """Adds all nodes and effects of the function and of those it calls to the FunctionDef `plain`.
 
-    Returns (stands_for, ends). stands_for: the tensor outside a call that each of its arguments
-    stands for, and the tensor inside that each output stands for. ends: by call, the nodes or
-    tensors inside that a control edge from it waits for.
+    Returns (stands_for, ends). stands_for: argument of a call -> tensor outside, and output of a
+    call -> tensor inside. ends: call -> the nodes or tensors inside that a control edge from the
+    call waits for.
     """
     stands_for, ends = {}, {}
 
@@ -70,7 +70,7 @@ def _expanded(function_def, library, plain):
             inputs = ['^' + prefix + tensor[1:] if tensor[0] == '^' else prefix + tensor
                       for tensor in node.input]
             if not inputs or any(tensor in stands_for for tensor in inputs):
-                inputs += control  # other nodes wait for one of these
+                inputs += control  # all other nodes descend from one of these
             if node.op in CALLS and not compiled(node, library):
                 body, inside = library[node.attr['f'].func.name], name + '/'
                 results = [inside + body.ret[output.name] for output in body.signature.output_arg]
@@ -87,7 +87,7 @@ def _expanded(function_def, library, plain):
             if prefix:
                 copy.attr.pop('_class', None)  # it holds names of nodes
         for name in function.control_ret.values():
-            if prefix + name not in ends:  # effects of a call are those of its function
+            if prefix + name not in ends:  # the effects of a call are those inside it
                 plain.control_ret[prefix + name] = prefix + name
     add(function_def)
     return stands_for, ends
@@ -127,9 +127,9 @@ def output_places(op):
 
 
 def called_ops(nodes, library):
-    """Returns the set of op types inside the functions that each calling node calls, by node name.
+    """Returns node name -> set of op types in the functions it calls, for nodes that call any.
 
-    nodes: NodeDefs. library: FunctionDefs by name.
+    nodes: NodeDefs. library: name -> FunctionDef.
     """
     def bodies(starts):
         names = reachable(starts, lambda name: [
@@ -146,9 +146,9 @@ def resolved(function_def):
     """Returns a copy of the FunctionDef in which no node ties all tensors together.
 
     All gradients pass through one IdentityN before the optimizer, and results pass through Identity
-    nodes that wait for all updates: readers read from the source instead. The time to prepare a
-    step grows with its nodes, so equal constants become one, and a variable that is read right
-    after it was written is replaced by the value written.
+    nodes that wait for all updates. In the copy, readers read from the source instead. Fewer nodes
+    also make a step quicker to prepare. So equal constants become one, and a read that follows a
+    write of its variable is replaced by the value written.
     """
     plain = function_pb2.FunctionDef()
     plain.CopyFrom(function_def)
@@ -179,8 +179,8 @@ def resolved(function_def):
 def _unfuse_biases(function_def):
     """Inserts an Identity node before each bias gradient that shares its input with a kernel's.
 
-    From one shared tensor oneDNN computes both gradients in one op. That is slower than two ops
-    (full steps of plain convolutional networks took 2 to 24 % longer), and has no separate times.
+    If they share it, oneDNN computes both gradients in one op. That op is slower than two (full
+    steps of plain convolutional networks took 2 to 24 % longer) and hides their separate times.
     """
     kernels = {node.input[2] for node in function_def.node_def if node.op == 'Conv2DBackpropFilter'}
     for node in list(function_def.node_def):
@@ -191,7 +191,7 @@ def _unfuse_biases(function_def):
 
 
 def _equal_constants(nodes):
-    """Returns, for the tensor of each repeated constant, that of the first equal one."""
+    """Returns tensor of each repeated constant -> tensor of the first equal one."""
     first, same = {}, {}
     for node in nodes:
         if node.op == 'Const' and not node.input:
@@ -202,7 +202,7 @@ def _equal_constants(nodes):
 
 
 def _read_back(nodes):
-    """Returns, for each read that waits for the only write of its variable, the value written."""
+    """Returns read -> value written, for reads that wait for the only write of their variable."""
     writes = {}
     for node in nodes.values():
         if node.op != 'ReadVariableOp' and node.input:
@@ -217,7 +217,7 @@ def _read_back(nodes):
 
 
 def analysable(function_def):
-    """Returns the Nodes of a FunctionDef by name, with arguments and results, for analyse()."""
+    """Returns name -> Node of a FunctionDef, with its arguments and results, for analyse()."""
     nodes = {}
     for i, argument in enumerate(function_def.signature.input_arg):
         nodes[argument.name] = Node('_Arg', [], [], i)
@@ -232,9 +232,9 @@ def analysable(function_def):
 
 
 class Cutter:
-    """Copies the part of a FunctionDef that some of its results and effects need.
+    """Copies the part of a FunctionDef that given results and effects need.
 
-    function_def: a result of resolved(). An effect is a node that changes a variable.
+    function_def: from resolved(). An effect is a node that changes a variable.
     """
 
     def __init__(self, function_def):
@@ -253,9 +253,9 @@ class Cutter:
     def cut(self, effects, num_results, left_out, extra=()):
         """Returns the FunctionDef of the first `num_results` results and of `effects`.
 
-        effects: node names by result name. left_out: names of nodes to omit. extra: (tensor, dtype
+        effects: result name -> node name. left_out: names of nodes to omit. extra: (tensor, dtype
         enum) of each additional result. A control edge from an omitted node is replaced by edges
-        from the nodes that it waits for, so the order stays.
+        from the nodes it waits for, so the order of execution stays.
         """
         ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
             tensor.split(':')[0] for tensor, _ in extra]
@@ -288,17 +288,18 @@ class Cutter:
         return cut
 
     def _order(self, name, kept):
-        """Returns the kept nodes that a node waits for, also through omitted ones, sorted."""
+        """Returns the kept nodes, sorted, that a node waits for directly or through omitted ones.
+        """
         found = reachable(self._waits_for[name], lambda source: (
             () if source in kept else self._waits_for[source]))
         return sorted(found.intersection(kept))
 
 
 def take_from_outside(function_def, arguments, types, tensors):
-    """Replaces tensors of a FunctionDef by arguments, put before those that it has.
+    """Replaces tensors of a FunctionDef by new arguments, which come before its others.
 
-    arguments: names. types: dtype enum of each. tensors: the tensor that each replaces. Where one
-    tensor is listed twice (added weights share a gradient), the last of its arguments replaces it.
+    arguments: names. types: dtype enum of each. tensors: the tensor that each replaces. If a tensor
+    is listed twice (added weights share a gradient), the last of its arguments replaces it.
     """
     names = dict(zip(tensors, arguments))
     for node in function_def.node_def:
@@ -325,7 +326,7 @@ def add_node(function_def, op, name, inputs, **types):
 def repeat_noise(function_def):
     """Makes stateful random ops draw the same numbers in every call.
 
-    Ops that draw from a seed, as in Keras 3, repeat while the seed is unchanged.
+    Ops that draw from a seed, as in Keras 3, already do while the seed is unchanged.
     """
     for i, node in enumerate(list(function_def.node_def)):
         if node.op in STATELESS:
@@ -349,7 +350,7 @@ def set_inputs(node, inputs):
 
 
 def work_of(graph):
-    """Returns name -> (unit, amount) of the work of each op of a tf.Graph, as in StepGraph."""
+    """Returns StepGraph.work of the ops of a tf.Graph."""
     work = {}
     for op in graph.get_operations():
         if op.type in FREE_OPS or op.type in CONTROL_FLOW or not op.outputs:

@@ -1,8 +1,8 @@
 """Cuts the training step of any mask out of one traced graph.
 
-Tracing a new step for every selection costs as much time as tens of steps. Here the full step is
-traced once. The reduced step of a mask is a copy of its graph without the nodes that serve only
-unselected tensors. It is ready within a step or two (benchmarks/overhead.py).
+Tracing a new step for every selection takes as long as tens of steps. So the full step is traced
+once. The reduced step of a mask is a copy of its graph without the nodes that serve only unselected
+tensors, and is ready in the time of a step or two (benchmarks/overhead.py).
 """
 
 import time
@@ -28,14 +28,14 @@ from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep
 
 
 class StepMaker:
-    """Makes training steps of a model for any mask, and its forward pass and gradients alone.
+    """Makes the training step of a model for any mask, its forward pass, and its gradients.
 
+    All share the variables of the model and the optimizer.
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
         inputs is an array, or a list, tuple or dict of them, as the model takes it.
     optimizer: may be None where only gradients are needed.
     weight_decay, penalty, loss_scale: as for TrainingStep.
-    Steps share the variables of the model and the optimizer. Raises UserError for a model or
-    labels that cannot be trained.
+    Raises UserError for a model or labels that cannot be trained.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
@@ -43,7 +43,7 @@ class StepMaker:
         self.model = model
         self.optimizer = optimizer
         self.penalty = penalty
-        # Kept, because Keras takes milliseconds to collect them.
+        # Kept because Keras takes milliseconds to collect them.
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
@@ -71,14 +71,14 @@ class StepMaker:
 
     @property
     def state(self):
-        """Returns the variables that an update may change: of model, optimizer and loss scale."""
+        """Returns the variables of model, optimizer and loss scale that an update may change."""
         of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
         return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
             self.loss_scale.variables if self.loss_scale else [])
 
     @property
     def everything(self):
-        """Returns all tf.Variables that training may change, with statistics and random states."""
+        """Returns all tf.Variables that training may change: `state`, statistics, random states."""
         rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
         # Random states outside layers: TensorFlow lists them in any order, and names may repeat.
         places = {id(handle): place for place, handle in enumerate(self.captured)}
@@ -115,7 +115,7 @@ class StepMaker:
             left_out = self.left_out(mask)
             effects = self.effects(left_out)
         else:
-            # As effects, gradients are freed at once, as in an update; results would be held.
+            # Gradients that are effects are freed at once, as in an update; results would be held.
             left_out = set(self.graph.update)
             names = [self.cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
             effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
@@ -124,7 +124,7 @@ class StepMaker:
     def gradients(self):
         """Returns a function (inputs, labels) -> [*StepResult, N gradients], without dropout.
 
-        It changes nothing. Importance and closed loop share one, because it is as large as a step.
+        It changes nothing, and is made once, because it is as large as a step.
         """
         if self._gradients is None:
             self._gradients = MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
@@ -133,17 +133,17 @@ class StepMaker:
     def with_gradients(self):
         """Returns the full step, with the N gradients after its results.
 
-        The profiler finds them in the executed graph. It is not for timing: holding all gradients
-        until the end makes the large ones of late layers slower.
+        They let the profiler find gradients in the executed graph. It is not for timing: holding
+        all gradients until the end slows down the large ones of late layers.
         """
         mask = np.ones(len(self.variables), dtype=bool)
         cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
         return MaskedStep(cut, mask, self)
 
     def forward(self, dropout=True):
-        """Returns a function (inputs, labels) -> StepResult that only runs the forward pass.
+        """Returns a function (inputs, labels) -> StepResult: the forward pass in training mode.
 
-        It runs in training mode, and changes neither random states nor BN statistics.
+        It changes neither random states nor BN statistics.
         """
         if not dropout:
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
@@ -152,8 +152,8 @@ class StepMaker:
     def update_alone(self, decay=True):
         """Returns a GraphFunction that updates all tensors by N given gradients.
 
-        It exists to time the update, which the noise of a ten times longer pass would hide. BN
-        statistics stay. decay: whether to apply weight decay.
+        It serves to time the update, which would be lost in the noise of a pass ten times as long.
+        BN statistics stay. decay: whether to apply weight decay.
         """
         outside = {name for name, node in self.cutter.nodes.items()
                    if name not in self.graph.update and node.op not in ('ReadVariableOp', 'Const')}
@@ -173,9 +173,9 @@ class StepMaker:
         return GraphFunction(cut, self)
 
     def _quiet(self, num_results):
-        """Returns the FunctionDef of the first results, without dropout and without effects.
+        """Returns the FunctionDef of the first results, without dropout or effects.
 
-        Other noise is the same in every call.
+        Noise other than dropout repeats in every call.
         """
         noises = {noise.split(':')[0] for noise in self._noises}
         cut = self.cutter.cut({}, num_results, noises.union(self.graph.update))
@@ -189,14 +189,14 @@ class StepMaker:
         return cut
 
     def effects(self, left_out):
-        """Returns the update nodes that change a variable, by result name, without `left_out`."""
+        """Returns result name -> update node that changes a variable, without `left_out`."""
         return {result: name for result, name in self.cutter.function.control_ret.items()
                 if name in self.graph.update and name not in left_out
                 and self.cutter.nodes[name].op != 'ReadVariableOp'}
 
 
 def _traced(function, inputs, labels):
-    """Returns the concrete function; raises a UserError of the traced code as it is."""
+    """Returns the concrete function; raises a UserError of the traced code unchanged."""
     try:
         return function.get_concrete_function(inputs, labels)
     except Exception as error:  # AutoGraph wraps errors in its own
@@ -241,18 +241,18 @@ class GraphFunction:
 
 
 class MaskedStep(GraphFunction):
-    """Updates the selected tensors by one batch: (inputs, labels) -> StepResult.
+    """Updates the selected tensors on one batch: (inputs, labels) -> StepResult.
 
-    A graph with more results returns a list. StepMaker makes it.
-    mask: (N,) bool; None where nothing is updated. shapes: of the batch, if not those of `maker`.
+    A graph with more results returns a list.
+    mask: (N,) bool; None if nothing is updated. shapes: of the batch, if not those of `maker`.
     """
 
     def __init__(self, definition, mask, maker, shapes=None):
         super().__init__(definition, maker)
         self.mask = mask
         self._shapes = shapes or maker.shapes
-        self.called = False  # the loop counts the first call, which compiles, apart
-        self.again = False  # whether an interrupted run had called it before
+        self.called = False  # the first call compiles; the loop counts its time separately
+        self.again = False  # whether an interrupted run has called it before
 
     def __call__(self, inputs, labels):
         batch = tf.nest.flatten((inputs, labels))
@@ -264,22 +264,22 @@ class MaskedStep(GraphFunction):
         return StepResult(*results) if len(results) == NUM_RESULTS else results
 
     def timed(self, inputs, labels):
-        """Returns the results of one call, and the ms until the device has finished."""
+        """Returns the results of one call, and the ms until the device finished."""
         begin = time.perf_counter()
         results = self(inputs, labels)
         results[0].numpy()
         return results, 1e3 * (time.perf_counter() - begin)
 
     def milliseconds(self, inputs, labels):
-        """Returns the ms that one call takes."""
+        """Returns the duration of one call in ms."""
         return self.timed(inputs, labels)[1]
 
 
 def _config():
     """Returns the serialised ConfigProto that steps run with.
 
-    On a CPU it turns off TensorFlow's graph optimizer, which takes as long as several steps for
-    each mask, and makes no step faster. On a GPU the optimizer chooses the memory layout.
+    On a CPU, TensorFlow's graph optimizer is off: for each mask it takes as long as several steps,
+    and makes none faster. On a GPU it is on, because it chooses the memory layout.
     """
     config = tf_internals.session_config()
     if not tf.config.list_physical_devices('GPU'):

@@ -1,9 +1,9 @@
 """Finds the prefix of the forward pass that stays the same during training, and where to cut it.
 
-A forward op that depends on no trained tensor returns the same for an unchanged image: such ops are
-the prefix. The rest of the step reads some of its outputs; these are stored and reused. Where an
-op's input is cheaper to store than its output, the input is stored and the op recomputed. Nothing
-runs here; nodes are those of step_graph.StepGraph.
+The prefix consists of the forward ops that depend on no trained tensor: for an unchanged image they
+return the same. Those outputs that the rest of the step reads are stored and reused. If an op's
+input is cheaper to store than its output, the input is stored and the op recomputed. Nothing runs
+here; nodes are those of step_graph.StepGraph.
 """
 
 from typing import Dict, FrozenSet, List, NamedTuple
@@ -12,14 +12,14 @@ import numpy as np
 
 from elastic.steps.step_graph import WRITES, reachable, tensor_sets, topological
 
-# Parts of the types of ops that draw random numbers or call code outside the graph.
+# Parts of the names of op types that draw random numbers or call code outside the graph.
 UNREPEATABLE = ('Random', 'Multinomial', 'Rng', 'StatefulUniform', 'StatefulStandard',
                 'StatefulTruncated', 'NonDeterministic', 'PyFunc')
-# Largest difference, relative to the largest value, that PrefixSteps.rows_apart may find where the
-# activations of an image count as independent of the other images.
+# The activations of an image count as independent of the other images of its batch if
+# PrefixSteps.rows_apart finds no larger difference, relative to the largest value.
 ROUNDING = 1e-4
-READ_MS = 5e-7  # to copy a byte twice, before anything has been measured
-ALL = 2 ** 20  # the sum of all costs, in the integers that the minimum cut is computed with
+READ_MS = 5e-7  # assumed ms to copy a byte twice, until it has been measured
+ALL = 2 ** 20  # costs are scaled to this sum, because the minimum cut needs integers
 NEVER = 4 * ALL
 
 
@@ -27,8 +27,8 @@ class Cut(NamedTuple):
     """Says where the prefix is cut off.
 
     tensors: sorted names of the stored tensors. recomputed: names of the prefix nodes that the rest
-    of the step computes again. skipped: names of the prefix nodes that it does not run.
-    skipped_ms: their estimated time. nbytes: stored bytes for each image.
+    of the step computes again. skipped: names of the other prefix nodes. skipped_ms: their
+    estimated time. nbytes: stored bytes per image.
     """
     tensors: List[str]
     recomputed: FrozenSet[str]
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 class Repeatable(NamedTuple):
     """Groups the forward nodes that repeat their output by the tensors that they depend on.
 
-    group_of: group of each node name. group_tensors: (G, N) bool, the tensors of each group.
+    group_of: node name -> group. group_tensors: (G, N) bool, the tensors of each group.
     """
     group_of: Dict[str, int]
     group_tensors: np.ndarray
@@ -58,11 +58,11 @@ class Repeatable(NamedTuple):
 def repeatable(graph, owners, num_tensors, images, labels, called):
     """Returns the Repeatable nodes: forward nodes with equal output for equal image and weights.
 
-    Omitted are nodes that no image reaches (weights, constants), that are random, read labels, or
-    read a variable that the step changes besides trainable tensors (moving statistics, random
-    states), and all that depend on such nodes.
-    graph: StepGraph. owners: k by argument index, for the handle of tensor k. images, labels:
-    argument indices. called: op types inside the functions that a node calls, by node name.
+    Nodes that no image reaches (weights, constants) are omitted. So are random nodes, nodes that
+    read labels or an untrained variable that the step changes (moving statistics, random states),
+    and everything downstream of them.
+    graph: StepGraph. owners: argument index -> k, for the handle of tensor k. images, labels:
+    argument indices. called: from function_graph.called_ops.
     """
     changing = {node.data[0] for node in graph.nodes.values() if node.op.startswith(WRITES)}
     needs, found, spoilt = {}, {}, set()
@@ -91,7 +91,7 @@ def not_repeatable(ops):
 
 
 def read_outside(graph, prefix, roots):
-    """Returns the prefix tensors that the nodes outside it read to compute `roots`, sorted."""
+    """Returns the prefix tensors, sorted, that nodes outside the prefix read to compute `roots`."""
     outside = reachable(roots, lambda name: [
         source for source in graph.nodes[name].data if source not in prefix])
     return sorted({tensor for name in outside for source, tensor in zip(
@@ -101,13 +101,13 @@ def read_outside(graph, prefix, roots):
 def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     """Returns the Cut that provides the tensors `wanted` in the least time; None if none does.
 
-    prefix, wanted: from Repeatable.prefix_of and read_outside. nbytes: bytes of one image of each
-    tensor whose first axis is the batch. ms: time to recompute each node. read_ms: (bytes of one
-    image) -> ms to read a batch of them.
+    prefix, wanted: from Repeatable.prefix_of and read_outside. nbytes: tensor whose first axis is
+    the batch -> bytes per image. ms: node -> ms to recompute it. read_ms: (bytes per image) -> ms
+    to read a batch.
 
     It is a minimum cut. Each prefix node has two places, `read` and `recomputed`. The edge between
-    them costs what reading its outputs costs. The edge from the second to the sink costs what
-    computing it costs, and edges of infinite cost lead on to the nodes that it reads.
+    them costs the time to read the node's outputs. The edge from the second place to the sink costs
+    the time to compute the node. Edges of infinite cost lead from there to the nodes that it reads.
     """
     readers = {}  # outputs of each prefix node that any node reads
     for name in prefix:

@@ -1,7 +1,7 @@
 """Makes training steps that reuse cached activations of the prefix.
 
-prefix_cut.py finds the cut. From the graph of a masked_step.StepMaker this module makes the part
-before it, the part after it, and the step that also returns the activations to store.
+prefix_cut.py finds the cut. This module makes the part of a step before it, the part after it, and
+the whole step that also returns the activations to store.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from elastic.steps.training_step import NUM_RESULTS
 class CachedStep(NamedTuple):
     """Holds the functions of one step whose prefix is cached.
 
-    fill: (inputs, labels) -> [*StepResult, stored tensors]; the whole step.
+    fill: (inputs, labels) -> [*StepResult, *stored tensors]; the whole step.
     prefix: (inputs, labels) -> stored tensors; changes nothing.
     read: (stored tensors, labels) -> StepResult; the step after the cut.
     specs: tf.TensorSpec of each stored tensor, with the batch as its first axis.
@@ -38,7 +38,7 @@ class CachedStep(NamedTuple):
 
 
 class PrefixSteps:
-    """Cuts the steps of a StepMaker in two. Made once, because it reads the whole graph."""
+    """Cuts the steps of a StepMaker in two. Make one for all masks: it reads the whole graph."""
 
     def __init__(self, maker):
         self.maker = maker
@@ -64,8 +64,8 @@ class PrefixSteps:
     def cut_off(self, mask, rates, read_ms=None):
         """Returns the prefix_cut.Cut for the (N,) bool mask; None if the step has no prefix.
 
-        rates: as in attribution.OpTimes. read_ms: (bytes of one image) -> ms to read a batch of
-        them; by default READ_MS per byte.
+        rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch; by
+        default READ_MS per byte.
         """
         graph, shapes = self.maker.graph, self.maker.shapes
         if self._ms[0] is not rates:  # many masks share them
@@ -77,9 +77,10 @@ class PrefixSteps:
             read_ms or (lambda nbytes: prefix_cut.READ_MS * shapes[-1][0] * nbytes))
 
     def serves(self, cut):
-        """Returns the (N,) bool tensors that may be trained while what the Cut stores stays valid.
+        """Returns the (N,) bool mask of the tensors that may be trained with this Cut.
 
-        No tensor is set if the rest of the step would read a tensor that the Cut does not store.
+        Training them keeps the stored activations valid. The mask is empty if the rest of the step
+        would read a tensor that the Cut does not store.
         """
         mask = ~self._repeatable.tensors_of(cut.skipped)
         return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
@@ -91,8 +92,7 @@ class PrefixSteps:
         return prefix_cut.read_outside(self.maker.graph, prefix, results + list(effects))
 
     def _static_tensors(self):
-        """Returns (bytes of one image, tf.TensorSpec) of each tensor whose first axis is the batch.
-        """
+        """Returns tensor whose first axis is the batch -> (bytes per image, tf.TensorSpec)."""
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
             if op.name in maker.cutter.nodes:
@@ -108,7 +108,7 @@ class PrefixSteps:
                 and tensor.shape[0] == maker.shapes[-1][0]}
 
     def cached(self, mask, cut):
-        """Returns the CachedStep of the (N,) bool mask at a Cut of cut_off."""
+        """Returns the CachedStep of the (N,) bool mask, cut at a Cut from cut_off."""
         left_out, cutter = self.maker.left_out(mask), self.maker.cutter
         effects = self.maker.effects(left_out)
         fill = cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
@@ -117,17 +117,18 @@ class PrefixSteps:
                           self._after(cut, read, mask), self.specs(cut.tensors))
 
     def outputs(self, tensors):
-        """Returns a function (inputs, labels) -> list of these tensors of the forward pass."""
+        """Returns a function (inputs, labels) -> these tensors of the forward pass, a list."""
         cut = self.maker.cutter.cut({}, 0, set(), self._typed(tensors))
         return MaskedStep(cut, None, self.maker)
 
     def suffix(self, cut):
-        """Returns a function (stored tensors, labels) -> StepResult, the forward pass after it."""
+        """Returns a function (stored tensors, labels) -> StepResult: the forward pass after a Cut.
+        """
         left_out = set(self.maker.graph.update).union(cut.skipped)
         return self._after(cut, self.maker.cutter.cut({}, NUM_RESULTS, left_out), None)
 
     def _after(self, cut, definition, mask):
-        """Returns the MaskedStep of a FunctionDef that takes stored tensors instead of inputs."""
+        """Returns the MaskedStep of a FunctionDef, with stored tensors in place of its inputs."""
         specs = self.specs(cut.tensors)
         del definition.signature.input_arg[:self._num_inputs]
         take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
@@ -146,20 +147,20 @@ class PrefixSteps:
     def rows_apart(self, inputs, labels):
         """Returns how much the activations of an image depend on the other images of its batch.
 
-        The largest difference, relative to the largest value, in the outputs of the longest prefix
-        when images change places: 0 if no bit differs; inf if there is no prefix, or if the first
-        axis of an input is not the batch.
+        This is the largest difference in the outputs of the longest prefix when images change
+        places, relative to the largest value: 0 if no bit differs; inf if there is no prefix, or if
+        the first axis of an input is not the batch.
         """
         count = int(labels.shape[0])
         if any(leaf.shape.rank == 0 or leaf.shape[0] != count for leaf in tf.nest.flatten(inputs)):
             return float('inf')
         mask = np.arange(len(self.maker.variables)) == len(self.maker.variables) - 1
-        # Reading is almost free at these rates, so nothing is recomputed: the longest prefix.
+        # Reading is almost free at these rates, so nothing is recomputed and the prefix is longest.
         cut = self.cut_off(mask, {'* flops': 1.0, '* elements': 1.0}, lambda nbytes: 1e-9 * nbytes)
         if cut is None:
             return float('inf')
         prefix, furthest = self.outputs(cut.tensors), 0.0
-        # Half of the images, each twice: a mere permutation would not change batch statistics.
+        # Half of the images, each twice, because a permutation would not change batch statistics.
         order = np.random.RandomState(0).permutation(count) // 2
         others = tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), inputs)
         for first, second in zip(prefix(inputs, labels), prefix(others, labels)):

@@ -1,9 +1,9 @@
 """Finds out which tensors need which ops of a training step.
 
-Timings are derived from the graph, not from layer names, so that any Keras model works. In the
-graph of the step, B_k is every ancestor of gradient k that is not an ancestor of the loss. The
-backward pass of a set of tensors is the union of their B_k. timing/trace.py makes the graph,
-timing/attribution.py adds up the times of its ops; nothing runs here.
+Timings are derived from the graph, not from layer names, so that any Keras model works. B_k is the
+set of ancestors of gradient k that are not ancestors of the loss. The backward pass of a set of
+tensors is the union of their B_k. timing/trace.py makes the graph, timing/attribution.py adds up
+the times of its ops; nothing runs here.
 
 A set of tensors is a bit mask (int) in this module and an (N,) bool array elsewhere; tensor_sets
 converts.
@@ -15,21 +15,21 @@ import numpy as np
 
 from elastic.command_line import UserError
 
-# Ops for which the executor runs no kernel: no event, no cost.
+# The executor runs no kernel for these ops: they have no event in a trace, and cost nothing.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',
                       'Shape', 'ShapeN', 'Placeholder', 'StopGradient', 'PreventGradient',
                       'Squeeze', 'ExpandDims', '_DeviceArg', '_DeviceRetval', 'VarHandleOp',
                       'Size', 'Rank'))
-# Ops that call functions in a loop or on a condition. TensorFlow runs such an op whole or not.
+# Ops that call functions in a loop or on a condition. No part can be cut out of such an op.
 CONTROL_FLOW = frozenset(('While', 'StatelessWhile', 'If', 'StatelessIf', 'Case', 'StatelessCase'))
 WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # prefixes
 
 
 class Node(NamedTuple):
-    """Describes a node of the graph by its op type and what it reads.
+    """Describes a node of the graph by its op type and its data inputs.
 
     data: names of the nodes it reads. tensors: the same with the output, `name:0`. index: of an
-    argument or result. There are no control edges: they would tie the loss to every update.
+    argument or result. Control edges are left out: they would tie the loss to every update.
     """
     op: str
     data: List[str]
@@ -38,15 +38,15 @@ class Node(NamedTuple):
 
 
 class StepGraph(NamedTuple):
-    """Assigns each node of the graph of a training step to forward pass, backward pass or update.
+    """Assigns each node of a training step to forward pass, backward pass or update.
 
-    nodes: Node by name.
-    forward: names of the ancestors of the results before the gradients.
-    backward: by name, a bit mask with bit k set if gradient k needs the node.
-    update: by name, k if the node serves the update of tensor k alone; None if it serves several or
+    All but `forward` map names of nodes.
+    nodes: to a Node. forward: names of the ancestors of the results before the gradients.
+    backward: to a bit mask with bit k set if gradient k needs the node.
+    update: to k if the node serves the update of tensor k alone; to None if it serves several or
         none (learning rate, iteration count, BN statistics).
-    work: by name, ('flops', floating-point operations), or ('elements', those of the output) where
-        TensorFlow registers no operations.
+    work: to ('flops', floating-point operations) or, where TensorFlow counts none, to ('elements',
+        size of the output).
     """
     nodes: Dict[str, Node]
     forward: frozenset
@@ -58,7 +58,7 @@ class StepGraph(NamedTuple):
 def analyse(nodes, num_tensors, owners, work, num_results):
     """Returns the StepGraph of a graph that returns `num_results` results, then N gradients.
 
-    nodes, work: as in StepGraph. owners: k by argument index, for the handle of tensor k. Raises
+    nodes, work: as in StepGraph. owners: argument index -> k, for the handle of tensor k. Raises
     ValueError for another number of results.
     """
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
@@ -79,9 +79,9 @@ def analyse(nodes, num_tensors, owners, work, num_results):
 
 
 def _needed_by(nodes, order, wanted, stop=frozenset()):
-    """Returns, by node name, the bits of the wanted tensors that need it; without nodes in `stop`.
+    """Returns node name -> bits of the `wanted` tensors that need it, without nodes in `stop`.
 
-    order: from topological(). wanted: bits by tensor.
+    order: from topological(). wanted: tensor -> bits.
     """
     needed = {}
     for tensor, bits in wanted.items():
@@ -95,9 +95,9 @@ def _needed_by(nodes, order, wanted, stop=frozenset()):
 
 
 def merged(nodes, loops, apart=frozenset()):
-    """Returns the nodes with all nodes inside a loop, `<loop>/...`, merged into the outermost loop.
+    """Returns the nodes; those inside a loop, `<loop>/...`, are merged into the outermost loop.
 
-    loops: op type by name. apart: names that only look as if they belonged to a loop.
+    loops: name -> op type. apart: names that only look as if they belonged to a loop.
     """
     def outermost(name):
         end = name.find('/')
@@ -124,9 +124,9 @@ def merged(nodes, loops, apart=frozenset()):
 def check_effects(graph, effects):
     """Raises UserError if one of `effects` reads backward ops that some reduced steps omit.
 
-    An effect that serves tensor k alone stays in the steps that select k; any other stays in all
-    steps, so it may only read what every tensor needs.
-    effects: names of the nodes that change a variable.
+    effects: names of the nodes that change a variable. One that serves tensor k alone is part of
+    the steps that select k. Any other is part of all steps, so it may read only what every tensor
+    needs.
     """
     order = topological(graph.nodes)
     skipped = constants(graph.nodes, order).union(graph.forward)
@@ -159,19 +159,19 @@ def constants(nodes, order):
 
 
 def _through_identities(nodes, tensor):
-    """Returns the source of a result: tf.function puts Identity nodes before its results."""
+    """Returns the source of a result, before the Identity nodes that tf.function adds."""
     while nodes[tensor.split(':')[0]].op == 'Identity':
         tensor = nodes[tensor.split(':')[0]].tensors[0]
     return tensor
 
 
 def _touches(nodes, outside, wanted, owners):
-    """Returns, for nodes outside both passes, the bits of the tensors that they serve.
+    """Returns name -> bits of the tensors it serves, for the nodes `outside` both passes.
 
     A node serves a tensor that it reads, writes or descends from. The first round finds variables
     written for one tensor alone, such as its momentum. In the second round that tensor owns them,
     so that ops which only read them count for it.
-    wanted: bits by gradient.
+    wanted: gradient -> bits.
     """
     owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}
@@ -234,18 +234,18 @@ def topological(nodes):
 
 
 def tensor_sets(masks, num_tensors):
-    """Returns the (G, N) bool array of G bit masks, bit k of which stands for tensor k."""
+    """Returns G bit masks as a (G, N) bool array; bit k stands for tensor k."""
     sets = [[mask >> k & 1 for k in range(num_tensors)] for mask in masks]
     return np.array(sets, dtype=bool).reshape(len(sets), num_tensors)
 
 
 def rate_key(op, unit):
-    """Returns the key of a rate: of an op type, '*' for all, per unit of work."""
+    """Returns the key of the rate of an op type ('*': all types) per unit of work."""
     return '{} {}'.format(op, unit)
 
 
 def estimated_ms(op, work, rates):
-    """Returns the ms of an op by its type and its work.
+    """Returns the estimated ms of an op of type `op`.
 
     work: (unit, amount), or None. rates: rate_key -> ms per unit, as in attribution.OpTimes.
     """

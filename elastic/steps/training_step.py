@@ -1,7 +1,7 @@
-"""Traces one optimisation step of a chosen subset of tensors.
+"""Traces the training step of any subset of tensors.
 
-masked_step.py cuts every step out of the graph of the full step. The traced step of a subset is
-what such a reduced step must equal.
+masked_step.py cuts every step out of the graph of the full step. Such a reduced step must equal the
+step that is traced here for the same subset.
 """
 
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 
-# Ops that pass class scores on: whether these are logits is decided by the op before them.
+# Ops that only pass class scores on; the op before them shows whether these are logits.
 PASSED_ON = ('Identity', 'IdentityN', 'Cast', 'Reshape', 'Squeeze', 'EnsureShape')
-# Names that `compile` has for the loss that is trained here.
+# Names that `compile` accepts for the loss that is trained here.
 CROSS_ENTROPIES = ('sparse_categorical_crossentropy', 'categorical_crossentropy')
 
 
 class StepResult(NamedTuple):
-    """Holds what a training step returns, as scalar tensors.
+    """Holds the results of a training step, as scalar tensors.
 
-    loss: float32, mean cross-entropy of the batch. correct: int32, number of right answers.
+    loss: float32, mean cross-entropy of the batch. correct: int32, correctly classified examples.
     penalty: float32, sum of regularisers, add_loss, and PruneTrain's lasso.
     """
     loss: Any
@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
 
     @property
     def objective(self):
-        """Returns the sum that the gradients are taken of."""
+        """Returns the sum that training minimises."""
         return self.loss + self.penalty
 
 
@@ -41,8 +41,8 @@ NUM_RESULTS = len(StepResult._fields)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Raises the learning rate linearly over `warmup_steps`, then lowers it to 0 as a cosine.
 
-    The first rate is above 0, so that an importance evaluated before the first step has an update
-    to judge. Keras' CosineDecay has no warm-up in TensorFlow 2.7.
+    The first rate is above 0, because the importance before the first step is that of an update at
+    this rate. Keras' CosineDecay has no warm-up in TensorFlow 2.7.
     """
 
     def __init__(self, learning_rate, total_steps, warmup_steps=0):
@@ -62,8 +62,8 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
     """Returns SGD with momentum 0.9, or keras_stack.Adam, with slots for all variables.
 
     The learning rate follows WarmupCosine over all steps. Weight decay is part of TrainingStep.
-    clip_norm: largest norm of the gradient of one tensor. Clipping the norm of all gradients would
-    make the update of a tensor depend on which others are trained; its importance does not.
+    clip_norm: largest norm of each tensor's gradient. Clipping the global norm would make the
+    update of a tensor depend on which others are trained; its importance does not.
     """
     rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
@@ -75,7 +75,7 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
 
 
 def optimizer_for(dataset, settings, variables):
-    """Returns the optimizer of a run. dataset: datasets.Dataset. settings: settings.Settings."""
+    """Returns the optimizer of a run on this datasets.Dataset with these settings.Settings."""
     return make_optimizer(settings.optimizer, settings.learning_rate,
                           settings.num_epochs * dataset.steps, variables, settings.warmup_steps,
                           settings.clip_norm)
@@ -110,7 +110,7 @@ def cross_entropy(labels, predictions):
     """Returns the mean cross-entropy, a float32 scalar; works only while a graph is traced.
 
     labels: (B,), integers. predictions: (B, classes), probabilities if a softmax or sigmoid op
-    produced them, else logits. The op shows this for any model, also a subclassed one.
+    produced them, else logits. Looking at the op works for any model, even a subclassed one.
     """
     _check_predictions(labels, predictions)
     op = predictions.op
@@ -138,11 +138,11 @@ def _check_predictions(labels, predictions):
 class LossScale:
     """Scales the loss of float16 networks dynamically, as Keras' LossScaleOptimizer does.
 
-    Small gradients vanish in float16. So the loss is multiplied by a scale, and gradients are
-    divided by it. A step in which a gradient overflows changes only the scale, which is halved;
-    after GROWTH_STEPS steps without overflow it is doubled. Keras puts all updates into one branch
-    of a condition, out of which no mask can be cut. Here each op belongs to one tensor or to none,
-    and the tensors share only the variable `overflows`.
+    Small gradients vanish in float16. So the loss is multiplied by a scale, and the gradients are
+    divided by it. A step in which a gradient overflows only halves the scale; GROWTH_STEPS steps
+    without overflow double it. Keras puts all updates into one branch of a condition, from which no
+    reduced step can be cut. Here each op serves one tensor or none, and the tensors share only the
+    variable `overflows`.
     """
     FIRST, GROWTH_STEPS = 2.0 ** 15, 2000
 
@@ -157,12 +157,12 @@ class LossScale:
         return [gradient / tf.cast(self.scale, gradient.dtype) for gradient in gradients]
 
     def guard(self, gradients, written, update):
-        """Calls `update`; where a gradient overflowed, restores the variables `written`."""
+        """Calls `update`; if a gradient overflowed, restores the variables `written`."""
         self.overflows.assign(0, read_value=False)
         for gradient in gradients:
             finite = tf.reduce_all(tf.math.is_finite(gradient))
             self.overflows.assign_add(tf.cast(~finite, tf.int32), read_value=False)
-        fine = tf.equal(self.overflows.read_value(), 0)  # after all of them: same variable
+        fine = tf.equal(self.overflows.read_value(), 0)  # same variable, so after all additions
         before = [variable.read_value() for variable in written]
         update()
         for variable, value in zip(written, before):
@@ -175,7 +175,7 @@ class LossScale:
 
 
 class TrainingStep:
-    """Updates the selected tensors by one batch: (inputs, labels) -> StepResult.
+    """Updates the selected tensors on one batch: (inputs, labels) -> StepResult.
 
     The tape watches only selected tensors, so no other gradient is computed. Unselected tensors
     keep their weights and optimizer slots. Sparse gradients (Embedding) are made dense, as in Keras
@@ -184,12 +184,12 @@ class TrainingStep:
     model: any Keras classifier with one output; UserError for others (check_classifier).
     mask: (N,) bool, in the order of model.trainable_variables.
     weight_decay: decoupled as in the paper (SGDW, AdamW): w -= learning_rate * weight_decay * w
-        before the update. TensorFlow Addons, which has such optimizers, cannot be installed on
-        Arm or with today's TensorFlow.
-    outputs_gradients: whether to return a list, the three results and then the N gradients.
+        before the update. TensorFlow Addons has such optimizers, but cannot be installed on Arm or
+        with today's TensorFlow.
+    outputs_gradients: whether to return a list: the three results, then the selected gradients.
     update: False omits decay and update; the optimizer may then be None.
     penalty: (model) -> scalar tensor, added to the loss and the model's own losses.
-    loss_scale: the LossScale of an earlier step; by default a new one for models with float16.
+    loss_scale: the LossScale of an earlier step; by default a new one if the model needs one.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
@@ -251,7 +251,7 @@ class TrainingStep:
     def _decay_and_update(self, gradients):
         if self.weight_decay:
             decay = keras_stack.learning_rate(self.optimizer) * self.weight_decay
-            for variable in map(keras_stack.raw, self.variables):  # Keras' own reads it twice
+            for variable in map(keras_stack.raw, self.variables):  # a Keras variable reads it twice
                 self.decay_ops.append(variable.assign_sub(
                     tf.cast(decay, variable.dtype) * variable, read_value=False).name)
         keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
@@ -260,7 +260,8 @@ class TrainingStep:
 def _apart(gradients):
     """Returns the gradients, each as a separate tensor.
 
-    Weights that are added share one gradient; the graph would not show which update is whose.
+    Weights that are added together share one gradient, so the graph would not show which update
+    belongs to which weight.
     """
     found = []
     for gradient in gradients:
