@@ -1,4 +1,4 @@
-"""Attributes op times to tensors: real traces, missing events, loops, what XLA compiles."""
+"""Tests the attribution of op times: real traces, missing events, loops, ops compiled by XLA."""
 
 import pytest
 import tensorflow as tf
@@ -74,7 +74,7 @@ def test_events_that_belong_to_no_node_lower_the_coverage_and_are_listed():
 
 
 def test_only_like_is_estimated_from_like():
-    """FLOPs and output elements are no common measure: work of one kind, no rate of the other."""
+    """FLOPs and output elements do not compare, so neither gives a rate for the other."""
     nodes = {name: Node(op, [], [], None) for name, op in
              [('slow', 'MatMul'), ('quick', 'Mul'), ('lost', 'Conv2D'), ('gone', 'Cast')]}
     work = {'slow': ('flops', 1000.0), 'quick': ('elements', 10.0), 'lost': ('flops', 500.0),
@@ -97,7 +97,7 @@ LSTM, GRU = recurrent(keras.layers.LSTMCell), recurrent(keras.layers.GRUCell)
 
 @pytest.mark.parametrize('build', [LSTM, GRU], ids=['LSTM', 'GRU'])
 def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
-    """TensorFlow runs all of a loop or nothing: kernel, recurrent kernel and bias are one."""
+    """TensorFlow runs a whole loop or nothing: kernel, recurrent kernel and bias share its cost."""
     case = traced(build)
     loops = {name: node for name, node in case.graph.nodes.items()
              if node.op in CONTROL_FLOW}
@@ -116,7 +116,7 @@ def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
 
 @keras_stack.register
 class Compiled(keras.layers.Dense):
-    """A Dense layer that the user has XLA compile."""
+    """Computes a Dense layer in a function that XLA compiles, as a user may write it."""
 
     def build(self, input_shape):
         super().build(input_shape)

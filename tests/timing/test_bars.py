@@ -1,4 +1,4 @@
-"""Timing tables of several devices, drawn one below the other."""
+"""Tests the figure of timing tables, with several devices one below the other."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a GPU's trace tells of each op: traces made in TensorFlow's format, ops of a real graph."""
+"""Tests how traces of a GPU are read: made in TensorFlow's format, for ops of a real graph."""
 
 import collections
 
@@ -65,7 +65,7 @@ def test_a_kernel_is_of_the_op_that_tf_op_begins_with_or_counts_under_its_own_na
     (copy('Memset', 8, op='', stat='Memset_details'), 0),
     (copy('', 8, op='x/Add:Add', stat='memalloc_details'), 0),
     (copy('UM_BYTES_TRANSFER_HTOD', 8, stat='other'), 0),
-    # What an op moves or clears on the device is its own work.
+    # Copies and clears that an op makes on the device are its work.
     (copy('MemcpyD2D', 8, op='x/Add:Add'), 8),
     (copy('Memset', 8, op='x/Add:Add', stat='Memset_details'), 8)])
 def test_copies_are_no_kernels(event, own, tmp_path):
@@ -87,19 +87,18 @@ def test_a_gpu_whose_kernels_are_missing_is_an_error_with_the_remedy(planes, gpu
     assert '\n' not in str(error.value) and 'CUDA_VISIBLE_DEVICES' in str(error.value)
 
 
-# --- a real graph, executed here on the CPU, with the kernels that a GPU would have run
+# --- a real graph, executed here on the CPU, with the kernels that a GPU would run
 
 
 def kernels_of(graph, seed=0):
-    """node -> ms of its kernels in one step, of all ops that compute."""
+    """Draws {node: ms of its kernels in one step} for all ops that compute."""
     rng = np.random.RandomState(seed)
     return {name: float(rng.uniform(0.1, 1)) for name in sorted(graph.nodes)
             if name in graph.work and graph.nodes[name].op not in FREE_OPS}
 
 
 def gpu_planes(graph, kernels, steps=STEPS):
-    """Each op's time in two kernels, on two streams in turn; copies; and some of it derived again.
-    """
+    """Returns planes with two kernels per op, on two streams; copies; and some derived lines."""
     compute, other, now = [], [], 0.0
     for _ in range(steps):
         for i, (name, ms) in enumerate(kernels.items()):

@@ -1,4 +1,4 @@
-"""Rounds of calls side by side: which of them something outside disturbed."""
+"""Tests how rounds of timed calls that were disturbed from outside are found."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from elastic.timing.stopwatch import DISTURBED, interleaved_ms, undisturbed
 
 
 def rounds_of(*factors):
-    """(rounds, 3) ms: of three functions, everything by so many times slower in each round."""
+    """Returns (rounds, 3) ms of three functions; factors: the slowdown of each round."""
     return np.outer(factors, (40.0, 13.0, 0.5))
 
 
@@ -23,7 +23,7 @@ def test_slow_spells_of_the_whole_machine_are_dropped():
     ms = rounds_of(1.35, 1.4, 1.0, 1.02, 1.38, 1.05, 1.41)
     np.testing.assert_array_equal(undisturbed(ms), ms[[2, 3, 5]])
     mixed = rounds_of(*[1.0] * 6)
-    mixed[:, 2] *= [1, 5, 1, 1, 1, 1]  # a short call alone is no spell: its median leaves it out
+    mixed[:, 2] *= [1, 5, 1, 1, 1, 1]  # one slow short call is no spell: the median ignores it
     np.testing.assert_array_equal(undisturbed(mixed), mixed)
 
 
@@ -37,7 +37,7 @@ def test_the_quickest_few_stay_whatever_they_took():
 @pytest.mark.timing
 def test_it_goes_on_through_a_slow_spell_until_enough_rounds_are_undisturbed():
     calls = itertools.count()
-    slow = 2 + 2 * 2  # the first two, and those of two rounds
+    slow = 2 + 2 * 2  # the first two calls, and those of two rounds
 
     def function():
         time.sleep(0.05 if next(calls) < slow else 0.01)

@@ -1,4 +1,4 @@
-"""The table of timings: what it prices, by the graph and by the chain, and how it is stored."""
+"""Tests timing tables: the cost of masks by the graph and by the chain, and storage."""
 
 import csv
 import os
@@ -43,14 +43,14 @@ def test_a_tensor_is_flagged_where_an_op_of_it_was_estimated():
 
 
 def test_chain_timings_of_a_chain():
-    # Tensor 2 nearest the output; all need the first group, 0 and 1 the second.
+    # Tensor 2 is nearest the output. All need the first group; 0 and 1 need the second.
     t_dw, t_dy, depth = chain_timings(*groups_of(
         {0b001: 1, 0b010: 2, 0b100: 3, 0b111: 10, 0b011: 20}, 3))
     assert (t_dw.tolist(), t_dy.tolist(), depth.tolist()) == ([1, 2, 3], [0, 20, 10], [2, 1, 0])
 
 
 def test_chain_timings_of_two_branches():
-    # stem 0, left 1, right 2, head 3; right has more shared time, so it counts as deeper.
+    # Stem 0, left 1, right 2, head 3. Right has more shared time, so it counts as deeper.
     groups = {0b0001: 1, 0b0010: 2, 0b0100: 3, 0b1000: 4,
               0b1111: 5, 0b0111: 6, 0b0011: 7, 0b0101: 8}
     t_dw, t_dy, depth = chain_timings(*groups_of(groups, 4))
@@ -89,7 +89,7 @@ def test_backward_time_is_the_union_and_grows_with_the_mask():
 
 def test_step_time_adds_forward_backward_and_the_update_of_the_selected():
     table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2, np.array([0.5, 1.0])))
-    # 1.2 ms of update measured for 0.5 + 1 traced: 0.4 and 0.8; 0.3 beside it in every step.
+    # Update: 1.2 ms measured for 0.5 + 1 ms traced make 0.4 and 0.8; 0.3 ms occur in every step.
     assert table.t_up == pytest.approx([0.4, 0.8])
     assert table.fixed == pytest.approx(2 + 0.3)
     assert table.step_time([True, False]) == pytest.approx(2.3 + 5 + 0.4)

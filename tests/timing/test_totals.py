@@ -1,4 +1,4 @@
-"""Traced times are scaled until they explain the steps that were timed."""
+"""Tests how traced times are scaled until they explain the timed steps."""
 
 import numpy as np
 import pytest
@@ -25,15 +25,15 @@ def test_scales_that_explain_all_steps_are_found():
 
 @pytest.mark.parametrize('parts, ms', [
     ([[3.0, 0.0], [2.0, 0.0]], [6.0, 3.0]),  # one part is empty
-    ([[2.0, 4.0], [2.0, 4.0]], [6.0, 5.0]),  # the second step is the same as the first
-    # 1 % of noise would make the second part, which is small, several times as slow.
+    ([[2.0, 4.0], [2.0, 4.0]], [6.0, 5.0]),  # both steps are the same
+    # 1 % of noise would make the second part, which is small, several times slower.
     ([[18.2, 1.0], [18.0, 1.0]], [19.2, 18.99])])
 def test_scales_stay_nearly_equal_where_steps_say_nothing_of_them(parts, ms):
     scales = fitted_scales(np.array(parts), ms, 0.1, 5.0)
     assert scales == pytest.approx(ms[0] / sum(parts[0]), rel=0.05)
 
 
-@pytest.mark.parametrize('alone', [50.0, 5.0, 1e-3])  # noise; weight gradients are free; noise
+@pytest.mark.parametrize('alone', [50.0, 5.0, 1e-3])  # noise; free weight gradients; noise
 def test_scales_keep_their_bounds_and_the_whole_step_is_exact(alone):
     parts = np.array([[3.0, 4.0], [2.0, 4.0]])
     scales = fitted_scales(parts, [7.0, alone], 0.1, 5.0)
@@ -43,7 +43,7 @@ def test_scales_keep_their_bounds_and_the_whole_step_is_exact(alone):
 
 def test_weight_and_error_gradients_are_scaled_apart_as_steps_say():
     times = op_times({0b001: 2.0, 0b010: 1.0, 0b011: 4.0, 0b100: 1e-3}, 3)
-    # Weight gradients take half of their traced time, the path of the error gradient twice.
+    # Weight gradients take half their traced time, the path of the error gradient twice its own.
     table = table_of_steps(times, [0, 2], [9.5 + 0.75, 9.0 + 0.25, 0.25], t_update=0.75)
     for mask, ms in zip(([1, 1, 1], [1, 0, 0], [0, 1, 0]), (9.5, 9.0, 8.5)):
         assert table.backward_time(mask) == pytest.approx(ms, rel=0.01)
@@ -73,15 +73,15 @@ def test_the_path_of_the_error_gradient_is_cut_at_the_timed_tensors():
     parts = parts_of(*groups_of(CHAIN, 4), [0, 2])
     assert parts[:4].tolist() == [[1, 0, 0]] * 4
     assert parts[4:].tolist() == [[0, 2, 0], [0, 4, 0], [0, 0, 6]]
-    branches = groups_of({0b0011: 6.0, 0b1100: 4.0}, 4)  # the shorter branch ends on the way
+    branches = groups_of({0b0011: 6.0, 0b1100: 4.0}, 4)  # the longer is cut where the shorter ends
     assert parts_of(*branches, [0, 2]).tolist() == [[0, 4, 2], [0, 4, 0]]
 
 
 def test_steps_up_to_tensors_on_the_path_come_out_as_measured():
     times = op_times(CHAIN, 4)
     assert tensors_to_time(*groups_of(CHAIN, 4)) == [0, 3, 2]
-    # A chain, tensor 3 nearest to the output; 0 to 2 need half of the path, 2 takes longer.
-    beyond = [18.0, 14.5, 4.0, 10.0]  # of all, 0, 3 and 2; each weight gradient takes a ms
+    # A chain with tensor 3 nearest the output; 0 to 2 need half of the path, 2 takes longer.
+    beyond = [18.0, 14.5, 4.0, 10.0]  # ms of all, 0, 3 and 2; each weight gradient takes 1 ms
     table = table_of_steps(times, [0, 3, 2], beyond)
     for tensors, ms in zip(([0, 1, 2, 3], [0], [2]), (18.0, 14.5, 10.0)):
         assert table.step_time(np.isin(np.arange(4), tensors)) - 3.0 == pytest.approx(ms, rel=0.02)
@@ -94,12 +94,12 @@ def test_the_forward_pass_after_a_cut_takes_its_measured_share():
     suffixes = [(0.5, 0.6), (0.1, 0.2)]
     assert measured_share(np.array([0.1, 0.3, 0.5, 0.75, 1.0]), suffixes) == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1.0])
-    assert measured_share(np.array([0.0]), suffixes) == [0.2]  # to call it takes time, too
-    noisy = [(0.1, 0.3), (0.5, 0.2), (0.6, 1.7)]  # less for more, more than all
+    assert measured_share(np.array([0.0]), suffixes) == [0.2]  # the call itself takes time
+    noisy = [(0.1, 0.3), (0.5, 0.2), (0.6, 1.7)]  # more work in less time; more than the whole
     left = measured_share(np.linspace(0, 1, 11), noisy)
     assert (np.diff(left) >= 0).all() and left[0] == 0.3 and left.max() == 1
     times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(forward={'near': 3.0, 'far': 1.0})
     totals = totals_as_traced(times, 10.0, 3.0, 1.0, suffixes=[(0.25, 0.4)])
     table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {},
                         (np.array([0.0, 3.0]), np.array([50.0, 9.0])))
-    assert table.t_prefix == pytest.approx([0.0, 6.0])  # 40 % of 10 ms are left after the cut
+    assert table.t_prefix == pytest.approx([0.0, 6.0])  # 40 % of the 10 ms follow the cut

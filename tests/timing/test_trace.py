@@ -1,4 +1,4 @@
-"""Records traces of real steps, one op at a time, and reads the ms of each op."""
+"""Tests traces of real steps: recorded one op at a time, read as ms of each op."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from xplanes import CPU, xplane
 
 
 def meet(seconds):
-    """Returns whether two ops of one function run at the same time: each waits for the other."""
+    """Returns whether two ops of one function run at once; each waits up to `seconds`."""
     barrier = threading.Barrier(2)
 
     def wait(_):
@@ -86,7 +86,7 @@ print(before, inside, most_at_once(threads, 60))
 
 @pytest.mark.parametrize('threads', [1, 5])
 def test_serial_ops_occupies_a_pool_of_any_size(threads):
-    """Environment or container may give fewer threads than cores, or more."""
+    """The environment or a container may give fewer threads than cores, or more."""
     child = subprocess.run(
         [sys.executable, '-c', POOL, str(threads)],
         env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)), cwd=ROOT, timeout=300,
@@ -150,7 +150,7 @@ except command_line.UserError as error:
 
 
 def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution():
-    """oneDNN would compute both in one slower op, under the kernel's name."""
+    """oneDNN would fuse both into one slower op, named after the kernel's."""
     case = traced(branching)
     biases = [name for name in case.graph.backward if case.graph.nodes[name].op == 'BiasAddGrad']
     assert len(biases) == 4 and all(case.times[name] > 0 for name in biases)
