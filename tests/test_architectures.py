@@ -1,6 +1,6 @@
-"""Trains, profiles and selects tensors of a network of every kind, and compares with plain Keras.
+"""Trains, profiles and selects tensors of networks of every kind; plain Keras is the reference.
 
-Each network is built once, and everything is checked on it in one test.
+One test builds each network once and checks everything on it.
 """
 
 import gc
@@ -20,23 +20,23 @@ from selection_solver_DP import choose_tensors, smallest_rho
 from small_steps import random_masks, still
 from zoo import APPLICATIONS, ZOO
 
-# Others have all that these deep networks have: joins of branches, depthwise convolutions.
+# Leaves out deep networks whose parts (joins of branches, depthwise convolutions) others have.
 TESTED = [name for name in ZOO if name not in (
     'NASNetMobile', 'InceptionResNetV2', 'InceptionV3', 'EfficientNetB0', 'ResNet50V2', 'Xception')]
-# Plain tracing of these takes seconds, so only their masks are compared.
+# Tracing their plain steps takes seconds, so only their masks are compared.
 SLOW_TO_TRACE = ('DenseNet121', 'EfficientNetV2B0', 'ResNet50', 'ConvNeXtTiny')
-# One network of convolutions stands for the others.
+# One convolutional network stands for the others.
 PROFILED = [name for name in ZOO if name not in APPLICATIONS] + ['MobileNet']
-# Rounding errors grow with depth after batch statistics of four images, and dominate a second step.
-# So one step of deep networks is compared, at a small rate.
+# With batch statistics of four images, rounding errors grow with depth and dominate a second step.
+# So deep networks are compared after one step, at a small rate.
 RATE = {name: 1e-5 if name in APPLICATIONS else 1e-2 for name in ZOO}
-# Number of biases without gradient: before batch statistics, and of the keys of attention.
+# Number of biases without a gradient: those before batch statistics and of attention's keys.
 NO_GRADIENT = {'attention': 1, 'transformer': 1, 'home_made_vit': 2, 'batch_norm': 2}
-LOSS_SCALE = 2.0 ** 15  # the initial one of Keras
+LOSS_SCALE = 2.0 ** 15  # Keras' initial value
 
 
 class Case:
-    """Holds a member of the zoo, its steps, and the values of all its variables at the start."""
+    """Holds a member of the zoo, its steps, and the initial values of all its variables."""
 
     def __init__(self, name, quiet=True, decay=0.0):
         self.name = name
@@ -48,7 +48,7 @@ class Case:
         self.train_by('sgd', RATE[name], decay)
 
     def train_by(self, optimizer, rate, decay=0.0):
-        """Makes the steps of an optimizer."""
+        """Makes the steps for an optimizer."""
         self.rate = rate
         self.optimizer = make_optimizer(optimizer, rate, 10 ** 6, self.model.trainable_variables)
         self.maker = StepMaker(self.model, self.optimizer, decay, *self.batch)
@@ -92,7 +92,7 @@ def plain_gradients(case):
 
 @pytest.mark.parametrize('name', TESTED)
 def test_a_network_of_every_kind_trains_and_is_profiled(name):
-    # TensorFlow keeps graphs of former networks; a frozen heap spares collections the look at them.
+    # TensorFlow keeps the graphs of earlier networks; in a frozen heap, collections skip them.
     gc.collect()
     getattr(gc, 'freeze', gc.collect)()
     case = Case(name)
@@ -111,7 +111,7 @@ def test_a_network_of_every_kind_trains_and_is_profiled(name):
 
 
 def check_full_step(case, slack=0.0):
-    """Checks weights, slots, statistics, loss and penalty after full steps against plain Keras."""
+    """Compares weights, slots, statistics, loss and penalty after full steps with plain Keras."""
     steps, outcomes = 1 if case.name in APPLICATIONS else 2, []
     for step in (case.plain_step, case.full_step()):
         case.back_to_start()
@@ -121,10 +121,10 @@ def check_full_step(case, slack=0.0):
     np.testing.assert_allclose(own_losses, losses, rtol=1e-3)
     np.testing.assert_allclose([float(r.penalty) for r in own], [float(r[1]) for r in plain],
                                rtol=1e-3, atol=1e-7)
-    if case.name in APPLICATIONS:  # small gradients beside large ones are the least exact
+    if case.name in APPLICATIONS:  # gradients much smaller than others are the least exact
         slots = range(case.of_model, len(expected))
         slack += 0.01 * max(moved(case, i, expected[i])[0] for i in slots if case.start[i].ndim)
-    # Adam divides a rounding error by its own size, so these weights may move anywhere.
+    # Adam divides rounding errors by their own size, so weights without a gradient move at random.
     adam = isinstance(case.optimizer, keras_stack.Adam)
     left_out = without_gradient(case, plain[0][2]) if adam else ()
     for i, (theirs, ours) in enumerate(zip(expected, found)):
@@ -133,9 +133,9 @@ def check_full_step(case, slack=0.0):
 
 
 def moved(case, i, new):
-    """Returns how far variable i moved, and how far without what rounding may account for.
+    """Returns how far variable i moved, in all and beyond what rounding explains.
 
-    Gradients that are zero except for rounding (of a bias before BN) are up to 1e-4.
+    Gradients that should be zero (of a bias before BN) are up to 1e-4 from rounding.
     """
     old = case.start[i].astype(float)
     far = np.abs(new - old).max()
@@ -144,9 +144,9 @@ def moved(case, i, new):
 
 
 def assert_moved_alike(case, i, expected, found, slack=0.0):
-    """Asserts that variable i ends where expected, within 2 % of its way and `slack`.
+    """Asserts that variable i ends where expected, within 2 % of its move and `slack`.
 
-    In deep networks rounding allows a quarter of the way.
+    Deep networks round more and may miss by a quarter of the move.
     """
     far, sure = moved(case, i, expected)
     error = np.abs(found.astype(float) - expected).max()
@@ -155,7 +155,7 @@ def assert_moved_alike(case, i, expected, found, slack=0.0):
 
 
 def without_gradient(case, gradients):
-    """Returns the places in `written` of the weights of NO_GRADIENT."""
+    """Returns the indices in `written` of the weights that NO_GRADIENT counts."""
     largest = [float(tf.reduce_max(tf.abs(gradient))) for gradient in gradients]
     found = np.argsort(largest)[:NO_GRADIENT.get(case.name, 0)]
     assert all(largest[k] < 1e-5 * max(largest) for k in found)
@@ -191,10 +191,10 @@ def check_masks(case):
 
 
 def check_importance(case):
-    """Checks that an importance predicts the drop of the loss, and changes nothing."""
+    """Checks that importance predicts the drop of the loss, and changes nothing."""
     case.back_to_start()
     objective, gradients = plain_objective(case)
-    # Small enough for first order, large enough to show in float32 (float16).
+    # Small enough to be of first order, large enough to show in float32 (float16).
     drop = {'mixed_float16': 0.02, 'MobileNet': 3e-3}.get(case.name, 1e-3)
     full_drop = case.rate * sum(float(tf.reduce_sum(tf.square(g))) for g in gradients)
     evaluator, trials = Evaluator(case.maker), []
@@ -213,14 +213,14 @@ def check_importance(case):
 
 
 def plain_objective(case):
-    """Returns the loss with penalties, and the gradients; moving statistics stay."""
+    """Returns the loss with penalties, and the gradients; keeps the moving statistics."""
     with keras_stack.restored_afterwards(case.model.non_trainable_variables):
         loss, penalty, gradients = case.gradients(*case.batch)
     return float(loss) + float(penalty), gradients
 
 
 def check_profile(case):
-    """Checks that a profile covers the step, and that a selection by it keeps its budget."""
+    """Checks that the profile covers the step, and that selection by it keeps the budget."""
     model, n = case.model, case.num_tensors
     before = [keras_stack.raw(v).numpy() for v in model.variables]
     table = profile_model(model, batch=tuple(case.batch), num_steps=3, seconds=0.05)
@@ -231,7 +231,7 @@ def check_profile(case):
         tuple(v.shape) for v in model.trainable_variables]
     assert table.group_ms.sum() == pytest.approx(table.t_bp, rel=1e-6)
     assert table.step_time(np.ones(n, dtype=bool)) == pytest.approx(table.t_step, rel=1e-6)
-    # A tensor in no group would be free to train, but each gradient costs time.
+    # A tensor in no group would cost nothing to train, but each gradient takes time.
     assert table.group_tensors.any(axis=0).all()
     for mask in random_masks(5, n):
         assert table.backward_time(mask) <= min(table.chain_time(mask), table.t_bp) + 1e-9
@@ -256,7 +256,7 @@ def test_an_importance_changes_nothing_with_noise_and_momentum():
     values = [evaluate_importance(case.model, case.optimizer, [case.batch],
                                   evaluator=Evaluator(case.maker)) for _ in range(2)]
     assert all(old.tobytes() == new.tobytes() for old, new in zip(before, case.values()))
-    np.testing.assert_array_equal(*values)  # the importance has no noise
+    np.testing.assert_array_equal(*values)  # importance has no noise
 
 
 class OwnLoss(keras.Model):

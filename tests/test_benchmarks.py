@@ -1,4 +1,4 @@
-"""Tests the benchmarks: their flags, their tables and goals, and what they compare."""
+"""Tests the flags, tables, goals and comparisons of the benchmarks."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def test_selector_limits_extrapolate_the_slow_recursion(monkeypatch):
     assert [row['paper_measured'] for row in rows] == [True, True, False, False]
     assert rows[3]['paper_seconds'] == pytest.approx(4 * rows[1]['paper_seconds'])
     assert [max(row['value_ratio'] for row in rows[i:i + 2]) for i in (0, 2)] == [1, 1]
-    assert selector.limits_report(rows).count('~') == 3  # two estimates, and their explanation
+    assert selector.limits_report(rows).count('~') == 3  # two estimates and the explanation
 
 
 def test_selector_graph_compares_with_the_true_optimum(monkeypatch):
@@ -86,7 +86,7 @@ def test_selector_graph_compares_with_the_true_optimum(monkeypatch):
 # ---------------------------------------------------------------- steps of a network
 
 def small_network(name, input_size, seed=0, **_):
-    """Returns the Prepared small network, in place of _bench.prepare."""
+    """Replaces _bench.prepare; returns the Prepared small network."""
     model = network()
     images, labels = next(iter(digits().train))
     maker = StepMaker(model, make_optimizer('sgd', 1e-6, 1000, model.trainable_variables), 0.0,
@@ -170,11 +170,11 @@ def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them():
     assert elastic['steps_speed_up'] == pytest.approx((95 / 45 + 105 / 50 + 85 / 40) / 3)
     assert elastic['selection_seconds'] == pytest.approx(5) and ' 5.0 ' in output
     assert bias['n'] == 2 and bias['to_full'] == pytest.approx((0.9 - 0.96 + 0.9 - 0.97) / 2)
-    assert full['reached'][0] == [50, 55, 45]  # 95 %: after the first epoch
+    assert full['reached'][0] == [50, 55, 45]  # 95 % is reached after the first epoch
     assert np.isnan(bias['reached'][1]).all() and 'never' in output
     verdict = _accuracy_table.verdict(elastic, results)
     assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
-    assert '± 0.6' in output  # standard error of 96, 98, 97
+    assert '± 0.6' in output  # the standard error of 96, 98, 97
 
 
 def test_accuracy_benchmark_trains_the_rows_asked_for_and_full_training():
@@ -211,13 +211,13 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
         rows = accuracy.rows_of(each, i == 0) + [accuracy.stronger(each)]
         parsed = [main.parse_arguments(accuracy.flags_of(each, row, 3)) for row in rows]
         assert len({args.run_name for args in parsed}) == len(rows)
-        assert not any('/' in args.run_name for args in parsed)  # one folder for each run
+        assert not any('/' in args.run_name for args in parsed)  # each run has one folder
         assert len({json.dumps(dict(vars(args), run_name=None)) for args in parsed}) == len(rows)
         assert {args.seed for args in parsed} == {3}
         assert [args.prefix_cache == 'auto' for args in parsed] == [row.cached for row in rows]
         found.append({row.label: vars(args) for row, args in zip(rows, parsed)})
     mobilenet, efficientnet, repeated, _ = found
-    assert mobilenet['PruneTrain']['prune_interval'] == 5  # as published
+    assert mobilenet['PruneTrain']['prune_interval'] == 5  # as in its paper
     assert 2 * mobilenet['full, half the epochs']['num_epochs'] == mobilenet['full']['num_epochs']
     assert mobilenet['elastic 0.5']['interval'] == 4
     assert efficientnet['elastic 0.5']['interval'] == 2
@@ -225,7 +225,7 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
     assert mobilenet['elastic 0.5, whole layers']['granularity'] == 'layer'
     rates = {label: args['learning_rate'] for label, args in mobilenet.items()}
     own = {label: rates.pop(label) for label in list(rates) if ', lr ' in label}
-    assert set(rates.values()) == {rates['full']}  # one for all, unless the label says otherwise
+    assert set(rates.values()) == {rates['full']}  # all are equal unless the label says otherwise
     assert 'head only, lr 0.1' in own
     assert own == {label: float(label.split()[-1]) for label in own}
     for of_network in (mobilenet, repeated):

@@ -1,4 +1,4 @@
-"""The flags of the prefix cache: refusals, why a run has none, what a run reports."""
+"""Tests the flags of the prefix cache: refusals, why a run has no cache, what a run reports."""
 
 import os
 
@@ -51,10 +51,10 @@ def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):
         main.run_settings(checked(tmp_path)))
 
 
-# ---------------------------------------------------------------- whether there is one
+# ---------------------------------------------------------------- which runs have a cache
 
 def cache_of(tmp_path, *more):
-    """(PrefixCache or None) of these flags and the digits."""
+    """Returns the PrefixCache, or None, of a run on the digits with these flags."""
     settings = main.run_settings(checked(tmp_path, *(FROZEN + list(more))))
     return main.prefix_cache_of(settings, main.load_data(settings))
 
@@ -121,12 +121,12 @@ def test_training_the_head_reads_all_but_the_head_from_the_cache(logs, capsys, t
     assert summary['read_step_ms'] > 0 < summary['fill_step_ms']
     assert summary['cache_bytes'] == 128 * 8 * ((4 * 1280 + 4 + 7) // 8)
     assert summary['cache_seconds_writing'] > 0 < summary['cache_seconds_reading']
-    assert os.listdir(str(tmp_path)) == []  # nothing remains
+    assert os.listdir(str(tmp_path)) == []  # the cache leaves no file
 
 
 @pytest.fixture
 def set_times(monkeypatch):
-    """Gives runs a set timing table of a slow device, on which a cache pays."""
+    """Gives runs a fixed timing table of a slow device, on which a cache pays."""
     monkeypatch.setattr(profiler, 'profile_model', lambda *arguments, **settings: fixed_profile(
         *arguments, **settings).rescaled(2e3, 4e3))
 

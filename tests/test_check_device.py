@@ -1,4 +1,4 @@
-"""Tests what check_device.sh reports on recorded boards, environments, disks and this machine."""
+"""Tests what check_device.sh reports of recorded boards, environments, disks and this machine."""
 
 import os
 import shutil
@@ -20,14 +20,14 @@ ZRAM = 'Filename Type Size Used Priority\n/dev/zram0 partition 2000000 0 100'
 
 
 def meminfo(total, free, swap):
-    """Returns files of a board with this memory and swap, in GB."""
+    """Returns the files of a board with this memory and swap, in GB."""
     return {'proc/meminfo': MEMINFO.format(*(int(gb * 1e9 / 1024) for gb in (
         total, free, swap, swap))), 'proc/swaps': ZRAM if swap else ZRAM.split('\n')[0]}
 
 
 @pytest.fixture
 def pi(tmp_path):
-    """Returns the files of a Raspberry Pi 4B with 4 GB and no problem."""
+    """Returns the files of a Raspberry Pi 4B with 4 GB and without problems."""
     root, _ = board(tmp_path, 'RASPBERRY_PI_4B')
     change(root, meminfo(4, 3.5, 2))
     change(root, {GOVERNOR.format(0): 'ondemand'})
@@ -37,7 +37,7 @@ def pi(tmp_path):
 
 @pytest.fixture
 def tx2(tmp_path):
-    """Returns the files of a Jetson TX2 without a problem."""
+    """Returns the files of a Jetson TX2 without problems."""
     root, _ = board(tmp_path, 'TX2')
     change(root, meminfo(8, 6, 4))
     change(root, {'proc/device-tree/model': 'quill\0', GOVERNOR.format(0): 'schedutil',
@@ -54,7 +54,7 @@ def nvpmodel(root, name, number):
 
 
 def rows_of(root):
-    """Returns thing -> Row of what is read from files."""
+    """Returns {thing: Row} of all that is read from files."""
     rows = [check_device.board(root), check_device.governor(root), check_device.power_mode(root),
             check_device.power_sensor(root)]
     rows += check_device.memory(root) + check_device.throttling(root)
@@ -68,7 +68,8 @@ def test_a_board_that_is_set_up_has_no_problem(pi):
     assert rows['heat'].finding == '49 °C, not throttled'
     assert 'power mode' not in rows
     assert {row.mark for row in rows.values()} == {OK, ABSENT}
-    assert [row.thing for row in rows.values() if row.mark == ABSENT] == ['power']  # it has none
+    # A Pi has no power sensor.
+    assert [row.thing for row in rows.values() if row.mark == ABSENT] == ['power']
 
 
 def test_a_jetson_shows_its_power_mode_and_its_rails(tx2):
@@ -127,7 +128,7 @@ def elf(machine):
 
 
 def make_environment(folder, script):
-    """Makes an environment whose Python is this shell script, or these bytes."""
+    """Makes an environment whose Python is this shell script or these bytes."""
     python = folder / 'bin' / 'python'
     python.parent.mkdir(parents=True)
     python.write_bytes(script if isinstance(script, bytes) else
@@ -175,7 +176,7 @@ def test_a_tensorflow_that_works_is_listed_with_its_gpus(tmp_path, monkeypatch):
     assert row.finding.startswith('TensorFlow {}, '.format(tf.__version__))
     given = make_environment(tmp_path / 'given', 'printf "2.6.2\\n2\\n"')
     monkeypatch.setattr(sys, 'executable', os.path.join(given, 'bin', 'python'))
-    row, = check_device.environments(given)  # without environment: the Python that runs this
+    row, = check_device.environments(given)  # without an environment, the Python that runs this
     assert row == check_device.Row('TensorFlow', OK, 'TensorFlow 2.6.2, 2 GPUs')
 
 
@@ -202,7 +203,7 @@ def test_too_little_disk_is_a_problem(tmp_path):
     assert row.mark == PROBLEM and '5 GB are needed for the environment' in row.finding
     (tmp_path / '.venv').mkdir()
     (tmp_path / '.venv' / 'requirements.cksum').write_text('')
-    assert check_device.disk(folder, free=4).mark == OK  # it is made
+    assert check_device.disk(folder, free=4).mark == OK  # the environment exists
     assert check_device.disk(folder, free=0.5).mark == PROBLEM
 
 
@@ -220,7 +221,7 @@ def test_missing_photo_sets_need_room_on_the_disk(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path):
-    """Returns (folder, variables) of a repository without environment, with a Python alone."""
+    """Returns (folder, variables) of a repository with a Python but no environment."""
     folder, tools = tmp_path / 'repository', tmp_path / 'bin'
     shutil.copytree(os.path.join(ROOT, 'scripts'), str(folder / 'scripts'))
     for name in os.listdir(ROOT):

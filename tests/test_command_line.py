@@ -1,4 +1,4 @@
-"""Argument types, one-line errors, aligned tables, and a quiet TensorFlow."""
+"""Tests argument types, one-line errors, aligned tables, and a quiet TensorFlow."""
 
 import argparse
 import os

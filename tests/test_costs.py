@@ -1,4 +1,4 @@
-"""What each way to train costs, by the timing table and by what was measured."""
+"""Tests the cost of each way to train, by the timing table and by measurements."""
 
 import json
 import os
@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEAKS = {'full_training': 9 * 10 ** 8, 'traditional_tl_training': 7 * 10 ** 8,
          'bn_plus_bias_training': None, 'elastic_training': 10 ** 9}
 IMAGES = (640, 100)
-WAY = costs.Way('full_training', 'digits', 8, 12)  # of data whose images come back unchanged
+WAY = costs.Way('full_training', 'digits', 8, 12)  # its images are the same in every epoch
 
 
 @pytest.fixture(scope='module')
@@ -42,7 +42,7 @@ def copy_costs(tmp_path):
 
 @pytest.fixture
 def found(profiled, copy_costs):
-    """(train type, rho, prefix cache) -> its Cost, of small_classifier."""
+    """Returns {(train type, rho, prefix cache): Cost} of small_classifier."""
     return {way[:1] + (way.rho, way.prefix_cache): costs.cost_of(
         way, profiled, copy_costs, IMAGES, PEAKS) for way in costs.ways_like(WAY, profiled)}
 
@@ -118,7 +118,7 @@ def test_the_printed_table_has_a_row_a_way_and_says_what_is_missing(found):
 
 
 def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_frees():
-    """Ten convolutions whose outputs take 8 MB each; in a process that has run nothing else."""
+    """Ten convolutions have outputs of 8 MB each; the process has run nothing else."""
     code = '''
 import numpy as np, json
 from elastic import command_line
@@ -146,8 +146,9 @@ print(json.dumps(peak_memory.peaks_of(maker, *batch, masks)))'''
 
 
 def prefix_table():
-    """Timings whose forward pass is a third of a step; more of it can be cut off the nearer the
-    output the deepest tensor in training is.
+    """Returns a table whose forward pass is a third of a step.
+
+    The nearer the deepest trained tensor is to the output, the more of it can be cut off.
     """
     table = tangled_table(np.random.RandomState(0))
     n = len(table.names)

@@ -1,4 +1,4 @@
-"""Files, links, flags and records in README.md and docs/ agree with the code."""
+"""Checks that files, links, flags and records in README.md and docs/ agree with the code."""
 
 import csv
 import glob
@@ -25,7 +25,7 @@ FILE = r'((?:[a-z]+/)*\w+\.(?:py|sh|md))\b'
 PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
     '*.md', 'docs/**/*.md', 'figures/README.md', 'logs/README.md')
     for path in glob.glob(os.path.join(ROOT, pattern), recursive=True))
-PRESENT = [page for page in PAGES if page != 'CHANGELOG.md']  # which also names removed files
+PRESENT = [page for page in PAGES if page != 'CHANGELOG.md']  # CHANGELOG names removed files, too
 
 
 def text_of(page):
@@ -34,7 +34,7 @@ def text_of(page):
 
 
 def headings(page):
-    """Returns the anchors that GitHub makes of the headings."""
+    """Returns the anchors that GitHub makes from the headings."""
     return {re.sub(r'[^\w\- ]', '', line.strip('# ').lower()).replace(' ', '-')
             for line in text_of(page).split('\n') if re.match(r'#+ ', line)}
 
@@ -59,9 +59,9 @@ def test_files_named_in_a_page_exist(page):
 
 
 def commands(page):
-    """Yields script and flags of each `python FILE`, `python -m MODULE` and `scripts/FILE.sh`.
+    """Yields (script, flags) of each `python FILE`, `python -m MODULE` and `scripts/FILE.sh`.
 
-    A backslash continues a command in the next line.
+    A backslash continues a command on the next line.
     """
     text = re.sub('```.*?```', '', text_of(page), flags=re.S).replace('\\\n', ' ')
     code = re.findall(r'`([^`]+)`', text) + re.findall(r'^    (\S.*)$', text, re.M)
@@ -104,7 +104,7 @@ def test_the_page_of_flags_agrees_with_the_scripts():
 
 
 def explained(section):
-    """Returns the names that start a row of a table in this section of docs/records.md."""
+    """Returns the names in the first column of the tables of a section of docs/records.md."""
     text = text_of('docs/records.md').split('\n## {}\n'.format(section))[1].split('\n## ')[0]
     return {name for cell in re.findall(r'^\|([^|]*)\|', text, re.M)
             for name in re.findall('`([^`]+)`', cell)}
@@ -118,7 +118,7 @@ def header_of(path):
 @pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training',
                                     'prune_training'])
 def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
-    """Trains with a prefix cache if the scheme can use one, on a device that reports heat."""
+    """Trains on a device that reports heat, with a prefix cache if the scheme can use one."""
     root, cpus = board(tmp_path / 'board', 'TX2')
     find, model = thermal.find_device, str(tmp_path / keras_stack.MODEL_FILE)
     monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus))
@@ -182,7 +182,7 @@ QUICK_FILE, SLOW_FILE = 'tests/device/test_energy.py', 'tests/device/test_therma
 
 
 def collected(*flags):
-    """Returns the lines that pytest prints with a test's path and name."""
+    """Returns the lines in which pytest prints the path and name of a test."""
     listed = subprocess.run([sys.executable, '-m', 'pytest', '--collect-only', '-q', QUICK_FILE,
                              SLOW_FILE] + list(flags), cwd=ROOT, stdout=subprocess.PIPE,
                             universal_newlines=True).stdout

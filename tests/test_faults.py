@@ -1,6 +1,6 @@
-"""Real processes that are killed, stopped, or run out of disk lose nothing.
+"""Kills and stops real processes and fills their disk: they lose nothing.
 
-SLOW_TESTS=1 kills ten runs of each scheme; CI kills two runs of one scheme.
+SLOW_TESTS=1 kills ten runs of each scheme; CI kills two of one scheme.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """Returns a folder with a network, deterministic on both stacks, and its timing table."""
+    """Returns a folder with a network that is deterministic on all stacks, and its timing table."""
     folder = tmp_path_factory.mktemp('logs')
     network().save(str(folder / keras_stack.MODEL_FILE))
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def model_flags(logs):
 
 
 def command(logs, name, *more):
-    """Returns the command of some seconds of training with a checkpoint after every step."""
+    """Returns the command of a run of some seconds with a checkpoint after every step."""
     return [sys.executable, 'main.py'] + model_flags(logs) + [
         '--train_images', '320', '--num_epochs', '5', '--learning_rate', '0.05',
         '--validation_steps', '8', '--prefix_cache', 'off', '--interval', '2', '--rho', '0.7',
@@ -65,7 +65,7 @@ SCHEMES = {
 
 
 def heeds_signals():
-    """Has the child heed signals even if these tests run in the background, without Ctrl-C."""
+    """Makes the child heed signals, even if these tests run in the background, without Ctrl-C."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -84,10 +84,10 @@ def finished(arguments):
 
 
 def wait_until_it_trains(child, folder, after=0):
-    """Waits for a checkpoint later than `after`, of time.time(); returns False if it has ended."""
+    """Waits for a checkpoint after time `after` (time.time()); False if the child has ended."""
     path = str(folder / checkpoint.FOLDER / checkpoint.LAST)
     while child.poll() is None:
-        with contextlib.suppress(OSError):  # none yet, or between two renames
+        with contextlib.suppress(OSError):  # there is none yet, or it is being renamed
             if os.path.getmtime(path) > after:
                 return True
         time.sleep(0.01)
@@ -95,7 +95,7 @@ def wait_until_it_trains(child, folder, after=0):
 
 
 def outcome(folder):
-    """Returns the records of a run, without times, and its weights."""
+    """Returns the records of a run without times, and its weights."""
     records = []
     for name in ('epochs.csv', 'selections.csv'):
         with open(str(folder / name)) as source:
@@ -111,7 +111,7 @@ def test_a_killed_run_ends_with_the_bits_of_a_whole_one(logs, scheme, kills, cap
     assert main.main(command(logs, scheme + '_whole', *SCHEMES[scheme])[2:]) == 0
     assert 'profiling' not in capsys.readouterr().out
     rng, done, runs = np.random.RandomState(len(scheme)), 0, 0
-    while done < kills:  # a run may be done before it was killed often enough
+    while done < kills:  # a run may finish before it was killed often enough
         name, runs = '{}_killed{}'.format(scheme, runs), runs + 1
         arguments, before = command(logs, name, *SCHEMES[scheme]), done
         while done < kills:
@@ -132,7 +132,7 @@ def test_a_killed_run_ends_with_the_bits_of_a_whole_one(logs, scheme, kills, cap
 
 @pytest.fixture(scope='module')
 def stopped(logs):
-    """Returns the command of a run that SIGINT has stopped, its exit status and its errors."""
+    """Returns (command, exit status, errors) of a run that SIGINT has stopped."""
     arguments = command(logs, 'stopped', '--train_type', 'full_training', '--num_epochs', '40')
     child = started(arguments)
     assert wait_until_it_trains(child, logs / 'stopped')
@@ -155,7 +155,7 @@ def test_a_stopped_run_resumes_in_one_process_at_a_time(logs, stopped):
         main.main(stopped[0][2:])
     child.send_signal(signal.SIGTERM)
     out, err = child.communicate()
-    assert child.returncode == 128 + signal.SIGTERM  # the other process did not disturb it
+    assert child.returncode == 128 + signal.SIGTERM  # undisturbed by the other process
     assert 'resumes in epoch ' in out and 'stopped by SIGTERM in epoch ' in err
 
 
@@ -173,7 +173,7 @@ def test_a_signal_before_training_leaves_nothing(logs):
     child.send_signal(signal.SIGTERM)
     child.communicate()
     assert not (logs / 'early').exists()
-    assert child.returncode in (143, -signal.SIGTERM)  # the latter before Python had a handler
+    assert child.returncode in (143, -signal.SIGTERM)  # the latter before Python has a handler
 
 
 def test_a_hang_up_does_not_end_a_run_under_nohup(logs):
@@ -187,7 +187,7 @@ def test_a_hang_up_does_not_end_a_run_under_nohup(logs):
 
 @pytest.fixture
 def card(tmp_path):
-    """Yields a folder with the network, on its own file system of 8 MB."""
+    """Yields a folder with the network on a file system of 8 MB."""
     folder = tmp_path / 'card'
     folder.mkdir()
     if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', str(folder)],
@@ -201,7 +201,7 @@ def card(tmp_path):
 
 
 def assert_resumes(arguments, child, folder):
-    """Checks what the child said of a disk that failed; then, once that works, that it resumes."""
+    """Checks what the child said of its failed disk, and that it resumes once the disk works."""
     out, err = child.communicate()
     assert 'Traceback' not in err
     if child.returncode:
@@ -218,7 +218,7 @@ def assert_resumes(arguments, child, folder):
 
 
 def test_a_run_survives_a_full_disk(card):
-    """Another program fills the disk while the run trains, and then frees it."""
+    """Another program fills the disk while the run trains, then frees it."""
     arguments = command(card, 'full', '--train_type', 'full_training', '--num_epochs', '8')
     child = started(arguments)
     assert wait_until_it_trains(child, card / 'full')
@@ -239,7 +239,7 @@ def test_a_run_survives_a_disk_that_becomes_read_only(card):
     subprocess.check_call(['mount', '--bind', str(card), str(card)])
     while subprocess.call(['mount', '-o', 'remount,bind,ro', str(card)],
                           stderr=subprocess.DEVNULL):
-        pass  # while a file is being written
+        pass  # a file is being written
     resumes = assert_resumes(arguments, child, card / 'full')
     next(resumes)
     subprocess.check_call(['umount', '-l', str(card)])

@@ -1,4 +1,4 @@
-"""Files and folders are written completely or not at all; damaged JSON is detected."""
+"""Tests that files and folders are written whole or not at all, and damaged JSON is detected."""
 
 import os
 

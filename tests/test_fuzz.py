@@ -1,6 +1,6 @@
-"""Damaged files: ours are refused or read correctly, foreign ones do no harm.
+"""Damages files: ours must be refused or read correctly, others must do no harm.
 
-SLOW_TESTS=1 damages a hundred of each kind; CI damages ten.
+SLOW_TESTS=1 damages a hundred of each kind, CI ten.
 """
 
 import math
@@ -29,7 +29,7 @@ REFUSED = object()
 
 
 def damaged(content, rng):
-    """Returns the bytes with a few changed, removed, doubled, cut off or inserted."""
+    """Returns the bytes with a few of them changed, removed, doubled, cut off or inserted."""
     content = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         at, length = rng.randint(len(content) or 1), rng.randint(1, 40)

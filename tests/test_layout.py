@@ -1,4 +1,4 @@
-"""Imports run one way: the order of the rooms, and no script in the package."""
+"""Checks that imports run one way through the folders, and that no script is imported."""
 
 import ast
 import glob
@@ -8,7 +8,7 @@ import elastic
 from small_runs import ROOT
 
 SCRIPTS = {os.path.basename(path)[:-len('.py')] for path in glob.glob(os.path.join(ROOT, '*.py'))}
-# From below to above. Rooms that stand together import nothing from each other.
+# From the bottom up. Folders (or lone modules) in one list import nothing from each other.
 ORDER = [['compat'], ['settings'], ['command_line'], ['files'], ['figure_file'],
          ['steps', 'networks', 'data', 'device'], ['timing', 'cache', 'schemes'], ['selection'],
          ['runs'], ['flags', 'costs']]
@@ -16,7 +16,7 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 
 def imports_of(path):
-    """Yields the name of each module that the file imports, inside functions too."""
+    """Yields the name of each module that the file imports, also inside functions."""
     with open(path, encoding='utf-8') as file:
         tree = ast.parse(file.read())
     for node in ast.walk(tree):
@@ -27,7 +27,7 @@ def imports_of(path):
 
 
 def modules():
-    """Yields (room, path) of each module of the package; the room of a lone module is its name."""
+    """Yields (folder, path) of each module of the package; without a folder, (name, path)."""
     folder = os.path.dirname(elastic.__file__)
     for path in glob.glob(os.path.join(folder, '**', '*.py'), recursive=True):
         inside = os.path.relpath(path, folder)

@@ -1,4 +1,4 @@
-"""The command lines end to end: good input runs, and what a run leaves is whole."""
+"""Tests the command lines end to end: good input runs, and leaves complete files."""
 
 import json
 import os
@@ -28,7 +28,7 @@ FULL = ['--train_type', 'full_training', '--num_epochs', '1']
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """Returns (folder, flags) of one elastic run by a timing table at set rates."""
+    """Returns (folder, flags) of one elastic run with a fixed timing table."""
     folder = tmp_path_factory.mktemp('logs')
     flags = quick_flags(folder, '--rho', '0.6', '--interval', '1', '--run_name', 'one',
                         '--save_model', '--save_txt', '1')
@@ -83,7 +83,7 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
     (folder / 'two' / 'settings.json').write_text(
         json.dumps(main.decisive_settings(checked(flags))))
     (folder / 'two' / 'epochs.csv').write_text('half a line')
-    (folder / 'two' / 'summary.json').write_text('')  # the power failed as it was written
+    (folder / 'two' / 'summary.json').write_text('')  # as if power failed while it was written
     now, meter = time.time(), folder / 'meter.csv'
     meter.write_text('timestamp,watts\n' + ''.join(
         '{},5\n'.format(now + second) for second in range(-5, 3600)))
@@ -107,7 +107,7 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
 
 
 def test_a_run_that_another_process_has_just_finished_is_kept(logs, capsys, monkeypatch):
-    """It is unfinished when main first asks, and finished once its data are loaded."""
+    """The run is unfinished when main first looks, and finished once its data are loaded."""
     folder, flags = logs
     load = main.load_data
 
@@ -121,7 +121,7 @@ def test_a_run_that_another_process_has_just_finished_is_kept(logs, capsys, monk
         if (folder / 'one' / name).is_file():
             assert (folder / 'late' / name).read_bytes() == (folder / 'one' / name).read_bytes()
     settings = read_json(str(folder / 'late' / 'settings.json'))
-    for _ in range(2):  # the lock is free again
+    for _ in range(2):  # twice, as the first must release the lock
         assert open_run(str(folder / 'late'), settings) is None
     with pytest.raises(UserError, match='other settings'):
         open_run(str(folder / 'late'), dict(settings, seed=9))
@@ -167,7 +167,7 @@ def test_a_diverging_run_exits_1_and_leaves_nothing(logs, capsys):
     folder, flags = logs
     assert main.main(flags + FULL + ['--learning_rate', '1e18', '--run_name', 'burst']) == 1
     assert 'smaller --learning_rate' in capsys.readouterr().err
-    assert not (folder / 'burst').exists()  # not one epoch was done
+    assert not (folder / 'burst').exists()  # no epoch was finished
 
 
 def test_a_saved_model_and_its_portable_weights_are_the_same_network(logs):
@@ -205,7 +205,7 @@ def test_deterministic_is_refused_where_tensorflow_cannot(logs):
 
 
 def costs_in(out):
-    """Returns the last table that profiler.py prints, and the notes below it."""
+    """Returns the last table that profiler.py prints, and its notes."""
     return out[out.index('12 epochs of '):]
 
 
@@ -225,8 +225,8 @@ def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys, monkeypatch)
         assert words in out
     first, folder = costs_in(out), tmp_path / TABLE.replace('_{}_'.format(BATCH), '_4_')
     assert {'timings.json', 'timings.csv', 'figure.png'} <= set(os.listdir(str(folder)))
-    assert 't_up_ms' in (folder / 'timings.csv').read_text().split('\n')[0]  # not the figure's
-    # The table serves any data of these settings; a batch is only needed to measure one.
+    assert 't_up_ms' in (folder / 'timings.csv').read_text().split('\n')[0]  # not the figure's CSV
+    # The table serves any data of these settings; only measuring one needs a batch.
     assert profiler.main(flags) == 0
     out = capsys.readouterr().out
     assert 'timing table: ' in out and 'timed on' not in out and 'measured in' not in out
@@ -249,7 +249,7 @@ def test_a_profile_on_noise_says_why(tmp_path, capsys):
 
 
 def test_prune_training_shrinks_the_network_and_saves_it(tmp_path, capsys):
-    """The threshold is so high that fresh channels fall below it."""
+    """The threshold is so high that even new channels are below it."""
     flags = quick_flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',
                         '--prune_threshold', '0.2', '--save_model', '--run_name', 'pruned')
     assert main.main(flags) == 0

@@ -1,4 +1,4 @@
-"""Bad input and broken models are refused in one line, and nothing is written."""
+"""Tests that bad input and broken models are refused in one line, and nothing is written."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_a_bad_flag_is_refused_in_one_line_and_leaves_nothing(tmp_path, capsys, 
 
 
 def test_help_and_mistakes_answer_without_tensorflow(tmp_path):
-    """A TensorFlow that fails to import proves that it is not needed."""
+    """A TensorFlow that cannot be imported proves that none is needed."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
     for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
                       ['main.py', '--model_name', 'mine.keras'], ['main.py', '--rho', '7'],
@@ -113,14 +113,14 @@ def test_truncated_or_foreign_weights_are_refused(tmp_path):
 # ---------------------------------------------------------------- models that fail
 
 def failing_model(kind):
-    """Returns a classifier of 32x32 images and 10 classes that loads but cannot be trained."""
+    """Returns a classifier of 32x32 images in 10 classes that loads but cannot be trained."""
     from tensorflow import keras
     inputs = keras.Input((None, None, 3) if kind == 'too small' else (32, 32, 3))
     x = keras.layers.Conv2D(2, 3, name='first')(inputs)
     if kind == 'too small':
         for i in range(4):
             x = keras.layers.MaxPooling2D(3)(keras.layers.Conv2D(2, 3, name='c{}'.format(i))(x))
-    elif kind == 'index':  # only when it runs: the index of a row that is not there
+    elif kind == 'index':  # fails only when it runs: the lookup is out of range
         x = keras.layers.Embedding(5, 4, name='lookup')(keras.layers.Flatten()(inputs))
         return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
     elif kind == 'memory':

@@ -1,4 +1,4 @@
-"""build_model: preprocessing, variables, vit, and what it refuses."""
+"""Tests build_model: preprocessing, variables, vit, and refusals."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_preprocessing_of_the_family_is_part_of_the_model(request, name, num_cla
     model = request.getfixturevalue(name)
     images = tf.constant(photos())
     assert len(model.trainable_variables) == tensors
-    statistics_from_batch(model, images)  # else the features vanish, and so would errors
+    statistics_from_batch(model, images)  # otherwise features vanish, and errors with them
     logits = model(images, training=False).numpy()
     assert logits.shape == (4, num_classes) and logits.dtype == np.float32
 
@@ -66,7 +66,7 @@ def test_a_width_multiplier_is_refused_where_the_family_has_none():
 
 @pytest.mark.parametrize('keras_home', [None, 'elsewhere'])
 def test_a_failed_download_names_the_file_and_its_folder(tmp_path, keras_home):
-    """Keras itself made the folder for the download, so it finds a file put there."""
+    """Keras creates the folder for the download itself, so it finds a file put there."""
     env = dict(os.environ, HOME=str(tmp_path), http_proxy='http://127.0.0.1:9',
                https_proxy='http://127.0.0.1:9', no_proxy='')
     env.pop('KERAS_HOME', None)

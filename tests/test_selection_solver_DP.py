@@ -31,9 +31,9 @@ pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
 
 
 def chain_bins(masks, t_dw, t_dy, budget, resolution):
-    """(M,) bins with the solver's rounding: the deepest tensor with its path, others alone.
+    """Returns (M,) bins with the solver's rounding: the deepest with its path, others alone.
 
-    A tensor that takes the whole budget takes all bins, and not one more by rounding.
+    A tensor that takes the whole budget takes all bins; rounding never adds one.
     """
     deepest = masks.argmax(axis=1)
     item = np.ceil(t_dw * resolution / budget)
@@ -86,9 +86,9 @@ def test_value_equals_brute_force(instance):
 @settings(max_examples=200, deadline=None)
 @given(instances(positive=True))
 def test_order_of_tensors_is_preserved(instance):
-    """Tensors of equal importance: taking the reversed problem apart must not move the mask."""
+    """The mask stays in the order of its input: reversing the input selects as much importance."""
     t_dw, t_dy, importance, budget, _ = instance
-    t_dy = t_dy * 0  # without the chain the problem has no direction
+    t_dy = t_dy * 0  # without a path the problem has no direction
     try:
         forward = select_tensors(t_dw, t_dy, importance, budget)
     except InfeasibleBudget:
@@ -123,7 +123,7 @@ def test_positive_importance_out_of_reach_falls_back_to_what_fits():
 
 
 def test_the_smallest_budget_that_an_error_names_is_enough():
-    """Dividing by it rounds some tensors of the whole budget up to one bin more than there are."""
+    """Dividing by it would round some tensors that take the whole budget up by a bin too many."""
     rng = np.random.RandomState(0)
     for _ in range(1000):
         t_dw, t_dy, importance = rng.rand(3, rng.randint(1, 9))
@@ -138,12 +138,12 @@ def test_the_smallest_budget_that_an_error_names_is_enough():
 
 
 def test_a_budget_filled_to_the_last_bin_is_not_exceeded_by_rounding_either():
-    """In tenths of a ms, which floating point cannot hold: 0.1 + 0.2 > 0.3."""
+    """Floating point cannot hold tenths of a ms: 0.1 + 0.2 > 0.3."""
     rng = np.random.RandomState(0)
     for _ in range(3000):
         tenths = rng.randint(1, 9, rng.randint(2, 6))
         bins = int(rng.randint(tenths.min(), tenths.sum() + 1))
-        with contextlib.suppress(InfeasibleBudget):  # by a hair as well
+        with contextlib.suppress(InfeasibleBudget):  # which rounding may cause as well
             chosen = select_tensors(tenths * 0.1, tenths * 0.0, tenths * 1.0, bins * 0.1, bins)
             assert chosen.mask.any() and chosen.time <= bins * 0.1
 
@@ -171,7 +171,7 @@ def test_bad_input_is_rejected(solver, change, message):
 
 
 def test_paper_recursion_is_never_better_and_sometimes_worse():
-    """Whole-numbered times, so that rounding plays no part."""
+    """Times are whole numbers, so that rounding plays no part."""
     rng = np.random.RandomState(0)
     worse = 0
     for _ in range(200):
@@ -190,7 +190,7 @@ def test_paper_recursion_finds_the_optimum_of_a_simple_chain():
     assert chosen.mask.tolist() == [True, False, True] or chosen.importance == 5.0
 
 
-# ---------------------------------------------------------------- by the graph's price
+# ---------------------------------------------------------------- times of the graph
 
 
 @pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])
@@ -211,7 +211,7 @@ def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
     rng = np.random.RandomState(0)
     for _ in range(60):
         table, importance = tangled_table(rng), rng.randn(20)
-        layers = np.repeat(rng.permutation(8), 4)[:20] * 3  # not numbered in a row
+        layers = np.repeat(rng.permutation(8), 4)[:20] * 3  # not numbered consecutively
         rho = random_rho(rng, table, layers)
         mask, _ = choose_tensors(table, importance, rho, layers)
         assert within(table, mask, rho)
@@ -223,7 +223,7 @@ def test_tensors_of_a_layer_are_chosen_together_within_the_same_budget():
 
 
 def gaps(draw, count, seed=0):
-    """How far each choice's importance is from the best of all masks, relative."""
+    """Yields the relative gap between each choice's importance and that of the best mask."""
     rng = np.random.RandomState(seed)
     for _ in range(count):
         table, importance = draw(rng, 10), rng.randn(10)
@@ -244,7 +244,7 @@ def test_choice_is_near_the_best_of_all_masks(draw, mean, worst):
 
 
 def test_a_path_worth_it_only_for_all_behind_it_together_is_found():
-    """Nothing greedy starts with a deep tensor: the one nearest the output beats each of them."""
+    """A greedy search would not start deep: the tensor nearest the output beats each deep one."""
     groups = {1 << k: 1.0 for k in range(4)}
     groups.update({1 << 4: 4.0, 0b1111: 8.0})
     table = table_of(groups, [0.0] * 5)
@@ -253,8 +253,7 @@ def test_a_path_worth_it_only_for_all_behind_it_together_is_found():
 
 
 def test_branches_are_charged_only_where_something_in_them_is_worth_training():
-    """Stem 0, twigs 1 to 4 of 3 ms each that it does not need, head 5: the chain lays them on top.
-    """
+    """Stem 0 does not need twigs 1 to 4, 3 ms each, but the chain charges them. 5 is the head."""
     groups = {1 << 0: 1.0, 1 << 5: 1.0, 0b100001: 2.0}
     groups.update({1 << k | 1 << (k + 1): 3.0 for k in (1, 3)})
     table = table_of(groups, [0.0] * 6)
@@ -264,7 +263,7 @@ def test_branches_are_charged_only_where_something_in_them_is_worth_training():
 
 
 def test_a_tensor_that_only_the_graph_makes_affordable_is_trained():
-    """Two branches under one head: the chain puts the one upon the other."""
+    """Two branches share one head; the chain stacks one on the other."""
     groups = {0b0011: 4.0, 0b1100: 4.0, 0b1111: 1.0}
     table = table_of(groups, [0.1] * 4)
     rho = smallest_rho(table)
