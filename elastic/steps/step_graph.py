@@ -40,13 +40,12 @@ class Node(NamedTuple):
 class StepGraph(NamedTuple):
     """Assigns each node of a training step to forward pass, backward pass or update.
 
-    All but `forward` map names of nodes.
-    nodes: to a Node. forward: names of the ancestors of the results before the gradients.
-    backward: to a bit mask with bit k set if gradient k needs the node.
-    update: to k if the node serves the update of tensor k alone; to None if it serves several or
+    nodes: name -> Node. forward: names of the ancestors of the results before the gradients.
+    backward: name -> bit mask, in which bit k is set if gradient k needs the node.
+    update: name -> k if the node serves the update of tensor k alone; None if it serves several or
         none (learning rate, iteration count, BN statistics).
-    work: to ('flops', floating-point operations) or, where TensorFlow counts none, to ('elements',
-        size of the output).
+    work: name -> ('flops', floating-point operations) or, if TensorFlow registers none,
+        ('elements', size of the output).
     """
     nodes: Dict[str, Node]
     forward: frozenset
