@@ -1,7 +1,4 @@
-"""Builds the networks: a backbone with its preprocessing, global pooling, dropout and a new head.
-
-Images enter as float32 in 0..255.
-"""
+"""Builds networks: a backbone with its preprocessing, global pooling, dropout and a new head."""
 
 from elastic.command_line import UserError
 from elastic.networks.backbone import build_base, classifier
@@ -20,7 +17,7 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
     name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
     input_shape: (height, width, 3).
     weights: 'imagenet'; 'none' for random weights; the path of a .npz file of save_weights, from
-        any stack (a head for another number of classes is replaced, with a warning); or the path
+        any stack (a head for another number of classes is left out, with a warning); or the path
         of a .h5 file of keras.applications weights without top.
     alpha: width multiplier of the MobileNet families.
     bn_statistics: 'frozen': batch normalization uses its moving statistics and does not change
@@ -28,7 +25,7 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
         the statistics of the batch. None: the default of settings.statistics_of.
     trust: whether Python code inside a saved model may run.
     Returns a keras.Model from (B, H, W, 3) float32 in 0..255 to (B, num_classes) float32 logits; a
-    saved classifier keeps the output that it has.
+    saved classifier keeps its output.
     Raises UserError for a name, size, weights file or number of classes that cannot be used.
     """
     name = canonical_name(name)

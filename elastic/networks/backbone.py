@@ -8,8 +8,8 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 
-# With Keras' 0.99 or 0.999 the moving statistics lag: a network trained from scratch for a few
-# hundred steps is then evaluated at chance.
+# With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
+# for a few hundred steps is still at chance in inference.
 BN_MOMENTUM_TRAIN = 0.95
 
 
@@ -20,9 +20,9 @@ class Backbone(keras.layers.Layer):
     base: the network. preprocessing: name of a keras.applications module, or None.
     train_statistics: whether batch normalization uses and tracks the statistics of the batch.
 
-    In Keras 3, `base(x, training=False)` inside a functional model is overridden when the outer
-    model is called with training=True, and the moving statistics change. Inside the call() of a
-    layer they stay frozen, on every stack.
+    It is a layer, because only inside call() does `base(x, training=False)` freeze the moving
+    statistics on every stack. Inside a functional model, Keras 3 overrides it when the outer model
+    is called with training=True.
     """
 
     def __init__(self, base, preprocessing=None, train_statistics=False, **kwargs):
@@ -144,11 +144,9 @@ def output_layer(model):
 def statistics_from_batch(model, inputs):
     """Sets every moving statistic to that of one batch, so that frozen normalization normalizes.
 
-    inputs: one batch, in the structure that the model takes.
-
-    In an untrained network with frozen statistics the signal shrinks layer by layer into denormal
-    numbers, on which some convolutions take ten times as long. Modes and momenta are restored, also
-    after an error.
+    Otherwise the signal of an untrained network shrinks layer by layer into denormal numbers, on
+    which some convolutions take ten times as long. Modes and momenta are restored, even after an
+    error. inputs: one batch, in the structure that the model takes.
     """
     layers = keras_stack.flat_layers(model)
     changed = [(layer, 'train_statistics', True) for layer in layers if isinstance(layer, Backbone)]

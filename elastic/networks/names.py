@@ -14,10 +14,10 @@ def is_saved(name):
 
 
 def canonical_name(name):
-    """Returns the name in the spelling of build_model; upper and lower case are equal.
+    """Returns a model name, in any case, in the spelling of build_model; a path stays unchanged.
 
-    Returns the path of a saved model unchanged. Loads TensorFlow only for a name that is neither a
-    path nor one of the paper's four. Raises UserError with the nearest name for an unknown one.
+    Loads TensorFlow only for a name that is neither a path nor one of the paper's four. Raises
+    UserError with the nearest name for an unknown one.
     """
     if name.lower() in PAPER_MODELS:
         return name.lower()

@@ -12,12 +12,12 @@ from elastic.networks.backbone import Backbone, classifier
 
 
 def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
-    """Returns the classifier in a saved model of this project, or of any Keras user.
+    """Returns a classifier made from a saved model, of this project or any other.
 
     A network that ends in a feature map (rank 4) gets a new head; one that ends in class scores
     keeps its own. input_shape, num_classes, bn_statistics: as for models.build_model.
-    trust: whether the Python code of Lambda layers may run. Raises UserError where there is such
-    code without trust, and for a model that cannot be used.
+    trust: whether the Python code of Lambda layers may run. Raises UserError if there is such code
+    and no trust, and for a model that cannot be used.
     """
     try:
         if not trust and holds_code(path):
@@ -68,16 +68,16 @@ def _check(path, model, input_shape, num_classes):
 
 
 def holds_code(path):
-    """Returns whether a saved model has a Lambda layer; loads no layer.
+    """Returns whether a saved model has a Lambda layer, without loading a layer.
 
-    Every format stores the configuration as JSON. False for a file that is no model. A damaged
-    file raises what zipfile, h5py or json raise.
+    It reads the JSON configuration, which every format has. Returns False for a file that is no
+    model. For a damaged one it raises the error of zipfile, h5py or json.
     """
     return any(_has_lambda(json.loads(text)) for text in _configurations(path))
 
 
 def _configurations(path):
-    """Yields the JSON texts of every format that the file may be read as."""
+    """Yields the JSON configuration in every format that the path can be read as."""
     if os.path.isdir(path):
         name = os.path.join(path, 'keras_metadata.pb')
         if os.path.exists(name):

@@ -12,8 +12,8 @@ WEIGHTS_FORMAT = 'elastic-weights-1'
 def save_weights(model, path):
     """Writes all weights of a model to a .npz file, trainable arrays first, then BN statistics.
 
-    Both generations of Keras list variables in the same order, so each reads the other's file. The
-    file appears whole or not at all.
+    Keras 2 and 3 list variables in the same order, so each reads the other's file. The file appears
+    complete or not at all.
     """
     arrays = {}
     for kind, variables in _kinds(model):
@@ -23,10 +23,11 @@ def save_weights(model, path):
 
 
 def load_weights(model, path):
-    """Reads a file of save_weights into a model; assigns either every array or none.
+    """Reads a file of save_weights into a model; assigns all arrays or none.
 
-    A head (the last two trainable arrays) for another number of classes keeps its initial values,
-    with a warning. Raises UserError with all other mismatches. Reads no pickled objects.
+    If the file's head (its last two trainable arrays) is for another number of classes, the model's
+    head keeps its initial values, with a warning. Raises UserError that lists all other mismatches.
+    Reads no pickled objects.
     """
     stored = read_npz(path, WEIGHTS_FORMAT)
     head = {id(variable) for variable in model.trainable_weights[-2:]}
