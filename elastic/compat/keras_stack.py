@@ -26,7 +26,7 @@ def set_seed(seed):
 
 
 def keep_tracebacks():
-    """Makes Keras raise errors with its own frames, which show the layer's name."""
+    """Makes Keras keep its frames in tracebacks: they show the layer's name."""
     filtering = keras.config if KERAS_3 else tf.debugging
     if hasattr(filtering, 'disable_traceback_filtering'):  # 2.6 does not filter
         filtering.disable_traceback_filtering()
@@ -48,7 +48,7 @@ def computes_in_float16(model):
 
 
 def variable_name(variable):
-    """Returns the last two parts of the path, as `layer/kernel`, equal on both stacks."""
+    """Returns the last two parts of a variable's path, e.g. `layer/kernel`, alike on all stacks."""
     path = (variable.path if KERAS_3 else variable.name).split(':')[0].split('/')
     if path[-1] == 'depthwise_kernel':  # Keras 2.7; Keras 3 calls it kernel
         path[-1] = 'kernel'
@@ -56,15 +56,15 @@ def variable_name(variable):
 
 
 def layer_path(variable):
-    """Returns the path without its last part, which all tensors of a layer share."""
+    """Returns a variable's path without its last part, which all tensors of a layer share."""
     return (variable.path if KERAS_3 else variable.name).rsplit('/', 1)[0]
 
 
 def build_optimizer(optimizer, variables):
     """Creates the slots of all variables, so that any subset can be updated later.
 
-    Keras 3 refuses variables that the optimizer was not built on. Keras 2.7 would create slots in
-    the first update, and a trial update would leave them there.
+    Keras 3 refuses variables that the optimizer was not built with. Keras 2.7 would create slots at
+    the first update, even if that is only a trial.
     """
     if KERAS_3:
         optimizer.build(variables)
@@ -73,7 +73,7 @@ def build_optimizer(optimizer, variables):
 
 
 def model_variables(model):
-    """Returns the weights and, in Keras 3, random states; Keras 2.7 keeps these in the ops."""
+    """Returns the weights and, in Keras 3, the random states; in Keras 2.7 ops hold the latter."""
     return model.variables if KERAS_3 else model.weights
 
 
@@ -96,10 +96,10 @@ def slots(optimizer, variables):
 
 
 class Adam(keras.optimizers.Adam):
-    """Corrects the bias of Adam by the number of updates of each variable, not of all steps.
+    """Corrects Adam's bias by the number of updates of each variable, not by the number of steps.
 
-    With the number of all steps, the first update of a tensor selected late would be three times
-    too large. Both stacks use TensorFlow's kernel, which halves the time of Keras 3's update.
+    By the number of steps, the first update of a tensor selected late would be three times too
+    large. Both stacks use TensorFlow's kernel, which takes half the time of Keras 3's update.
     """
 
     if KERAS_3:
@@ -129,8 +129,8 @@ class Adam(keras.optimizers.Adam):
 def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
     """Updates one variable.
 
-    The increment 1 is computed from the gradient. So the graph shows whose count it raises, and
-    masked_step.py omits it with the rest of the update.
+    The count's increment, 1, is computed from the gradient. So the graph shows whose count it
+    raises, and masked_step.py omits it with the rest of the update.
     """
     one = tf.cast(tf.cast(tf.raw_ops.Size(input=gradient), tf.bool), count.dtype)
     step = count + one
@@ -150,18 +150,18 @@ def momenta(optimizer, variables):
 
 
 def functional(model):
-    """Returns the functional model that holds the graph: the model, or that inside a Sequential.
+    """Returns the functional model that holds the graph: the model, or the one in a Sequential.
 
-    None for a layer or a subclassed model, which have no graph.
+    Returns None for a layer or a subclassed model, which has no graph.
     """
     model = getattr(model, '_functional', None) or model
     return model if getattr(model, '_nodes_by_depth', None) else None
 
 
 def graph_nodes(network):
-    """Yields (layer, input tensors, output tensors) of every call in a functional model, in order.
+    """Yields (layer, inputs, outputs) of each call in a functional model, in order.
 
-    Input layers are not among them.
+    inputs, outputs: lists of tensors. Input layers are left out.
     """
     network = functional(network)
     for depth in sorted(network._nodes_by_depth, reverse=True):
@@ -188,10 +188,10 @@ def learning_rate(optimizer):
 
 @contextlib.contextmanager
 def dropout_as_product(model):
-    """Within the context, every dropout computes inputs * noise; the noise is its output for ones.
+    """Within this context, each dropout computes inputs * noise, where noise is dropout(ones).
 
-    Yields a list to which each traced dropout appends its product, a tensor. With ones in place of
-    the noise, the graph has no dropout.
+    Yields a list to which each traced dropout appends its product, a tensor. To turn dropout off in
+    the graph, replace the noise by ones.
     """
     layers = {id(layer): layer for layer in flat_layers(model)
               if isinstance(layer, keras.layers.Dropout)}.values()  # a layer may be used twice
@@ -217,21 +217,21 @@ def _product_call(layer, products):
 
 
 def flat_layers(model):
-    """Returns every layer of the model, with those of nested models."""
+    """Returns every layer of the model and of the models inside it."""
     return list(model._flatten_layers(include_self=False))
 
 
 def load_model(path, trust):
-    """Returns the saved model at `path`, not compiled; trust: whether code in it may run."""
+    """Returns the saved model at `path`, uncompiled. trust: whether code in it may run."""
     if KERAS_3:
         return keras.models.load_model(path, compile=False, safe_mode=not trust)
     return keras.models.load_model(path, compile=False)
 
 
 def weights_were_set(model):
-    """Makes layers update constants that they computed from weights; call it after assigning.
+    """Makes layers recompute constants that they derive from weights; call it after assigning.
 
-    keras.layers.Normalization, in EfficientNet, keeps such constants of mean and variance.
+    keras.layers.Normalization, in EfficientNet, derives such constants from mean and variance.
     """
     for layer in flat_layers(model):
         if hasattr(layer, 'finalize_state'):
@@ -239,7 +239,7 @@ def weights_were_set(model):
 
 
 def cache_folder():
-    """Returns the folder of Keras' downloads; 2.7 ignores KERAS_HOME, and may use /tmp."""
+    """Returns the folder of Keras' downloads; Keras 2.7 ignores KERAS_HOME, and may use /tmp."""
     if KERAS_3:
         return os.environ.get('KERAS_HOME', os.path.join('~', '.keras'))
     home = os.path.join('~', '.keras')
@@ -247,15 +247,15 @@ def cache_folder():
 
 
 def register(cls):
-    """Registers a class, so that saved models that hold it can be loaded."""
+    """Registers a class, so that saved models that contain it can be loaded."""
     return keras.utils.register_keras_serializable(package='elastic')(cls)
 
 
 @contextlib.contextmanager
 def restored_afterwards(variables):
-    """Restores the exact value of every variable on exit, also after an error; yields the values.
+    """Restores every variable bit for bit on exit, even after an error; yields the values.
 
-    A value that was read does not change: TensorFlow copies it when the variable is next written.
+    No copy is needed: TensorFlow makes one when a variable whose value was read is next written.
     """
     before = [raw(v).read_value() for v in variables]
     try:

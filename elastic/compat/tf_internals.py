@@ -13,7 +13,7 @@ xplane_pb2 = xplane_pb2  # the protos of profiler traces
 
 
 def session_config():
-    """Returns a copy of the ConfigProto that TensorFlow runs functions with by default."""
+    """Returns a copy of the ConfigProto with which TensorFlow runs functions by default."""
     config = type(eager_context.context().config)()
     config.CopyFrom(eager_context.context().config)
     return config
@@ -34,7 +34,7 @@ def remove_function(name):
 
 
 def call_function(name, num_outputs, inputs, config):
-    """Returns the list of results of a function that was added.
+    """Runs a function that was added; returns its results, a list.
 
     inputs: tensors, followed by the captured handles. config: a serialised ConfigProto.
     """
@@ -46,8 +46,8 @@ def call_function(name, num_outputs, inputs, config):
 def executed_graphs(call):
     """Returns the FunctionGraphs protos of every function that first runs within call().
 
-    Each has the graph as given (pre_optimization_graph), as rewritten (post_optimization_graph) and
-    as split onto devices (partition_graphs). tf.summary.trace_on collects the same.
+    Each holds the graph as given (pre_optimization_graph), as rewritten (post_optimization_graph)
+    and as split onto devices (partition_graphs). tf.summary.trace_on collects the same.
     """
     runtime = eager_context.context()
     runtime.enable_graph_collection()
@@ -59,7 +59,7 @@ def executed_graphs(call):
 
 
 def flops(graph, node_def):
-    """Returns the floating-point operations of a node of a tf.Graph; None if unknown."""
+    """Returns the number of floating-point operations of a tf.Graph's node; None if unknown."""
     try:
         return ops.get_stats_for_node_def(graph, node_def, 'flops').value
     except (ValueError, AttributeError, IndexError):  # statistics need fully known shapes
