@@ -1,9 +1,9 @@
 """Finds in the graph which channels of a network can only be removed together.
 
-Tensors that are added share one set of channels. A channel is removed only if all convolutions
-that write or read it have let it vanish (PruneTrain's channel union). Dense layers count as
-convolutions; pooling, dropout and squeeze-and-excitation pass channels on. Transformer blocks lose
-hidden units of their MLP. Layers of any other kind keep their channels, as do image and classes.
+Tensors that are added share one set of channels. A channel is removed only if its weights have
+vanished in all convolutions that write or read it (PruneTrain's channel union). Dense layers count
+as convolutions; pooling, dropout and squeeze-and-excitation pass channels on. Transformer blocks
+lose hidden units of their MLP. All other layers keep their channels, as do image and classes.
 """
 
 from functools import reduce
@@ -19,10 +19,10 @@ ACROSS_CHANNELS = ('softmax', 'log_softmax', 'sparsemax', 'glu')  # activations 
 
 
 class Channels:
-    """A set of channels that several variables share.
+    """Holds a set of channels that several variables share.
 
-    judged: (variable, axis) of the kernels that write or read them; axis: that of the channels.
-    carried: (variable, axis) of what only follows: biases, batch normalization, depthwise kernels.
+    judged: (variable, axis of the channels) of the kernels that write or read them.
+    carried: the same of variables that only follow: biases, batch normalization, depthwise kernels.
     fixed: whether all channels must stay. size: number of channels; None if unknown.
     """
 
@@ -32,11 +32,11 @@ class Channels:
         self._part_of = None
 
     def whole(self):
-        """Returns the Channels that these were joined into."""
+        """Returns the Channels into which these were joined."""
         return self if self._part_of is None else self._part_of.whole()
 
     def join(self, other):
-        """Joins both; returns the result."""
+        """Joins these Channels with others; returns the result."""
         first, second = self.whole(), other.whole()
         if first is not second:
             first.fixed |= second.fixed
@@ -51,7 +51,7 @@ class Channels:
         return bool(self.judged) and not self.fixed
 
     def kept(self, threshold):
-        """Returns the indices of channels with a weight of at least `threshold`; at least one."""
+        """Returns the indices, at least one, of channels with a weight of at least `threshold`."""
         largest = np.zeros(self.size)
         for variable, axis in self.judged:
             weights = np.abs(keras_stack.raw(variable).numpy())
@@ -62,7 +62,7 @@ class Channels:
 
 
 class Structure(NamedTuple):
-    """The removable channels, and widths: id of a layer -> (configuration field, Channels)."""
+    """Holds the removable `channels`, and `widths`: id of layer -> (config field, Channels)."""
     channels: List
     widths: Dict
 
@@ -85,7 +85,7 @@ def structure(model):
 
 
 class _Analysis:
-    """Collects Channels and widths on the way through the graph."""
+    """Collects Channels and widths while it walks through the graph."""
 
     def __init__(self):
         self.every, self.widths, self._of_layer = [], {}, {}
@@ -98,7 +98,7 @@ class _Analysis:
         return self.new(tensor.shape[-1] if len(tensor.shape) else None, fixed=True)
 
     def network(self, network, into):
-        """Returns the Channels of a network's outputs. into: those of its inputs."""
+        """Returns the Channels of a network's outputs. into: the Channels of its inputs."""
         of = {id(tensor): channels for tensor, channels in zip(network.inputs, into)}
         for layer, inputs, outputs in keras_stack.graph_nodes(network):
             after = self._call(layer, [of[id(tensor)] for tensor in inputs], inputs, outputs)
@@ -106,7 +106,7 @@ class _Analysis:
         return [of[id(tensor)] for tensor in network.outputs]
 
     def _call(self, layer, into, inputs, outputs):
-        """Returns the Channels of a layer's outputs. into: those of its inputs."""
+        """Returns the Channels of a layer's outputs. into: the Channels of its inputs."""
         if network_of(layer) is not None:
             return self.network(network_of(layer), into)
         if _reads_and_writes(layer):
@@ -124,7 +124,7 @@ class _Analysis:
         return [self.fixed(tensor) for tensor in outputs]
 
     def _once(self, make, layer, *rest):
-        """Returns make(layer, *rest); the same result each time that the layer is called."""
+        """Returns make(layer, *rest), made once per layer, however often the layer is called."""
         if id(layer) not in self._of_layer:
             self._of_layer[id(layer)] = make(layer, *rest)
         return self._of_layer[id(layer)]
@@ -142,7 +142,7 @@ class _Analysis:
         return reads, writes
 
     def _along(self, layer, size):
-        """Returns the Channels of a layer that keeps them, with its weights."""
+        """Returns the Channels of a layer that passes them on; its weights are `carried`."""
         channels = self.new(size)
         channels.carried += [(weight, 2 if len(weight.shape) == 4 else 0)
                              for weight in layer.weights]
@@ -161,7 +161,7 @@ class _Analysis:
 
 
 def network_of(layer):
-    """Returns the network inside a Backbone, or a layer that is a model itself; None for others."""
+    """Returns the network in a Backbone, or the layer if it is a model itself, else None."""
     return keras_stack.functional(layer.base if isinstance(layer, Backbone) else layer)
 
 
@@ -202,7 +202,7 @@ def _wide_axes(tensor):
 
 
 def _hidden_layers(layer):
-    """Returns the two Dense layers of a vit-keras transformer block's MLP; None for others."""
+    """Returns the two Dense layers of the MLP of a vit-keras block; None for other layers."""
     dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
              if isinstance(part, keras.layers.Dense)]
     return dense if len(dense) == 2 else None

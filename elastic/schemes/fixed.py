@@ -1,6 +1,6 @@
-"""The training schemes by name: what the fixed ones train, and how figures show all of them.
+"""Lists the training schemes: what the fixed ones train, and how figures show all of them.
 
-A fixed scheme trains the same tensors in the whole run. To add one, write its function here.
+To add a fixed scheme, which trains the same tensors throughout a run, write its function here.
 """
 
 from typing import Callable, NamedTuple, Optional
@@ -11,11 +11,11 @@ from elastic.schemes.scheme import Choice, Scheme
 
 
 class SchemeKind(NamedTuple):
-    """One training scheme.
+    """Describes one training scheme.
 
     label, color, marker: in figures; the colours of Okabe and Ito, safe for the colour-blind.
     trains: (names, head) -> (N,) bool mask of a fixed scheme, else None. names: of the trainable
-    variables, in their order; head: (N,) bool, those of the output layer.
+    variables, in order. head: (N,) bool, those of the output layer.
     frozen_front: whether layers next to the input may stay frozen, so that a cache can be used.
     """
     label: str
@@ -63,7 +63,7 @@ SCHEMES.update(
 
 
 class FixedScheme(Scheme):
-    """Trains the same tensors in the whole run; name: of a fixed scheme in SCHEMES."""
+    """Trains the same tensors throughout a run. name: of a fixed scheme in SCHEMES."""
 
     def select(self, epoch, last):
         return Choice(fixed_mask(self.name, self.maker.model)) if epoch == 1 else None

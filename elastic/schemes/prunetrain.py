@@ -1,12 +1,11 @@
 """PruneTrain (Lym et al., SC'19): removes channels that vanish during training.
 
 A group lasso on the input and output channels of the convolutions draws whole channels to zero.
-Every few epochs, channels whose weights are all below a threshold are removed. The smaller network
-keeps the weights, momentum and BN statistics of the others. channels.py finds in the graph which
+Every few epochs, channels whose weights are all below a threshold are removed. The remaining
+channels keep their weights, momentum and BN statistics. channels.py finds in the graph which
 channels belong together.
 
-The defaults of the flags are those of the authors' configurations for ImageNet; for CIFAR their
-interval is 10.
+The flags default to the authors' settings for ImageNet; for CIFAR their interval is 10.
 """
 
 from itertools import islice
@@ -24,16 +23,16 @@ from elastic.schemes.scheme import Choice, Scheme
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
 
-FIRST_BATCHES = 4  # batches whose loss sets the penalty
-EPSILON = 1e-12  # added under the root of a norm, whose gradient at zero is infinite
+FIRST_BATCHES = 4  # batches whose loss sets the penalty's coefficient
+EPSILON = 1e-12  # added under the root of a norm, because the root's gradient at 0 is infinite
 
 
 class GroupLasso:
-    """The penalty on a model: coefficient * sum of the norms of all groups, a scalar tensor.
+    """Computes the penalty on a model, a scalar tensor: coefficient * sum of norms of all groups.
 
     A group is the weights of one output or input channel of a convolution or a Dense layer, or
     those into or out of one hidden unit of a transformer block. Only removable channels have
-    groups: shrinking others would cost accuracy for nothing.
+    groups: shrinking others would cost accuracy and gain nothing.
     batches: iterable of (images, labels). ratio: the penalty's share of loss plus penalty on the
     first FIRST_BATCHES before training; it sets the coefficient, as in the paper.
     """
@@ -64,10 +63,10 @@ class GroupLasso:
 
 
 class Pruned(NamedTuple):
-    """A model without its vanished channels.
+    """Holds a model without its vanished channels.
 
     removed: number of removed channels. channels: number of removable ones before.
-    widths: the new size of each of structure(...).channels.
+    widths: new size of each of structure(...).channels.
     """
     model: keras.Model
     optimizer: object
@@ -79,7 +78,7 @@ class Pruned(NamedTuple):
 def prune(model, optimizer, threshold, make_optimizer):
     """Returns the Pruned model and optimizer; the same objects if no channel has vanished.
 
-    threshold: a channel has vanished if all its weights are smaller.
+    threshold: a channel has vanished if all its weights are smaller in magnitude.
     make_optimizer: (variables) -> new optimizer of the same kind.
     Weights, optimizer slots, iteration count and BN statistics are kept. The output is that of the
     old model with the vanished weights set to 0.
@@ -110,7 +109,7 @@ def prune(model, optimizer, threshold, make_optimizer):
 
 
 def _narrower(model, found, widths):
-    """Returns the model with new weights and the given size of each of found.channels."""
+    """Returns the model with new weights. widths: new size of each of found.channels."""
     size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
     return _rebuilt(model, {layer: (field, size_of[id(channels)])
                             for layer, (field, channels) in found.widths.items()})
@@ -193,14 +192,15 @@ class PruneTrainScheme(Scheme):
     def restore(self, state, choice):
         """Prunes the network to the widths of `state`.
 
-        The penalty's coefficient is a constant in maker's graph, and must be that of `state`.
+        The caller must have made the penalty with the coefficient in `state`, because it is a
+        constant in maker's graph.
         """
         self.summary, self._widths = state['summary'], state['widths']
         model = self.maker.model
         for widths in self._widths:
             larger, model = model, _narrower(model, structure(model), widths)
             for old, new in zip(larger.weights, model.weights):
-                if old.shape == new.shape:  # keeps constants, as those of a Normalization layer
+                if old.shape == new.shape:  # keeps constants, e.g. of a Normalization layer
                     new.assign(old)
             keras_stack.weights_were_set(model)
         if self._widths:

@@ -1,4 +1,4 @@
-"""A training scheme decides before each epoch which tensors are trained from then on.
+"""Defines training schemes: before each epoch, a scheme decides which tensors are trained.
 
 FixedScheme is in fixed.py, ElasticScheme in train.py, PruneTrainScheme in prunetrain.py.
 """
@@ -11,11 +11,10 @@ from elastic.steps.epoch import READ
 
 
 class Choice(NamedTuple):
-    """The tensors that are trained from now on.
+    """Holds the tensors to train from now on, and what they were chosen by.
 
     mask: (N,) bool, in the order of model.trainable_variables.
-    importance: (N,); timings: TensorTimings; rho: the budget. All three are those that the mask was
-    chosen by; None for schemes that do not choose by them.
+    importance: (N,). timings: TensorTimings. rho: the budget. Fixed schemes have None of these.
     fallback: whether no affordable tensor had positive importance.
     trials: an importance.Trial for each probe batch.
     drift: change of the time shares since the profile, from closed_loop.ClosedLoop.update.
@@ -34,13 +33,14 @@ class Choice(NamedTuple):
         return self.timings.step_time(self.mask)
 
     def cost_of(self, kind):
-        """Returns the CacheCost of steps of this kind (epoch.Call); None where they read no cache.
-        """
+        """Returns the CacheCost if steps of this kind (epoch.Call) read a cache, else None."""
         return self.timings.cache if self.timings and kind == READ else None
 
     def predicted_of(self, kind):
-        """ms of a step of that kind (epoch.Call), and what ms it may be wrong by as much as the
-        mean may be wrong by predicted_ms: of a cache, most steps are of one kind or the other.
+        """Returns (predicted ms, reference ms) of a step of this kind (epoch.Call).
+
+        The error of the prediction is judged relative to the reference: predicted_ms, over the
+        share of this kind among all steps if there is a cache. Rare steps change the mean less.
         """
         table = self.timings
         if table.cache is None or not table.is_cached(self.mask):
@@ -53,8 +53,8 @@ class Choice(NamedTuple):
 class Scheme:
     """Decides before each epoch which tensors are trained.
 
-    name: the train type. maker: masked_step.StepMaker; a new one after the scheme has replaced the
-    model. summary: dict, its part of summary.json.
+    name: the train type. maker: masked_step.StepMaker; a scheme that replaces the model also
+    replaces its maker. summary: dict, the scheme's part of summary.json.
     importance_seconds: seconds spent on importance so far.
     """
 
@@ -69,7 +69,7 @@ class Scheme:
         """
 
     def state(self):
-        """Returns the tree that `restore` takes; None if the scheme has no state."""
+        """Returns the tree that `restore` takes, or None."""
 
     def restore(self, state, choice):
         """Resumes from `state`; the caller then sets the values of maker.everything.
