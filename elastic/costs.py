@@ -1,7 +1,6 @@
-"""Predicts what each way to train costs on this device: time and memory.
+"""Predicts the time and memory of each way to train on this device.
 
-From a timing table, the size of the data set and the peak memory of steps it makes the table that
-profiler.py ends with. scripts/reproduce.py adds up the hours of a figure's runs with it.
+profiler.py ends with these costs; scripts/reproduce.py adds up the hours of a figure's runs.
 """
 
 from typing import NamedTuple, Optional
@@ -45,14 +44,14 @@ class Way(NamedTuple):
 
     @property
     def cache_epochs(self):
-        """Returns the epochs for which a prefix cache serves, until the augmentation changes."""
+        """Returns the mean number of epochs from one filling of a prefix cache to the next."""
         fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
         return self.num_epochs / fillings
 
     def with_cache_cost(self, table, copy_costs=None):
-        """Returns the TensorTimings with the cost of a prefix cache, where this way uses one.
+        """Returns the TensorTimings with the cost of a prefix cache, if this way uses one.
 
-        copy_costs: CopyCosts of copying cached activations; None: copying is free.
+        copy_costs: CopyCosts; None: copying is free.
         """
         if self.prefix_cache != 'on':
             return table
@@ -63,19 +62,18 @@ class Way(NamedTuple):
         return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
 
     def why_not(self, table):
-        """Returns in one line why rho is out of reach by this table; None if it is in reach.
+        """Returns one line that says why rho is out of reach by this table, or None if it is not.
 
-        A prefix cache counts as an ideal one; a run, which knows its data, may still refuse.
+        A prefix cache is taken as ideal; a run, which knows its data, may still refuse.
         """
         if self.train_type != ELASTIC:
             return None
         return out_of_reach(self.with_cache_cost(table), self.rho)
 
     def step_ms(self, table):
-        """Returns the mean ms of a step by such a table.
+        """Returns the predicted mean ms of a step.
 
-        Elastic training spends its budget. PruneTrain counts as full training, which it is until it
-        prunes channels.
+        Elastic training spends its whole budget; PruneTrain trains fully until it prunes channels.
         """
         if self.train_type == ELASTIC:
             return self.rho * table.t_step
@@ -84,7 +82,7 @@ class Way(NamedTuple):
         return float(table.step_time(mask_of(self.train_type, table.names)))
 
     def hours(self, table, images):
-        """Returns the hours of a run by such a table, tests between epochs included.
+        """Returns the predicted hours of a run, tests between epochs included.
 
         images: (training, test) images of the data set.
         """
@@ -95,7 +93,7 @@ class Way(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Holds what a Way costs, a row of the profiler's table.
+    """Holds the costs of a Way, one row of the profiler's table.
 
     smallest_rho: None unless training is elastic. peak_bytes: None if not measured.
     step_ms, hours, speed_up (over full training): None if rho is out of reach.
@@ -117,8 +115,7 @@ def mask_of(train_type, names):
 def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
     """Returns (classes, training images, test images) of the data set.
 
-    Raises UserError where that is not known before the data set is prepared, or where a batch is
-    larger than the data set.
+    Raises UserError if they are unknown until the data set is prepared, or less than a batch.
     """
     sizes = PAPER_SETS.get(dataset_name) or sizes_at_hand(dataset_name, input_size, data_dir)
     if sizes is None:
@@ -131,10 +128,9 @@ def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
 
 
 def peaks_of(maker, names, images, labels):
-    """Returns train type -> the most bytes that it holds, None where unknown; changes the weights.
+    """Returns train type -> the most bytes that it holds, None if unknown; changes the weights.
 
     maker: masked_step.StepMaker. names: of its N variables. images, labels: a batch.
-    See peak_memory.peaks_of.
     """
     from elastic.runs import peak_memory
     peaks = peak_memory.peaks_of(maker, images, labels,
@@ -191,7 +187,7 @@ def notes_on(way, table):
 
 
 def describe(costs):
-    """Returns the table of Costs as text, a row each."""
+    """Returns the Costs as a text table, one row each."""
     unit, per_hour = _unit([cost.hours for cost in costs])
     rows = [[_name(cost.way), _cache_text(cost.way),
              'out of reach' if cost.step_ms is None else '{:.1f}'.format(cost.step_ms),
@@ -210,7 +206,7 @@ def _name(way):
 
 
 def _unit(hours):
-    """Returns (name, how many an hour has) of the unit for these hours, None among them."""
+    """Returns (unit, units per hour) that suit the longest of these hours, some of them None."""
     most = max(each or 0 for each in hours)
     return ('h', 1) if most >= 1 else ('min', 60) if most >= 0.05 else ('s', 3600)
 

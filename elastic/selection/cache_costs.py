@@ -1,8 +1,7 @@
-"""What the prefix cache costs and saves in the coming epochs, for any choice of tensors.
+"""Computes what a prefix cache costs and saves in the coming epochs, for any choice of tensors.
 
-From a timing table and a PrefixCache it makes CacheCosts: first one for each deepest tensor, by
-which tensors are chosen, then that of the best cut for the chosen mask. Cached activations stay
-valid, and cost no filling, while nothing below their cut is trained.
+Tensors are chosen by one cost for each deepest tensor; the chosen mask then gets the cost of its
+best cut. Cached activations stay valid, and need no filling, while no tensor before the cut trains.
 """
 
 import numpy as np
@@ -15,10 +14,9 @@ NEVER = 1e12  # ms, more than any budget
 
 
 class Budget:
-    """What the steps of a run may still take: rho of full training, over all its epochs.
+    """Keeps the time that a run has left: rho of full training, over all epochs.
 
-    An epoch that fills a prefix cache takes more than rho, and the epochs that read it take less.
-    What the first epochs take more, the later ones have less.
+    An epoch that fills a prefix cache exceeds rho; the later ones, which read it, get less.
     """
 
     def __init__(self, settings):
@@ -26,23 +24,22 @@ class Budget:
         self.left = settings.rho * settings.num_epochs  # in epochs of full training
 
     def spend(self, choice, result):
-        """Subtracts the predicted time of the steps of an EpochResult; choice: their Choice."""
+        """Subtracts the predicted time of the steps in `result`, an EpochResult of this Choice."""
         steps = result.counts
         ms = sum(count * choice.predicted_of(kind)[0] for kind, count in steps.items())
         self.left -= ms / sum(steps.values()) / choice.timings.t_step
 
     def rho(self, epoch):
-        """Returns the mean share of a full step that is left for the steps from `epoch` on."""
+        """Returns the mean share of a full step that each step from `epoch` on may take."""
         return self.left / (self._num_epochs + 1 - epoch)
 
 
 class CacheCosts:
-    """The costs of a prefix cache in the epochs from `epoch` to `until` - 1.
+    """Computes the costs of a prefix cache in the epochs from `epoch` to `until` - 1.
 
     cache: prefix_cache.PrefixCache. timings: TensorTimings.
-    table: `timings` with the cheapest CacheCost for each deepest tensor: that of the present cached
-    activations, or of a new cache.
-    tables: what to choose by: `table`, and the table of the tensors that the present cache serves.
+    table: `timings` with the cheaper CacheCost, present or new cache, for each deepest tensor.
+    tables: those to choose by: `table`, and one limited to tensors that the present cache serves.
     """
 
     def __init__(self, cache, timings, epoch, until):
@@ -52,7 +49,7 @@ class CacheCosts:
         self._present, present_tables = self._cost_of_present(epoch, until), []
         if self._present is not None:
             from_output, serves = np.argsort(timings.depth), self._present.serves
-            chains = np.empty(len(serves), bool)  # with all tensors nearer the output
+            chains = np.empty(len(serves), bool)  # served with all tensors nearer to the output
             chains[from_output] = np.logical_and.accumulate(serves[from_output])
             costs.insert(0, self._present.only_for(chains))
             if serves.any():
@@ -67,8 +64,8 @@ class CacheCosts:
     def at_own_cut(self, mask):
         """Returns the table with the CacheCost of the cheapest cut for the (N,) bool mask.
 
-        The cuts are the mask's own, that of its deepest tensor, and the present one. Where none
-        pays, the cost serves no tensor.
+        Candidates are the mask's own cut, that of its deepest tensor, and the present one. If none
+        pays, the CacheCost serves no tensor.
         """
         k, costs = self.table.deepest(mask), self._costs_of_cuts(mask)
         if self._present is not None and self._present.serves[mask].all():
@@ -86,7 +83,7 @@ class CacheCosts:
         return CacheCost(np.full(len(nbytes), self._fill_share), skipped, read, write, cut)
 
     def _cost_of_present(self, epoch, until):
-        """Returns the CacheCost of the present cached activations; None where there are none."""
+        """Returns the CacheCost of the present cached activations; None if there are none."""
         cache = self._cache
         if cache.store is None or cache.skipped is None or (
                 cache.view != cache.dataset.view(epoch)):
@@ -97,7 +94,7 @@ class CacheCosts:
                          cut=cache.cut).only_for(cache.serves)
 
     def _costs_of_cuts(self, mask):
-        """Returns the CacheCosts of new caches at the cut of the deepest tensor and at its own."""
+        """Returns the CacheCosts of new caches at the deepest tensor's cut and the mask's own."""
         timings, prefixes, k = self._timings, self._cache.prefixes, self._timings.deepest(mask)
         cut, chain = self._chain(k)
         if cut is None or not np.isfinite(timings.cut_bytes[k]):
@@ -113,7 +110,7 @@ class CacheCosts:
                 .only_for(prefixes.serves(cut) | trained) for cut, trained, saved in found]
 
     def _chain(self, k):
-        """Returns (Cut or None, (N,) bool) of tensor k and all tensors nearer the output."""
+        """Returns (Cut or None, (N,) bool) of tensor k and all tensors nearer to the output."""
         depth, cuts = self._timings.depth, self._cache.chain_cuts
         chain = depth <= depth[k]
         if k not in cuts:
@@ -122,8 +119,7 @@ class CacheCosts:
 
     @property
     def _scale(self):
-        """Returns measured over estimated ms of the longest prefix, which trains the last tensor.
-        """
+        """Returns measured over estimated ms of the longest prefix, that of the last tensor."""
         nearest = int(np.argmin(self._timings.depth))
         cut, _ = self._chain(nearest)
         return 0.0 if cut is None else float(

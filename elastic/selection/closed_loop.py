@@ -1,28 +1,28 @@
 """Corrects the timing table while the device changes speed: heat, other programs, fewer cores.
 
-The profiler measures the table once. A device that slows down as a whole keeps the shares of the
-table, and so the choice of tensors. Forward and backward pass can also slow down differently, which
-the time of one step does not show. So both passes are measured again before each selection.
+The profiler measures the table once. If the device slows down as a whole, the shares in the table
+stay, and so does the choice of tensors. Forward and backward pass can also slow down differently,
+which step times do not show. So both passes are measured again before each selection.
 """
 
 import numpy as np
 
 from elastic.timing.fit import fitted_scales
 
-CALLS = (2, 5)      # of both passes, in a quick look; in a long one if that shows drift
-NOISE = (0.25, 0.10)  # drift of backward over forward time that noise explains in each look
-AGREE = (0.10, 0.25)  # share of a step by which steps and passes differ if gradients overlap less
-LEAST = (0.8, 1 / 3)  # scale of weight gradients, and of the path of the error gradient
-MOST = (6.0, 3.0)   # overlap hides up to 80 % of weight gradients in a profile
+CALLS = (2, 5)      # of each pass, in a quick look, and in a longer one if that shows drift
+NOISE = (0.25, 0.10)  # largest drift of backward over forward time that is noise, in each look
+AGREE = (0.10, 0.25)  # shares of a step: a difference between them comes from gradients' overlap
+LEAST = (0.8, 1 / 3)  # smallest scales of weight gradients and of the path of the error gradient
+MOST = (6.0, 3.0)   # the largest: overlap hides up to 80 % of weight gradients in a profile
 STEP_DRIFT = 0.10   # of the predicted step; a larger difference calls for a new selection
-WINDOW = 50         # last steps of an epoch, which are compared with the prediction
+WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
 
 class ClosedLoop:
-    """Holds the timing table as the device is now.
+    """Keeps the timing table true to the present speed of the device.
 
-    timings: TensorTimings, first those of the profiler. reference: the same, with the shares of
-    forward and backward pass as last corrected. maker: masked_step.StepMaker of the training step.
+    timings: the present TensorTimings, at first the profiler's. reference: TensorTimings as of the
+    last correction of shares. maker: masked_step.StepMaker of the training step.
     """
 
     def __init__(self, timings, maker):
@@ -32,21 +32,21 @@ class ClosedLoop:
         self._forward = None
 
     def waited(self, wait_ms):
-        """Records how long a step that computes all waits for its batch, in ms."""
+        """Records how long a step without a cache waits for its batch, in ms."""
         self.timings = self.timings._replace(t_loop=wait_ms)
 
     def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0, cache=None):
         """Measures both passes on this batch, corrects `timings`, and returns the drift of shares.
 
-        both_ms: ms of forward and backward passes of all tensors that were just run, if any.
-        mask, step_ms: of the steps that ran so far. wait_ms: what each spent outside the step.
-        cache: CacheCost if these steps read cached activations, else None.
         The drift is the change of backward over forward time since the last correction of shares, 0
-        within NOISE. With drift the table follows the passes. Without, its shares stay, and steps
-        give the speed: there are hundreds of them, and few passes. If steps and passes disagree,
-        weight gradients overlap with the error gradient less or more than before, as on one core;
-        the table follows that until the next update. Steps that read cached activations show such
-        differences but not the speed: an error of their cost would be a large part of them.
+        within NOISE. With drift, the table follows the passes. Without, its shares stay, and the
+        steps give the speed: there are hundreds of them, and few passes. If steps and passes
+        disagree, weight gradients overlap with the error gradient more or less than before (less on
+        one core); the table follows that until the next update. Steps that read cached activations
+        show such overlap but not the speed: they are short, and an error in their cost weighs much.
+        both_ms: ms of forward and backward passes of all tensors that were just run, if any.
+        mask, step_ms: of the steps so far. wait_ms: what each spent outside the step.
+        cache: CacheCost if these steps read cached activations, else None.
         """
         old = self.reference
         for calls, noise in zip(CALLS, NOISE):
@@ -67,7 +67,7 @@ class ClosedLoop:
             taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
             more_ms = taken - predicted(table)
             if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
-                table = explaining(table, mask, more_ms)  # not inherited: an epoch may be disturbed
+                table = explaining(table, mask, more_ms)  # not kept: an epoch may be disturbed
             if not drift and cache is None:  # a reading step is too short to show the speed
                 speed = taken / predicted(table)
                 table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
@@ -79,8 +79,8 @@ class ClosedLoop:
     def measure(self, inputs, labels, calls, both_ms=()):
         """Returns (t_fp, t_bp), ms of the forward and the backward pass as the table counts them.
 
-        The profile timed the same two functions. t_bp of the table comes from differences of whole
-        steps; it scales with what the second function takes beyond the first.
+        Times the functions that the profile timed: the forward pass, and both passes. The table's
+        t_bp, a difference of whole steps, is scaled by the difference of the two, now over then.
         both_ms: as in update; if given, only the forward pass is called.
         """
         if self._forward is None:
@@ -92,17 +92,17 @@ class ClosedLoop:
                 function.milliseconds(inputs, labels)  # as in the profile, each follows itself
                 ms.append(function.milliseconds(inputs, labels))
         ms = np.reshape(ms, (calls, len(functions)))
-        # The quickest: disturbances only add, and would move the median of so few calls.
+        # The minimum: disturbances only add, and would move the median of a few calls.
         t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
         old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 
 
 def explaining(table, mask, more_ms):
-    """Returns the table whose step of the (N,) bool mask takes `more_ms` more, within LEAST, MOST.
+    """Returns the table in which a step of the (N,) bool mask takes `more_ms` ms more.
 
-    Weight gradients and the path of the error gradient have a scale each; the backward pass of all
-    tensors takes as long as before.
+    Weight gradients and the path of the error gradient get a scale each, within LEAST and MOST; the
+    full backward pass takes as long as before.
     """
     own = table.group_tensors.sum(axis=1) == 1
     parts = table.group_ms[:, None] * np.column_stack([own, ~own])

@@ -18,8 +18,8 @@ SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is hal
 class Trial(NamedTuple):
     """Compares the predicted with the real loss drop of one trial update.
 
-    scale: of the update, 1 for all of it. predicted_drop: scale times the sum of the first-order
-    drops. real_drop: objective before the update minus objective after it.
+    scale: of the update, 1 for the whole. predicted_drop: scale times the sum of first-order drops.
+    real_drop: objective before the update minus objective after it.
     """
     scale: float
     predicted_drop: float
@@ -27,15 +27,15 @@ class Trial(NamedTuple):
 
     @property
     def holds(self):
-        """Whether both are drops within a factor of two of each other, or mere rounding.
+        """Returns whether both are drops within a factor of two of each other, or mere rounding.
 
-        Two rises do not agree: such a trial only says which tensors do least harm.
+        Two rises do not hold: such a trial only shows which tensors do least harm.
         """
         return self._agree_within(2)
 
     @property
     def holds_easily(self):
-        """Whether both drops are so close that an update twice as large would likely hold too."""
+        """Returns whether the drops are so close that twice the update would likely hold, too."""
         return self._agree_within(1.25)
 
     def _agree_within(self, factor):
@@ -44,13 +44,12 @@ class Trial(NamedTuple):
 
 
 class Evaluator:
-    """Computes gradients and trial updates; make it once for a run, as its passes are compiled.
+    """Computes gradients and trial updates. Make one per run, as it compiles its passes.
 
-    The forward pass is in training mode without dropout, in both passes of a trial: the noise of
-    dropout in the loss would drown a first-order drop.
+    Passes run in training mode without dropout, whose noise would drown a first-order drop.
     maker: masked_step.StepMaker of the training step. seed: of `random`, which metrics draw from.
-    scale: of the next trial update: that of the last one, doubled where it held easily.
-    pass_ms: list of ms, one for each forward and backward pass after the first, which compiles.
+    scale: of the next trial update: that of the last, doubled if it held easily.
+    pass_ms: ms of each forward and backward pass after the first, which compiles.
     """
 
     def __init__(self, maker, seed=0):
@@ -76,11 +75,11 @@ class Evaluator:
 
     @contextlib.contextmanager
     def updated(self, gradients):
-        """Within, the weights are w + dw: updated by the optimizer. Yields w, a list of N tensors.
+        """Updates the weights to w + dw within the context, and yields w, a list of N tensors.
 
-        gradients: list of N, which is emptied to free their memory. dw leaves weight decay and
-        momentum out: only recently trained tensors have momentum, and importances would not be
-        comparable. Afterwards everything is as before, bit for bit.
+        dw is the optimizer's update without weight decay and momentum: only recently trained
+        tensors have momentum, which would make importances incomparable. Afterwards everything is
+        as before, bit for bit. gradients: list of N, emptied to free memory.
         """
         with keras_stack.restored_afterwards(self.variables) as before:
             with keras_stack.restored_afterwards(self._others):
@@ -102,7 +101,7 @@ class Evaluator:
         with self.updated(gradients) as before:
             updates, tried = None, scale or self.scale
             while True:
-                if tried != 1.0:  # else the update is the difference, and need not be held
+                if tried != 1.0:  # else the weights differ from `before` by it: no copy is needed
                     updates = updates or list(self.changes(before))
                     for variable, old, update in zip(self.variables, before, updates):
                         variable.assign(old + tried * update, read_value=False)
@@ -117,7 +116,7 @@ class Evaluator:
         return drops, trial
 
     def changes(self, before):
-        """Returns a generator of the difference of each weight from its value in `before`."""
+        """Returns a generator of the change of each weight since `before`."""
         return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
@@ -126,10 +125,10 @@ def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, e
     """Returns (N,) float64: the importance of each trainable tensor, by one metric of metrics.py.
 
     optimizer: built on all trainable variables. batches: iterable of (images, labels), over which
-    the importance is averaged. evaluator: Evaluator of this model and optimizer, which avoids
-    another tracing. trials: list that receives the Trial of each batch.
-    No side effect: weights, slots, iteration count, BN statistics and random states are bit for bit
-    what they were. Raises ValueError for an unknown metric, and where there is no batch.
+    the importance is averaged. evaluator: Evaluator of this model and optimizer, to save tracing.
+    trials: list that receives the Trial of each batch.
+    Leaves weights, slots, iteration count, BN statistics and random states bit for bit as they
+    were. Raises ValueError for an unknown metric, and if there is no batch.
     """
     if metric not in METRICS:
         raise ValueError("unknown importance metric '{}'; allowed: {}".format(
@@ -142,7 +141,7 @@ def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, e
 
 
 class Probe:
-    """What a metric may measure: weights, gradients, and the loss drop of a trial update.
+    """Measures for a metric: weights, gradients, and the loss drop of a trial update.
 
     model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
     a metric first asks for gradients.
@@ -158,15 +157,15 @@ class Probe:
         self._batches, self._evaluator = batches, evaluator
 
     def gradients(self):
-        """Yields, for each batch, a generator of the N gradients at w, arrays."""
+        """Yields, for each batch, a generator of N arrays, the gradients at w."""
         for inputs, labels in self._drawn():
             yield (gradient.numpy() for gradient in self._evaluator.gradients(inputs, labels)[1])
 
     def drops(self):
-        """Returns for each batch (N,) float64: the loss drop by each tensor's update, equation 3.
+        """Returns for each batch the (N,) float64 loss drops of the tensors' updates (equation 3).
 
-        Every batch is tried from the same weights and at one scale: where a later batch halves it,
-        all are tried again.
+        All batches are tried from the same weights at one scale: if one halves it, all are tried
+        again.
         """
         batches = self._drawn()
         while True:
@@ -190,7 +189,7 @@ class Probe:
 
 
 class _Weights:
-    """N arrays, each read from its variable in turn; len() reads none."""
+    """Iterates over the weights as arrays, reading one variable at a time; len() reads none."""
 
     def __init__(self, variables):
         self._variables = variables

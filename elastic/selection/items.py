@@ -1,4 +1,4 @@
-"""The items of the knapsack: tensors or whole layers, their costs, and the smallest rho for them.
+"""Makes a timing table into knapsack items, tensors or whole layers, and finds the smallest rho.
 
 Needs NumPy alone. selection_solver_DP.py chooses among the items.
 """
@@ -11,7 +11,7 @@ from elastic.timing.table import time_of_groups
 
 
 class Items(NamedTuple):
-    """What can be chosen, L items: single tensors, or layers as a whole.
+    """Holds L items to choose from: single tensors, or whole layers.
 
     of: (N,) int, the item of each tensor.
     needs: (G, L) bool, the items that need each group of ops. group_ms: (G,) ms of the groups.
@@ -33,18 +33,18 @@ class Items(NamedTuple):
 
     @property
     def beside_deeper(self):
-        """Returns the (L,) least ms beyond `fixed` where a deeper item is trained, too."""
+        """Returns the (L,) least ms beyond `fixed` of a step that also trains a deeper item."""
         order, least = np.argsort(-self.depth), np.empty(len(self.depth))
         least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
         return self.own + least
 
     @property
     def cheapest(self):
-        """Returns the (L,) bool mask of the one item that costs least alone."""
+        """Returns the (L,) bool mask of the item that costs least alone."""
         return np.arange(len(self.own)) == np.argmin(self.alone)
 
     def only(self, keep):
-        """Returns the items of the (L,) bool; groups that only one of them needs become its own."""
+        """Returns the items in `keep`, (L,) bool; groups that only one needs move to its `own`."""
         needs = self.needs[:, keep]
         count = needs.sum(axis=1)
         return Items(None, needs[count > 1], self.group_ms[count > 1],
@@ -55,7 +55,7 @@ class Items(NamedTuple):
 def items_of(timings, layers=None):
     """Returns the Items of a TensorTimings.
 
-    layers: (N,) int, the layer of each tensor, where a layer is one item; None: single tensors.
+    layers: (N,) int, the layer of each tensor, to make each layer an item; None: single tensors.
     """
     needs = timings.group_tensors
     if layers is None:
@@ -90,7 +90,7 @@ def smallest_rho(timings, layers=None):
 
 
 def out_of_reach(timings, rho, layers=None):
-    """Returns in one line why rho is too small to train any item; None where it is not."""
+    """Returns one line that says why rho is too small to train any item, or None if it is not."""
     least = smallest_rho(timings, layers)
     return None if rho >= least else (
         'rho {:g} is out of reach: the forward pass alone takes {:.3f} of a full step{}; the '
@@ -100,9 +100,9 @@ def out_of_reach(timings, rho, layers=None):
 
 
 def reachable(timings, rho, layers=None):
-    """Returns rho, or the smallest rho that trains an item, with a message, where that is larger.
+    """Returns rho, or prints and returns the smallest rho that trains an item if rho is less.
 
-    A run gets there when its device has become slower than in the profile.
+    That happens when the device has become slower since the profile.
     """
     least = smallest_rho(timings, layers)
     if rho < least:

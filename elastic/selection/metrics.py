@@ -1,7 +1,7 @@
-"""The metrics of importance: each is a function, chosen by --importance with its name.
+"""Defines the metrics of importance: functions that --importance chooses by name.
 
-A metric takes an importance.Probe and returns (N,) float64, in the order of
-model.trainable_variables: the larger, the sooner a tensor is trained.
+A metric takes an importance.Probe and returns the (N,) float64 importances, in the order of
+model.trainable_variables.
 """
 
 import numpy as np
@@ -50,5 +50,5 @@ def random(probe):
 
 @metric
 def depth(probe):
-    """Returns powers of two: each tensor outweighs all tensors nearer the input together."""
+    """Returns powers of two: each tensor outweighs all tensors nearer to the input together."""
     return 0.5 ** np.minimum(np.arange(len(probe.weights))[::-1], 1000)
