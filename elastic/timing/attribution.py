@@ -1,6 +1,6 @@
 """Attributes the op times of a trace to the tensors that need the ops (paper, section 4.1).
 
-An op belongs to the group of tensors whose backward pass holds it; the times of a group add up.
+Ops that the same tensors need in their backward pass form a group, whose times add up.
 """
 
 from typing import Dict, List, NamedTuple, Optional
@@ -13,7 +13,7 @@ from elastic.steps.step_graph import CONTROL_FLOW, estimated_ms, rate_key, tenso
 class OpTimes(NamedTuple):
     """Holds the traced ms per step of backward and update ops, by the tensors that need them.
 
-    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) of each group.
+    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) its ms.
     update: (N,) ms of the update ops of one tensor. update_fixed: ms of all other update ops.
     estimated_ms: (G,) the part of group_ms that had no event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed, 0..1.
@@ -37,8 +37,8 @@ class OpTimes(NamedTuple):
 def attribute(graph, times, num_tensors, kernels=None):
     """Returns the OpTimes of a StepGraph.
 
-    A compute op without an event is estimated from its work and the measured rate of its op type;
-    but not on a GPU, whose trace has every kernel.
+    A compute op without an event is estimated from its work and the measured rate of its op type,
+    except on a GPU, whose trace has every kernel.
     times: name -> ms, as read_trace returns it. kernels: as in OpTimes.
     """
     times, left_out = _by_node(graph.nodes, times)

@@ -12,7 +12,7 @@ HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms',
 def timing_bars(path, output):
     """Draws t_dw and t_dy of every tensor as stacked bars, and returns the paths written.
 
-    path: of a timings.json. Raises UserError if it is damaged or not a timing table.
+    path: of a timings.json. Raises UserError if it is no timing table, or damaged.
     """
     table = TensorTimings.load(path)
 
@@ -30,9 +30,9 @@ def timing_bars(path, output):
 def device_bars(paths, output):
     """Draws timing_bars of one network on several devices, and returns the paths written.
 
-    paths: of timings.json files, one per device. Each has a panel with an axis of its own, as one
-    device may be a hundred times slower than another. Raises UserError for a damaged table, and for
-    different networks or steps.
+    paths: of timings.json files, one per device. Each panel has its own scale, as one device may be
+    a hundred times slower than another. Raises UserError for a damaged table, and if networks or
+    steps differ.
     """
     tables = [TensorTimings.load(path) for path in paths]
     for path, table in zip(paths, tables):
@@ -64,10 +64,9 @@ def device_bars(paths, output):
 
 
 def labels_of(keys, paths):
-    """Returns the label of each timing table: its host, and more where hosts are equal.
+    """Returns a label for each table: its host, with TensorFlow's version if hosts are equal.
 
-    keys: of the tables. To equal hosts the version of TensorFlow is added, to equal versions the
-    path.
+    keys: of the tables. Labels that are still equal get their path.
     """
     hosts = [key['host'] for key in keys]
     labels = [host if hosts.count(host) == 1 else '{}, TensorFlow {}'.format(

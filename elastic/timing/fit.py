@@ -1,16 +1,16 @@
-"""Explains measured steps: a step is the sum of its parts, each traced time times a scale."""
+"""Explains measured steps as sums of traced parts, each times a scale."""
 
 import numpy as np
 
-NOISE = 0.005  # of the whole: what the measured ms of a step may be off by
-DEVIATION = 0.5  # of their mean: what the scales of two parts usually differ by
+NOISE = 0.005  # error of a measured step, as a share of the whole
+DEVIATION = 0.5  # usual difference of two parts' scales, as a share of their mean
 
 
 def fitted_scales(parts, ms, low, high):
     """Returns the (S,) scales with which the parts best explain M measured steps.
 
-    Scales stay as equal as the steps allow: where a step says little about a part, such as a very
-    small one, NOISE in the step hardly moves its scale. The first step comes out exactly.
+    Scales stay as equal as the steps allow: if the steps say little about a part, such as a very
+    small one, NOISE hardly moves its scale. The first step is met exactly.
     parts: (M, S) ms of each part in each step; the first step has all parts. ms: (M,) as measured.
     low, high: bounds of the scales, numbers or (S,), in units of one scale for all parts.
     """

@@ -1,15 +1,15 @@
 """Reads from a profiler trace which GPU kernels ran, when, and for which op.
 
 It reads the planes `/device:GPU:n` of an XSpace as TensorFlow 2.6 to 2.21 write them with CUPTI.
-Kernels are in lines `Stream #n(...)`; other lines (`Steps`, `XLA Ops`, `Framework Ops`) repeat
-them, summed up. Tested with traces made from that schema; not yet on a GPU.
+Kernels are in lines `Stream #n(...)`; other lines (`Steps`, `XLA Ops`, `Framework Ops`) hold their
+sums. Tested with traces made from that schema; not yet on a GPU.
 """
 
 import re
 from typing import NamedTuple
 
 GPU = '/device:GPU:'
-# The stat `tf_op`: `<node name>:<op type>`, maybe followed by scopes. For what XLA compiled it
+# The stat `tf_op`: `<node name>:<op type>`, maybe followed by scopes. For ops that XLA compiled, it
 # names the whole cluster.
 TF_OP = re.compile(r'^([^:]+):\w+(:.*)?$')
 MEMORY_STAT = re.compile(r'mem\w*_details$', re.IGNORECASE)  # memcpy_, Memset_, memalloc_, ...
@@ -18,7 +18,7 @@ ON_DEVICE = ('MemcpyD2D', 'Memset')
 
 
 class Work(NamedTuple):
-    """Is one kernel. op: name of its node, or its own name. begin, duration: ps."""
+    """Describes one kernel. op: name of its node, or its own name. begin, duration: ps."""
     op: str
     begin: int
     duration: int
@@ -27,9 +27,9 @@ class Work(NamedTuple):
 def gpu_work(space):
     """Returns a list of Work: every kernel of every stream and GPU in an XSpace.
 
-    A kernel without an op keeps its own name, and shows up among what was not attributed. Memory
-    that an op copies or clears on the device counts as work of that op. Copies to and from the host
-    do not count: they run next to the kernels and serve no tensor.
+    A kernel without an op keeps its own name, and is later reported as not attributed. Copying or
+    clearing memory on the device counts as work of its op. Copies to and from the host do not
+    count: they run next to the kernels and serve no tensor.
     """
     return [work for plane in space.planes if plane.name.startswith(GPU)
             for line in plane.lines if line.name.startswith('Stream #')
@@ -55,7 +55,7 @@ def _work_of(plane, line):
 
 
 def _served(name, stats):
-    """Returns Work.op of an event of that name; None if it is no work of the step."""
+    """Returns Work.op of an event; None if it is no work of the step."""
     match = TF_OP.match(stats.get('tf_op', ''))
     op = match and match.group(1)
     if name.startswith(MEMORY) or any(MEMORY_STAT.match(stat) for stat in stats):
@@ -64,9 +64,6 @@ def _served(name, stats):
 
 
 def stats_of(event, names):
-    """Returns name -> text of the stats of an event, '' for numbers; names: id -> name of a stat.
-
-    A text may be stored as a reference to a name.
-    """
+    """Returns name -> text of an event's stats, '' for numbers; names: id -> name of a stat."""
     return {names.get(stat.metadata_id): stat.str_value or names.get(stat.ref_value, '')
             for stat in event.stats if stat.metadata_id in names}

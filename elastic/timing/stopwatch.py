@@ -1,23 +1,21 @@
 """Times calls in turn, on a machine that other programs may slow down.
 
-The calls are timed round by round, so that a slow spell affects all of them alike. Rounds that
-something disturbed can be dropped.
+Calls are timed round by round, so that a slow spell affects all alike. Disturbed rounds can be
+dropped.
 """
 
 import time
 
 import numpy as np
 
-DISTURBED = 1.15  # times the quickest round: whatever took longer was slowed by the machine
+DISTURBED = 1.15  # times the quickest round; longer ones were slowed down by the machine
 
 
 def interleaved_ms(functions, seconds, rounds=(5, 40)):
     """Returns the ms of each call: (rounds, functions) float64.
 
-    functions: () -> anything, once the device is done.
-    seconds: for how long to time. Takes up to three times as long while too few rounds are
-        undisturbed.
-    rounds: the fewest and the most rounds.
+    functions: take no argument, and return once the device is done. rounds: fewest and most.
+    seconds: how long to time; up to three times as long while too few rounds are undisturbed.
     """
     for function in functions:
         function()  # the first call compiles
@@ -34,8 +32,8 @@ def interleaved_ms(functions, seconds, rounds=(5, 40)):
 def undisturbed(rounds_ms, least=3):
     """Returns the rounds, (rounds, functions) ms, whose sum is within DISTURBED of the quickest.
 
-    Keeps at least the quickest `least` rounds. Other guests of a shared host cannot be seen from
-    here. They slow it by a third, for seconds, and change which operations overlap.
+    Keeps at least the quickest `least` rounds. Other guests of a shared host, invisible from here,
+    slow it down by a third, for seconds, and change which ops overlap.
     """
     whole = rounds_ms.sum(axis=1)
     limit = max(DISTURBED * whole.min(), np.sort(whole)[:least][-1])
@@ -45,8 +43,8 @@ def undisturbed(rounds_ms, least=3):
 def settled_ms(function):
     """Returns the ms of the second of two calls in a row, as a training step follows itself.
 
-    After a larger function, a call finds the processor's caches cold: the head's step took 1.5 ms
-    more where a full step took 17 ms.
+    After a larger function, a call finds the processor's caches cold: the head's step then took
+    1.5 ms more, where a full step took 17 ms.
     """
     function()
     begin = time.perf_counter()

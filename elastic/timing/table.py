@@ -1,6 +1,6 @@
-"""Holds what each tensor costs, and predicts the step time of any mask of tensors.
+"""Holds the cost of each tensor, and predicts the step time of any mask.
 
-profiler.py makes the table, selection_solver_DP.py chooses by it.
+profiler.py makes the table; selection_solver_DP.py chooses by it.
 """
 
 import csv
@@ -17,13 +17,13 @@ MIN_KERNELS = 0.8  # of a step on a GPU; below it, the step waits for launches
 
 
 class CacheCost(NamedTuple):
-    """What a prefix cache costs and saves, where tensor k is the deepest in training (DESIGN 5).
+    """Holds what a prefix cache costs and saves if tensor k is the deepest trained (DESIGN 5).
 
     fill_share: (N,) share of the steps to the end of the run that fill the cache; the others read.
     skipped: (N,) share of the forward pass that a reading step skips.
-    read_ms, write_ms: (N,) ms to copy the cached activations of one step; inf where there is no cut
-    or the cache does not fit.
-    cut: prefix_cut.Cut, the same for all k; None where each k has its own.
+    read_ms, write_ms: (N,) ms to copy the cached activations of one step; inf if there is no cut or
+    the cache does not fit.
+    cut: prefix_cut.Cut, the same for all k; None if each k has its own.
     """
     fill_share: np.ndarray
     skipped: np.ndarray
@@ -37,7 +37,7 @@ class CacheCost(NamedTuple):
         return np.isfinite(self.read_ms)
 
     def only_for(self, tensors):
-        """Returns the cost of the same cache where it serves these tensors alone, (N,) bool."""
+        """Returns the cost of this cache if it serves only `tensors`, (N,) bool."""
         return self._replace(read_ms=np.where(tensors, self.read_ms, np.inf),
                              write_ms=np.where(tensors, self.write_ms, np.inf))
 
@@ -48,12 +48,12 @@ class Profile(NamedTuple):
     estimated: (N,) bool, tensors whose time was partly estimated, as the trace had no event.
     coverage: share of the traced time outside the forward pass that was attributed, 0..1.
     left_out: (event, ms) that was not attributed, the longest first.
-    spread: half the distance between the quartiles of the full step's time, over its median.
+    spread: half the interquartile range of the full step's time, over its median.
     traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
     kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
     peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
     row_ms: ms to copy cached activations, as copy_costs.CopyCosts measured them.
-    The file of a table keeps the fields in STORED.
+    A table's file keeps the fields in STORED.
     """
     estimated: np.ndarray
     coverage: float = 1.0
@@ -71,7 +71,7 @@ class Profile(NamedTuple):
 
     @property
     def launch_bound(self):
-        """Returns whether steps wait for launches on the GPU, so that kernels do not fill them."""
+        """Returns whether steps wait for kernel launches on the GPU."""
         return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
 
 
@@ -81,25 +81,25 @@ STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of
 class TensorTimings(NamedTuple):
     """Holds the cost of each of N tensors in ms per step, in model.trainable_variables order.
 
-    A mask is an (N,) bool array, True for each tensor that is trained.
+    A mask is (N,) bool, True for each tensor that is trained.
 
     names: N strings; shapes: N tuples.
     t_dw: (N,) weight gradient: ops that no other tensor needs.
-    t_dy: (N,) shared ops that are added when the error gradient is carried on to this tensor.
+    t_dy: (N,) shared ops that carry the error gradient on to this tensor.
     t_up: (N,) the optimizer's ops for this tensor alone.
     t_fp, t_bp: forward pass, backward pass of all tensors.
-    t_update: update and decay of all tensors, and what every step does besides: moving statistics,
+    t_update: update and decay of all tensors, and the fixed work of each step: moving statistics,
     learning rate, iteration count.
-    depth: (N,) int, 0 for the tensor nearest to the output, N - 1 for the deepest. t_dy adds up in
-    this order.
-    group_tensors: (G, N) bool, the tensors that need a group of ops. group_ms: (G,) of these ops.
+    depth: (N,) int, 0 for the tensor nearest to the output, N - 1 for the deepest; the order in
+    which t_dy adds up.
+    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) its ms.
     key: what the table is valid for. profile: Profile.
-    t_loop: what the training loop adds to each step: waiting for input, Python. 0 in a profile;
+    t_loop: waiting for input and Python in each step of the training loop. 0 in a profile;
     closed_loop.py measures it.
-    t_both: forward and backward pass of all tensors that keeps every gradient to the end, as an
-    importance needs it. closed_loop.py compares later passes with it.
+    t_both: both passes of all tensors, keeping every gradient to the end, as importance does.
+    closed_loop.py compares later passes with it.
     t_prefix: (N,) the part of the forward pass that cached activations save if tensor k is the
-    deepest. cut_bytes: (N,) bytes of them for one image; inf where the prefix cannot be cut off.
+    deepest. cut_bytes: (N,) their bytes for one image; inf if the prefix cannot be cut off.
     op_rates: rates of attribution.OpTimes, by which a cut is placed.
     cache: CacheCost of the steps; None if each computes the whole forward pass.
     """
@@ -145,12 +145,12 @@ class TensorTimings(NamedTuple):
             t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
 
     def backward_time(self, mask):
-        """Returns the ms of the backward pass for a mask: of the union of ops its tensors need."""
+        """Returns the ms of the backward pass: each op that any tensor of the mask needs, once."""
         needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
         return float(self.group_ms[needed].sum())
 
     def chain_time(self, mask):
-        """Returns the ms by t_dw and t_dy: exact for all tensors, else an upper bound."""
+        """Returns backward_time by t_dw and t_dy: exact for all tensors, else an upper bound."""
         mask = np.asarray(mask, dtype=bool)
         reached = self.depth <= self.depth[mask].max(initial=-1)
         return float(self.t_dw[mask].sum() + self.t_dy[reached].sum())
@@ -203,10 +203,7 @@ class TensorTimings(NamedTuple):
         return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
 
     def with_cheapest(self, costs):
-        """Returns this table with the cheapest of these CacheCosts for each deepest tensor.
-
-        Of equal ones it takes the first.
-        """
+        """Returns this table with the first of the cheapest CacheCosts for each deepest tensor."""
         best = np.argmin([self._replace(cache=cost).at_deepest for cost in costs], axis=0)
         return self._replace(cache=CacheCost(*(
             np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
@@ -221,7 +218,7 @@ class TensorTimings(NamedTuple):
             np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
 
     def save(self, path):
-        """Writes the table as JSON to `path` and, for people, as CSV next to it."""
+        """Writes the table as JSON to `path`, and as CSV next to it, for people."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
                    for field, value in self._asdict().items() if field != 'cache'}
         content['profile'] = {field: getattr(self.profile, field) for field in STORED}
@@ -264,12 +261,12 @@ def time_of_groups(group_ms, needs):
 def chain_timings(group_tensors, group_ms):
     """Returns (t_dw, t_dy, depth), (N,) each, as in TensorTimings: an upper bound of the graph.
 
-    A deeper tensor needs more ms of shared groups. t_dw[k] is the group of tensor k alone; a shared
-    group counts in t_dy of the tensor nearest to the output that needs it. This is exact if all
-    tensors of a mask lie on one path; else it also counts branches that the mask does not need.
+    Depth orders the tensors by the ms of shared groups that they need. t_dw[k] is the group of
+    tensor k alone; a shared group counts in t_dy of the tensor nearest to the output that needs it.
+    Exact if all tensors of a mask lie on one path; else branches count that the mask does not need.
     """
     n = group_tensors.shape[1]
-    # Stable: of tensors that need the same, the later variable counts as nearer to the output.
+    # Stable: if two tensors need the same ms, the later variable counts as nearer to the output.
     order = np.argsort(-shared_ms(group_tensors, group_ms), kind='stable')
     depth = np.empty(n, dtype=np.int64)
     depth[order[::-1]] = np.arange(n)

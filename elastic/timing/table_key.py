@@ -14,7 +14,7 @@ ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INT
 
 
 def table_key(settings, model):
-    """Returns what a timing table of this model is valid for, a dict.
+    """Returns the dict of all that a timing table of this model depends on.
 
     settings: profiler.StepSettings. A saved model is known by its content, not by its path.
     """
@@ -41,7 +41,7 @@ def fingerprint(model):
     """Returns a hash of what a step of the model computes.
 
     It covers classes, settings and dtypes of all layers in order, and names, shapes and dtypes of
-    all weights; neither the values of weights nor the numbers in Keras' names.
+    all weights; but neither the values of weights nor the numbers in Keras' names.
     """
     from tensorflow import keras
 

@@ -1,9 +1,9 @@
 """Turns traced shares and untraced totals into a timing table.
 
 A trace shows the share of each op, but not the time of a step: tracing slows small ops down, and
-runs ops one at a time. So steps are timed as training runs them, in turn: of all tensors, of the
-nearest to the output, of the deepest, of some between; the forward pass, and its rest after some
-cuts. Traced times are scaled so that they explain these.
+runs ops one at a time. So steps are timed as training runs them, in turn: the full step; those of
+single tensors: the deepest, the nearest to the output, some between; the forward pass, and its rest
+after some cuts. Traced times are scaled to explain these.
 """
 
 from typing import Any, NamedTuple
@@ -14,16 +14,16 @@ from elastic.timing.fit import fitted_scales
 from elastic.timing.stopwatch import interleaved_ms, undisturbed
 from elastic.timing.table import Profile, TensorTimings, chain_timings, shared_ms
 
-LEAST, MOST = 0.1, 5.0  # scale of a part of the backward pass, over one scale for all parts
-SUFFIXES = (0.0, 0.15, 0.5)  # shares of the forward pass after the cuts from which it is timed
-PLACES = (1 / 3, 2 / 3)  # on the path of the error gradient, up to which a step is timed
+LEAST, MOST = 0.1, 5.0  # bounds of a part's scale, in units of one scale for all parts
+SUFFIXES = (0.0, 0.15, 0.5)  # shares of the forward pass that are timed, each from a cut on
+PLACES = (1 / 3, 2 / 3)  # on the path of the error gradient; the tensors there are timed alone
 
 
 class Totals(NamedTuple):
     """Holds untraced times in ms, at the threading of training.
 
     t_fp, t_update: forward pass; the optimizer's update and decay of all tensors.
-    tensors: those of which the step was timed: the deepest, the nearest to the output, others.
+    tensors: those timed alone: the deepest, the nearest to the output, others.
     beyond: ms beyond the forward pass of the full step, then of the step of each of `tensors`.
     t_both: as in TensorTimings; spread: as in Profile.
     suffixes: (share of the traced forward pass, of the measured one) after some cuts.
@@ -40,7 +40,7 @@ class Totals(NamedTuple):
 def build_table(names, shapes, times, totals, key, prefix=None):
     """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals.
 
-    prefix: (traced ms, bytes), (N,) each, as t_prefix and cut_bytes; None: no prefix can be cut.
+    prefix: (traced ms, bytes), (N,) each, as of profiler.prefix_costs; None: no prefix can be cut.
     """
     n = len(names)
     timed = times.group_ms > 0
@@ -66,10 +66,10 @@ def build_table(names, shapes, times, totals, key, prefix=None):
 
 
 def explained(group_tensors, traced, t_up, full, totals):
-    """Returns (ms that every step takes besides, (G,) ms of the groups): they explain `totals`.
+    """Returns (fixed ms of every step, (G,) ms of the groups) that explain `totals`.
 
-    Weight gradients and the path of the error gradient have scales of their own, the path one up to
-    each timed tensor. With several inter-op threads weight gradients partly overlap with the error
+    Weight gradients have one scale; the path of the error gradient has one for each stretch between
+    timed tensors. With several inter-op threads, weight gradients partly overlap with the error
     gradient, and cost less than in the trace, where ops run one at a time. The last three blocks of
     ResNet50 take 65 % of the path in the trace and 71 % untraced (paper's stack, 64x64, batch 4).
     traced: (G,) ms, > 0. t_up: (N,) ms. full: ms of the full step without forward pass and update.
@@ -89,8 +89,8 @@ def explained(group_tensors, traced, t_up, full, totals):
 def parts_of(group_tensors, group_ms, tensors):
     """Returns the (G, S) ms of the groups of ops in each part of the backward pass.
 
-    Part 0: groups that one tensor needs. The others: the path of the error gradient, cut at the
-    `tensors`, the deepest of all tensors among them.
+    Part 0: groups that one tensor needs. The others: stretches of the path of the error gradient,
+    cut at `tensors`, which include the deepest.
     """
     shared = group_tensors.sum(axis=1) > 1
     to_reach = shared_ms(group_tensors, group_ms)
@@ -103,18 +103,18 @@ def parts_of(group_tensors, group_ms, tensors):
 
 
 def measured_share(traced, places):
-    """Returns the shares of the measured time for shares of the traced time.
+    """Returns the shares of measured time for shares of traced time, by linear interpolation.
 
-    They are equal at `places`, (traced share, measured share), and for the whole; linear between.
+    places: known pairs (traced share, measured share), besides that of the whole.
     """
     places = np.array(sorted(places) + [(1.0, 1.0)])
     return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
 
 
 def suffixes_of(prefixes, cuts, skipped, images, labels):
-    """Returns [(k, function)]: forward passes after the cuts of some tensors k.
+    """Returns [(k, function)]: the rests of the forward pass after the cuts of some tensors k.
 
-    They take about SUFFIXES of the whole. A function returns once the device is done.
+    They are about SUFFIXES of the whole. A function returns once the device is done.
     skipped: (N,) share of the traced forward pass before each cut.
     """
     there = np.flatnonzero([cut is not None for cut in cuts])
@@ -130,9 +130,9 @@ def suffixes_of(prefixes, cuts, skipped, images, labels):
 
 
 def tensors_to_time(group_tensors, group_ms):
-    """Returns the tensors to time: the deepest, the nearest to the output, others between.
+    """Returns the tensors to time alone: the deepest, the nearest to the output, others between.
 
-    The others need about PLACES of the shared ops, and few ops of their own.
+    The others need about PLACES of the shared ops, and few that no other tensor needs.
     """
     t_dw, _, depth = chain_timings(group_tensors, group_ms)
     ends, to_reach = [int(np.argmax(depth)), int(np.argmin(depth))], shared_ms(
@@ -144,8 +144,8 @@ def tensors_to_time(group_tensors, group_ms):
 def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     """Returns the Totals, medians of interleaved runs of about `seconds`.
 
-    Whole steps are timed, so that totals include what no pass does: moving statistics, the
-    iteration count. The optimizer's update runs alone: the difference of two steps is too noisy.
+    Whole steps are timed, to include work outside the passes: moving statistics, the iteration
+    count. The optimizer's update is timed alone, as the difference of two steps is too noisy.
     prefixes: PrefixSteps of the training step's StepMaker. times: its attribution.OpTimes.
     cuts, skipped: of profiler.prefix_cuts and prefix_costs.
     """
@@ -164,7 +164,7 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     shares = skipped / max(sum(times.forward.values()), 1e-9)
     suffixes = suffixes_of(prefixes, cuts, shares, images, labels)
     rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
-    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step's, all of them
+    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step, in all rounds
     columns = undisturbed(rounds).T  # (rounds,) each
     (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
     # Differences within a round, so that a slow spell of the machine cancels.

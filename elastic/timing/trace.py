@@ -25,9 +25,9 @@ from elastic.timing.gpu_trace import GPU, busy_ps, gpu_work, stats_of
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
 HOST = '/host:CPU'  # the plane of all its threads; what CUPTI saw of them has another plane
-# Today's event of a called function, such as one of jit_compile; its stat `name` is the node's.
+# The event of a called function, such as one of jit_compile, today; its stat `name` is the node's.
 ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
-# Ops by which TensorFlow's auto-clustering replaces those that it compiled together.
+# With these ops, TensorFlow's auto-clustering replaces the ops that it compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
 LONGEST = 10 ** 15  # ps; no op takes a quarter of an hour
 PATIENCE = 1.0  # seconds within which an op starts if there is a thread for it
@@ -55,11 +55,11 @@ def executed_graph(maker, inputs, labels):
 def executed_nodes(graphs):
     """Returns name -> step_graph.Node of a FunctionGraphs proto; a loop or branching is one node.
 
-    TensorFlow splits it into nodes `<name of the While>/...`, and runs all of them or none.
+    TensorFlow splits a loop into nodes `<name of the While>/...`, and runs all of them or none.
     """
     before = {node.name: node.op for node in graphs.pre_optimization_graph.node}
     loops = {name: op for name, op in before.items() if op in CONTROL_FLOW}
-    for node in graphs.post_optimization_graph.node:  # loops in functions that it has inlined
+    for node in graphs.post_optimization_graph.node:  # loops in functions that were inlined
         if node.op == 'Enter':
             loops.setdefault(node.attr['frame_name'].s.decode(), 'While')
     nodes = {node.name: _node(node) for node in graphs.post_optimization_graph.node}
@@ -67,10 +67,10 @@ def executed_nodes(graphs):
 
 
 def _check_clusters(graph):
-    """Raises UserError if XLA joined ops to clusters.
+    """Raises UserError if XLA joined ops into clusters.
 
-    A function that the user compiles (jit_compile) is no cluster: in all steps it is one node of
-    the forward pass and one of the backward pass.
+    A function that the user compiles (jit_compile) is no cluster: every step has one node for its
+    forward pass and one for its backward pass.
     """
     for node in graph.node:
         if node.op in CLUSTERS:
@@ -89,11 +89,11 @@ def _node(node):
 
 @contextlib.contextmanager
 def serial_ops():
-    """Within it, TensorFlow runs one op at a time: all inter-op threads but one wait.
+    """Makes TensorFlow run one op at a time within the context: one inter-op thread stays free.
 
-    Op times only add up if ops do not overlap. The number of inter-op threads cannot be changed
-    once TensorFlow runs, nor can it be read: it follows from flags, environment and container. So
-    this occupies threads until an op finds none.
+    Op times only add up if ops do not overlap. Once TensorFlow runs, the number of inter-op threads
+    can be neither changed nor read: it follows from flags, environment and container. So threads
+    are occupied until an op finds none.
     """
     occupied, release, left = [threading.Semaphore(0) for _ in range(3)]
 
@@ -111,7 +111,7 @@ def serial_ops():
             waiting[-1].start()
             # The first always finds a thread, however long that takes.
             found = occupied.acquire(timeout=PATIENCE if len(waiting) > 1 else None)
-        for _ in range(2):  # the op without a thread, and one whose thread the step shall have
+        for _ in range(2):  # the op that found no thread, and one that leaves its own to the step
             release.release()
             left.acquire()
         yield
@@ -125,12 +125,12 @@ def serial_ops():
 def record_trace(step, inputs, labels, folder, num_steps):
     """Traces `num_steps` calls of `step`; returns the path of the xplane file.
 
-    It lies under <folder>/plugins/profile, so that TensorBoard's Profile tab opens the folder.
+    The file lies under <folder>/plugins/profile, where TensorBoard's Profile tab looks for it.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
     with serial_ops():
-        step(inputs, labels)[0].numpy()  # so that nothing of it runs during the trace
+        step(inputs, labels)[0].numpy()  # waits, so that none of it runs during the trace
         tf.profiler.experimental.start(folder, options=options)
         try:
             for i in range(num_steps):
@@ -143,7 +143,7 @@ def record_trace(step, inputs, labels, folder, num_steps):
 
 
 def op_times(graph, path, num_steps, num_tensors, gpu=None):
-    """Returns the attribution.OpTimes of an xplane file; gpu: as read_trace takes it."""
+    """Returns the attribution.OpTimes of an xplane file; gpu: as in read_trace."""
     space = _space(path)
     work = _work(space, gpu)
     return attribute(graph, _ms_of_ops(path, space, work, num_steps), num_tensors,
@@ -153,10 +153,10 @@ def op_times(graph, path, num_steps, num_tensors, gpu=None):
 def read_trace(path, num_steps, gpu=None):
     """Returns name -> ms per step of every op event in an xplane file.
 
-    On the host it is the median of the op's events times events per step, so that one pre-empted
-    step does not count. For an op on a GPU it is the sum of its kernels, without the launch on the
-    host. In a GPU's trace an op with an event on the host and no kernel ran on the host: at
-    record_trace's level ops on a GPU have no such event.
+    On the host, it is the median of the op's events times events per step, so that one pre-empted
+    step does not count. On a GPU, it is the sum of the op's kernels, without their launch. In a
+    GPU's trace, an op with an event on the host ran there: at record_trace's level, ops on a GPU
+    have no such event.
     gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). Raises UserError if the
     trace then has no kernels.
     """
