@@ -1,4 +1,4 @@
-"""Runs with the prefix cache give the bits of runs without it, whatever becomes of the cache."""
+"""Tests that the prefix cache never changes the bits of a run, whatever happens to the cache."""
 
 import contextlib
 import os
@@ -76,7 +76,7 @@ def test_a_cached_run_gives_the_bits_of_an_uncached_run(
     assert result['cache_hits'] == hits and result['cache_misses'] == 4 * 7 * BATCH - hits
     assert result['cache_bytes_read'] > 0 < result['cache_bytes_written']
     assert {kind + '_step_ms' for kind in expected} <= set(result)
-    assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # nothing remains
+    assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # no file of the cache is left
 
 
 def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(
@@ -118,7 +118,7 @@ def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
         rho = max(left / (5 - epoch), smallest_rho(table))
         assert table.step_time(choice.mask) <= rho * table.t_step * (1 + 1e-9)
         share = table.fill_share(choice.mask)
-        assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # to the end of the run
+        assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # one of the epochs left
         assert table.is_cached(choice.mask)
         expected = [READ if share == 0 else FILL, READ]
         assert cache.kinds[epoch - 1:epoch + 1] == kinds(*expected)
@@ -130,7 +130,7 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
     scheme = train.ElasticScheme(train.step_maker(model, dataset, settings), dataset.probe,
                                  timings, settings, cache)
-    # The device is as fast as in the table, but reading steps take three times as long.
+    # The device is as fast as in the table, except that reading steps take three times as long.
     scheme._loop.measure = lambda *_: (timings.t_fp, timings.t_bp)
 
     def seen(last, choice):
@@ -140,7 +140,7 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
     session = Session(Recorder(str(tmp_path / 'r')))
     result, model = train.train(watched(scheme, chosen, seen), dataset, settings, session, cache)
     assert list(chosen) == [1, 3, 4] and chosen[1].trials
-    for epoch in (3, 4):  # by the same importance
+    for epoch in (3, 4):  # selected again by the same importance
         assert not chosen[epoch].trials
         np.testing.assert_array_equal(chosen[epoch].importance, chosen[1].importance)
     assert cache.kinds == kinds(FILL, READ, READ, READ)
@@ -151,7 +151,7 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
 
 
 def test_two_uncached_runs_give_the_same_bits(tmp_path, dataset):
-    """Otherwise the tests above would compare nothing."""
+    """Otherwise the comparisons above would prove nothing."""
     assert ran(tmp_path, dataset, {1: DEEP})[0] == ran(tmp_path, dataset, {1: DEEP})[0]
 
 
@@ -160,7 +160,7 @@ def test_two_uncached_runs_give_the_same_bits(tmp_path, dataset):
 def test_images_outside_full_batches_are_cached_too(
         tmp_path, dataset):
     orders = [dataset.order(epoch) for epoch in (1, 2)]
-    assert set(orders[1].ravel()) - set(orders[0].ravel())  # some are new to the second
+    assert set(orders[1].ravel()) - set(orders[0].ravel())  # epoch 2 has images that 1 has not
     cache = Watched(dataset, str(tmp_path))
     result = ran(tmp_path, dataset, {1: MIDDLE}, cache, num_epochs=2)[1]
     assert cache.kinds == kinds(FILL, READ) and result['cache_hits'] == 56
@@ -170,9 +170,9 @@ def test_images_outside_full_batches_are_cached_too(
 
 def test_only_a_whole_epoch_has_images_left_over():
     stored = np.arange(10) < 8
-    assert left_over(stored, 5, 2).tolist() == []  # two are a batch
+    assert left_over(stored, 5, 2).tolist() == []  # the two left make a batch
     assert left_over(stored, 3, 3).tolist() == [8, 9]
-    assert left_over(stored, 2, 3).tolist() == []  # not all of the epoch's batches were there
+    assert left_over(stored, 2, 3).tolist() == []  # the epoch was not whole
     assert left_over(np.ones(10, bool), 3, 3).tolist() == []
 
 
@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_costs_only_the_cache(
     plain, _ = ran(tmp_path, dataset, masks)
     in_a_file(monkeypatch)
     cache = Watched(dataset, str(tmp_path))
-    with files_of_at_most(30_000):  # more than the cache of the second selection takes
+    with files_of_at_most(30_000):  # enough for the cache of the second selection
         cached, result = ran(tmp_path, dataset, masks, cache)
     assert cached == plain
     assert 'cannot be written' in lost_once(capsys.readouterr().out)
@@ -290,7 +290,7 @@ def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, ca
     assert out.startswith('the prefix cache stays in memory: ') and out.count('\n') == 1
 
 
-# ---------------------------------------------------------------- room, and its end
+# ---------------------------------------------------------------- limits of room
 
 def test_a_cache_that_does_not_fit_has_infinite_cost(tmp_path, dataset, timings,
                                                              monkeypatch):

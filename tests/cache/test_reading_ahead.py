@@ -1,4 +1,4 @@
-"""Reading ahead in a store: the same records, losses passed on, no thread left."""
+"""Tests reading ahead in a store: same records, losses reported, no thread left."""
 
 import os
 import threading
@@ -45,14 +45,14 @@ def test_reading_ahead_ends_its_thread_when_closed_early(tmp_path):
         reading.close()
         assert threading.active_count() == threads
         for _ in stores.ahead(store, np.arange(20).reshape(5, BATCH)):
-            break  # the generator is dropped, and with that closed
+            break  # drops the generator, which closes it
         assert threading.active_count() == threads
         assert store.has(np.arange(20))
 
 
 def test_reading_ahead_raises_a_loss_at_its_batch(tmp_path):
     store, tensors = filled('file', tmp_path, FIELDS)
-    order = np.random.RandomState(0).permutation(IMAGES)  # as they lie in the file
+    order = np.random.RandomState(0).permutation(IMAGES)  # the order in the file
     os.truncate(store._held.fileno(), 10 * stores.record_bytes(FIELDS))
     threads, seen = threading.active_count(), []
     with pytest.raises(CacheLost, match='cut short'):

@@ -1,4 +1,4 @@
-"""The store of the prefix cache: its records, its limits, and disks that fill up or fail."""
+"""Tests the stores of the prefix cache: records, limits, and disks that fill up or fail."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def run_python(code, *arguments, **kwargs):
 @both_kinds
 @pytest.mark.parametrize('dtype', DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_records_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
-    fields = [Field((3, 5), dtype), Field((), np.int32), Field((1,), dtype)]  # odd bytes
+    fields = [Field((3, 5), dtype), Field((), np.int32), Field((1,), dtype)]  # an odd size
     store, tensors = filled(kind, tmp_path, fields)
     with store:
         for seed in range(3):
@@ -61,7 +61,7 @@ def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
         assert len(store) == BATCH
         with pytest.raises(KeyError, match='not all stored'):
             store.get([3, 1])
-        assert store.has(numbers[0])  # a wrong question loses nothing
+        assert store.has(numbers[0])  # a wrong request loses nothing
 
 
 @both_kinds
@@ -159,7 +159,7 @@ assert not store.has([0]) and len(store) == 0 and 0 < store.bytes_written < 1000
 
 
 def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
-    done = run_python(FILL, tmp_path, 99999)  # no whole number of records
+    done = run_python(FILL, tmp_path, 99999)  # not a whole number of records
     assert done.returncode == 0, done.stderr
     assert done.stdout == 'the prefix cache in {} cannot be written: File too large\n'.format(
         tmp_path)
@@ -167,7 +167,7 @@ def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a file system of its own of 1 MB."""
+    """Yields a folder on a file system of 1 MB."""
     folder = str(tmp_path / 'disk')
     os.mkdir(folder)
     if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', folder],
@@ -257,7 +257,7 @@ def test_room_is_what_the_flag_and_the_machine_allow(tmp_path):
     assert 0 < memory < host.available_bytes() and half > 0
     assert stores.room(str(tmp_path), 0.001)[1] == min(10 ** 6, stores.room(
         str(tmp_path), 10 ** 9)[1])
-    assert half < stores.room(str(tmp_path), 10 ** 9)[1]  # never all of the disk
+    assert half < stores.room(str(tmp_path), 10 ** 9)[1]  # by default, never the whole disk
 
 
 def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
@@ -269,7 +269,7 @@ def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
         with pytest.raises(UserError, match="--cache_dir '{}' is no folder".format(wrong)):
             stores.check_cache_dir(wrong)
     with pytest.raises(UserError, match="--cache_dir '/proc/self' cannot be written: [^\n]+$"):
-        stores.check_cache_dir('/proc/self')  # not by root either
+        stores.check_cache_dir('/proc/self')  # not even by root
 
 
 @both_kinds
@@ -304,7 +304,7 @@ def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
             thread.start()
         store.get([1, 2, 3])
         store.close()
-        with open(str(other), 'wb+') as file:  # likely to be given the number of the file closed
+        with open(str(other), 'wb+') as file:  # likely to get the descriptor just closed
             for thread in threads:
                 thread.join()
             assert file.read() == b'' and failed == []
