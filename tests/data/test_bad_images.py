@@ -1,4 +1,4 @@
-"""Images of others: links out of the folder, huge and broken files."""
+"""Tests images from elsewhere: links out of the folder, huge files, broken files."""
 
 import os
 import struct
@@ -35,7 +35,7 @@ def test_links_are_followed_within_the_folder_alone(tmp_path):
 
 
 def bomb(width, height):
-    """Returns a small PNG file whose header declares an image of width x height pixels."""
+    """Returns a small PNG whose header declares width x height pixels."""
     def chunk(kind, content):
         return (struct.pack('>I', len(content)) + kind + content
                 + struct.pack('>I', zlib.crc32(kind + content)))

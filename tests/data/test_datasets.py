@@ -1,4 +1,4 @@
-"""Data sets by name: photo sets, digits, and a user's own folder."""
+"""Tests data sets by name: photo data sets, digits, and a user's folder."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from elastic.data.split import Split
 from image_folders import arrays, bitmap, encoded, load_photos, same, write, write_photos
 
 ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
-PHOTO_SETS = {  # classes, training images, test images of the tiny archives
+PHOTO_SETS = {  # (classes, training images, test images) of the tiny archives
     'caltech_birds2011': (200, 8, 4), 'oxford_iiit_pet': (37, 14, 6),
     'stanford_dogs': (120, 120, 5)}
 
@@ -31,7 +31,7 @@ def tfds_dir(tmp_path_factory):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Makes the network unreachable, through a proxy that does not answer."""
+    """Makes the network unreachable by a proxy that does not answer."""
     for scheme in ('http', 'https'):
         monkeypatch.setenv(scheme + '_proxy', 'http://127.0.0.1:9')
         monkeypatch.delenv(scheme.upper() + '_PROXY', raising=False)
@@ -104,7 +104,7 @@ def test_test_batches_are_larger_up_to_64_images(batch_size, tested):
 
 
 def test_a_subset_of_a_photo_set_has_images_of_each_class(tfds_dir):
-    """The tiny archive has seven classes with two images each."""
+    """The tiny archive has seven classes of two images."""
     def load(count):
         return datasets.load_dataset('oxford_iiit_pet', 32, 1, data_dir=tfds_dir,
                                      train_images=count)
@@ -151,7 +151,7 @@ def test_unused_digits_are_not_drawn_but_all_images_of_a_folder_are_read(photos,
     assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
     some = loaded('digits', train_images=40, validation_steps=2)
     assert read == {'train': 40, 'test': 8} and some.test_size == 8
-    assert some.fingerprint == every.fingerprint  # a checkpoint requires the same images
+    assert some.fingerprint == every.fingerprint  # a checkpoint serves only the same images
     folder = 'folder:{}'.format(photos)
     number = loaded(folder).test_size
     assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
@@ -171,7 +171,7 @@ def test_no_batch_is_at_hand_from_an_unprepared_data_set(tmp_path, offline):
     for _ in range(2):
         assert datasets.batch_at_hand('oxford_iiit_pet', 24, 4, 37, str(tmp_path)) == (
             None, 'oxford_iiit_pet is not prepared in {}'.format(tmp_path))
-        # Nor with an older version there, which may be incomplete.
+        # An older version, which may be incomplete, does not help.
         (tmp_path / 'oxford_iiit_pet' / '0.0.1').mkdir(parents=True, exist_ok=True)
     assert os.listdir(str(tmp_path / 'oxford_iiit_pet')) == ['0.0.1']
 
@@ -238,7 +238,7 @@ def test_digit_domains_show_the_same_originals_in_different_styles():
     assert alike(small['digits'], originals) > 0.5
     assert alike(small['digits_shifted'], turned) > 0.5
     assert alike(small['digits_shifted'], originals) < 0.3
-    assert small['digits'].mean() + 10 < small['digits_shifted'].mean()  # the background
+    assert small['digits'].mean() + 10 < small['digits_shifted'].mean()  # by their background
 
 
 # --- a user's folder
@@ -284,7 +284,7 @@ def test_every_type_of_file_keeps_its_pixels(tmp_path):
         assert np.abs(images - 90).max() <= 1
 
 
-# One pixel, two frames: grey levels 90, which counts, and 255.
+# One pixel in two frames, of grey levels 90 and 255; the first counts.
 GIF = (b'GIF89a\x01\0\x01\0\x80\0\0' + bytes([90] * 3 + [255] * 3)
        + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0'
        + b'\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x4c\x01\0' + b'\x3b')

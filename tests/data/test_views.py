@@ -1,4 +1,4 @@
-"""Order, augmentation and subsets of training images, and their flags."""
+"""Tests the order, augmentation and subsets of training images, and their flags."""
 
 import hashlib
 import os
@@ -77,7 +77,7 @@ def test_short_epochs_have_new_images_and_short_tests_spaced_ones():
 
 
 def test_augmentation_does_not_repeat_over_epochs(tmp_path):
-    """Uses ten copies of one image, so that only augmentation makes a difference."""
+    """Uses ten copies of one image, so that they differ by augmentation alone."""
     for name in 'ab':
         for i in range(5):
             write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
@@ -144,10 +144,10 @@ def test_the_order_has_never_changed(photos):
         assert np.array_equal(load_photos(photos, seed=seed).order(epoch), first.reshape(8, 4))
 
 
-# --- views
+# --- fixed augmentation
 
 def by_number(data, epoch):
-    """Returns image number -> bytes, as `train` shows them in an epoch."""
+    """Returns {image number: bytes}, as `train` yields them in an epoch."""
     images = np.concatenate([images for images, _ in arrays(data.train)])
     return {number: image.tobytes() for number, image in zip(data.order(epoch).ravel(), images)}
 
@@ -188,7 +188,7 @@ def test_the_probe_has_fresh_views_while_those_of_training_are_held(photos):
 
 
 def test_an_image_does_not_depend_on_its_batch():
-    """Uses batches of 37, in which TensorFlow's cosine would differ between places."""
+    """In batches of 37, TensorFlow's cosine would depend on the place in the batch."""
     data = datasets.load_dataset('digits', 8, 37, 'unread', augmentation='flip+rotate')
     numbers, rng = data.order(1)[:6], np.random.RandomState(0)
     shuffled = rng.permutation(numbers.ravel())
@@ -209,7 +209,7 @@ def test_some_batches_of_an_epoch_equal_those_of_the_whole(photos):
         some = data.batches(numbers[rows], 2)
         assert some.cardinality().numpy() == len(rows)
         assert same(arrays(some), [whole[row] for row in rows])
-        assert same(arrays(some), [whole[row] for row in rows])  # once more
+        assert same(arrays(some), [whole[row] for row in rows])  # a second pass
 
 
 @pytest.mark.parametrize('cache', ['memory', 'none'])
@@ -238,9 +238,9 @@ def test_a_pass_traces_no_new_graph(photos):
     for epoch in range(1, 4):
         kept += [data.batches(data.order(epoch)[epoch:], data.view(epoch)), iter(data.train)]
         arrays(kept[-2]), arrays(kept[-1]), arrays(data.probe.take(2))
-    assert not functions() - before  # fewer if those of earlier tests were collected
+    assert not functions() - before  # there may be fewer, as those of earlier tests are collected
     kept.append(tf.data.Dataset.range(3).map(lambda number: number + 1))
-    assert functions() - before  # as a pipeline of its own would have done
+    assert functions() - before  # a new pipeline does trace a function
 
 
 # --- draws
@@ -253,7 +253,7 @@ def test_angles_and_flips_have_the_range_of_the_paper():
     assert np.abs(angles).max() <= limit * 1.0001
     assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
     assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
-    assert len(set(angles)) > 1900  # one for each view and image
+    assert len(set(angles)) > 1900  # each augmented version of an image has its own
 
 
 def test_draws_depend_on_seed_stream_and_view():
@@ -263,7 +263,7 @@ def test_draws_depend_on_seed_stream_and_view():
 
 
 def test_augmentation_agrees_with_the_keras_layers():
-    """Looks for the angle that Keras drew among many of ours; only interpolation may differ."""
+    """Searches many of our angles for the one that Keras drew; only interpolation may differ."""
     import tensorflow as tf
     coarse = np.random.RandomState(0).uniform(0, 255, (1, 4, 4, 3)).astype('float32')
     image = tf.image.resize(coarse, (32, 32))
@@ -289,7 +289,7 @@ def test_a_subset_is_balanced_and_depends_on_no_seed():
 
 
 def all_images(data):
-    """Returns the unaugmented training images as bytes, and their labels, by number."""
+    """Returns the unaugmented training images, as bytes, and their labels, by image number."""
     batches = arrays(data.batches(np.arange(data.num_images)[:, None], 0))
     return [images.tobytes() for images, _ in batches], [labels[0] for _, labels in batches]
 
