@@ -1,4 +1,4 @@
-"""The energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
+"""Tests the energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
 
 import sys
 import time
@@ -22,11 +22,11 @@ def tree(root, files):
 IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
 HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
 RAPL = 'sys/class/powercap/'
-XAVIER_NX = {  # with two more channels of another INA3221, as on a TX2
+XAVIER_NX = {  # with two channels of another INA3221, as on a TX2
     IIO + 'rail_name_0': 'VDD_IN', IIO + 'in_power0_input': 4876,
     IIO + 'rail_name_1': 'VDD_CPU_GPU_CV', IIO + 'in_power1_input': 691,
     IIO + 'rail_name_2': 'VDD_SOC', IIO + 'in_power2_input': 1139}
-TX2 = {  # VDD_M2_IN is the supply of a card, not of the board
+TX2 = {  # VDD_M2_IN supplies a card, not the board
     IIO + 'rail_name_0': 'VDD_SYS_GPU', IIO + 'in_power0_input': 152,
     IIO + 'rail_name_1': 'VDD_SYS_SOC', IIO + 'in_power1_input': 458,
     IIO.replace('40', '41') + 'rail_name_0': 'VDD_IN',
@@ -55,9 +55,9 @@ INTEL = {
 
 
 @pytest.mark.parametrize('files, names, watts', [
-    (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the board, without its parts
+    (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the whole board, not its parts
     (TX2, ['rail VDD_IN'], 2.75),
-    (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # no rail of the whole board: their sum
+    (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # the sum: no rail has the whole board
     (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
     sensors, notes = energy.find_sensors(tree(tmp_path, files))
@@ -97,7 +97,7 @@ def test_a_counter_that_goes_back_without_a_range_is_refused():
 def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
     root = tree(tmp_path, INTEL)
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').unlink()
-    (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # cannot be read, whoever runs the tests
+    (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # no user can read it, not even root
     sensors, notes = energy.find_sensors(root)
     assert sensors == [] and len(notes) == 1 and 'energy_uj cannot be read' in notes[0]
     result = energy.Meter(sensors, notes).result()
@@ -125,7 +125,7 @@ def test_power_is_sampled_between_start_and_end(tmp_path):
     root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 0}))
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)
 
-    def set_milliwatts(value):  # at once: the thread may be reading
+    def set_milliwatts(value):  # atomically: the thread may be reading
         tree(tmp_path, {'next': value})
         (tmp_path / 'next').replace(tmp_path / IIO / 'in_power0_input')
         time.sleep(0.1)
@@ -139,7 +139,7 @@ def test_power_is_sampled_between_start_and_end(tmp_path):
 @pytest.mark.parametrize('files', [AGX_XAVIER, INTEL], ids=['rails', 'counters'])
 def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
     """Measures the code alone; the bus of a real device may be slower."""
-    assert energy.PERIOD <= 1  # at least one reading a second
+    assert energy.PERIOD <= 1  # at least one reading per second
     sensors, _ = energy.find_sensors(tree(tmp_path, files))
     meter, count = energy.Meter(sensors), 50
     with meter.running():
@@ -155,7 +155,7 @@ def test_a_sensor_that_disappears_leaves_no_result(tmp_path):
     root = tree(tmp_path, AGX_XAVIER)
     meter = energy.Meter(*energy.find_sensors(root), period=0.01)
     with meter.running():
-        (tmp_path / IIO / 'in_power1_input').unlink()  # at the latest the last reading fails
+        (tmp_path / IIO / 'in_power1_input').unlink()  # the last reading fails at the latest
     result = meter.result()
     assert result['energy_joules'] is None
     assert 'rail CPU stopped answering' in result['energy_note']
@@ -163,7 +163,7 @@ def test_a_sensor_that_disappears_leaves_no_result(tmp_path):
 
 @pytest.mark.parametrize('readings, joules', [
     ([10.0, BlockingIOError(11, 'try again'), 15.0], 5), ([10.0, ValueError(''), 15.0], 5),
-    ([10.0, 3.0, 15.0], 5),  # one reading of a counter that makes no sense
+    ([10.0, 3.0, 15.0], 5),  # one reading makes no sense
     ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], None),
     ([10.0, 3.0, 3.0], None)], ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
 def test_a_reading_that_fails_once_is_repeated(readings, joules):
@@ -238,7 +238,7 @@ def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order,
     assert len(notes) == (says is not None) and (says is None or says in notes[0])
 
 
-@pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # of 1 and 3 J, or W
+@pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # from 1 and 3 J, or W
 def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
     nvml, notes = FakeNVML(['a'], counts), []
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
@@ -247,7 +247,7 @@ def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
     assert gpu.advance(10.0) == 0 and notes == []
     nvml.reading = 3000
     assert gpu.advance(12.0) == pytest.approx(joules)
-    nvml.reading = 0  # NVML raises an error of its own
+    nvml.reading = 0  # NVML raises its own error
     with pytest.raises(RuntimeError, match='Not Found'):
         gpu.advance(13.0)
 

@@ -1,4 +1,4 @@
-"""The log of an external meter: energy of training intervals, damage, gaps, two clocks."""
+"""Tests the log of an external meter: energy of training intervals, damage, gaps, two clocks."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ def meter_log(path, rows, header='timestamp,watts'):
 
 
 def energy_of(tmp_path, path, intervals):
-    """Returns the energy in the summary of a run that trained in these intervals."""
+    """Returns the summary's energy of a run that trained in these intervals."""
     run = make_run(tmp_path, 'metered', training_intervals=intervals, energy_joules=None)
     try:
         metered.add_to_run(str(run), path)
@@ -60,7 +60,7 @@ def test_a_growing_log_is_read_up_to_its_last_complete_line(tmp_path):
     (times, watts), = read_meter(path).stretches
     assert (list(times), list(watts)) == ([100, 101], [2, 2])
     check_meter(path)
-    (tmp_path / 'meter.csv').write_text('')  # it may start later
+    (tmp_path / 'meter.csv').write_text('')  # the log may start later
     check_meter(path)
     with pytest.raises(UserError, match='columns time, power'):
         check_meter(meter_log(tmp_path / 'meter.csv', [(1, 2)], 'time,power'))
@@ -78,7 +78,7 @@ def test_a_log_with_a_gap_or_too_short_gives_the_reason(tmp_path):
     assert 'cannot read' in energy_of(tmp_path, str(tmp_path / 'none'), [[1, 2]])['energy_note']
 
 
-DAMAGED = {  # the line between the readings at 102 s and at 104 s
+DAMAGED = {  # the line between the readings at 102 s and 104 s
     'header again': 'timestamp,watts', 'cut line': '103', 'cut into the next': '103,2103.5,2',
     'stray quote': '103,"2', 'NUL bytes': '\0' * 100, 'NUL block': '\0' * 200000,
     'no text': '\udcff', 'negative': '103,-2', 'went back': '101.5,7'}
@@ -103,13 +103,13 @@ def test_damage_at_the_end_of_a_log_is_named(tmp_path):
 
 
 def test_readings_of_two_clocks_are_never_mixed(tmp_path):
-    """A board boots with an old time, gets the right one, and boots again in 1970."""
+    """A board boots with an old time, gets the right time, and boots again in 1970."""
     seconds = list(range(100, 120)) + list(range(110, 125)) + list(range(300, 310)) + [5, 6, 310]
     watts = [2] * 20 + [50] * 15 + [3] * 13
     path = meter_log(tmp_path / 'meter.csv', zip(seconds, watts))
     for interval, joules in (([100, 110], 20), ([120, 124], 200), ([301, 305], 12)):
         assert energy_of(tmp_path, path, [interval])['energy_joules'] == pytest.approx(joules)
-    for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # in both clocks
+    for interval, says in (([105, 112], 'line 22: timestamps must grow'),  # spans both clocks
                            ([112, 118], 'line 22: timestamps must grow'),
                            ([118, 122], 'line 22: timestamps must grow'),
                            ([123, 301], 'a gap of 176 s at 124')):
@@ -118,7 +118,7 @@ def test_readings_of_two_clocks_are_never_mixed(tmp_path):
 
 
 def peak_memory(call, *arguments):
-    """Returns the most bytes that the call held at once."""
+    """Returns the most bytes of memory that the call held at once."""
     tracemalloc.start()
     try:
         call(*arguments)

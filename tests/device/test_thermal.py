@@ -1,4 +1,4 @@
-"""Temperature, clock and throttling of devices, and their way into the records of a run."""
+"""Tests temperature, clock and throttling of devices, and their records in a run."""
 
 import csv
 import glob
@@ -38,12 +38,12 @@ HOT = ZONE.format(0) + 'temp'
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Waits for vcgencmd however busy the machine is."""
+    """Waits for vcgencmd, however busy the machine is."""
     monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
 
 
 @pytest.mark.parametrize('name, reading', [
-    ('RASPBERRY_PI_4B', (48.686, None, False)),  # cpufreq gives the clock that was requested
+    ('RASPBERRY_PI_4B', (48.686, None, False)),  # cpufreq only gives the requested clock
     ('TX2', (45.5, (4 * 2035.2 + 2 * 345.6) / 6, False)), ('PC', (61.0, 3200.0, False)),
     ('OTHER_ARM', (52.0, 1200.0, False))])
 def test_boards_report_temperature_and_clock(tmp_path, name, reading):
@@ -140,7 +140,7 @@ def test_without_vcgencmd_the_kernels_file_has_the_bits_but_no_clock(tmp_path, s
 # ---------------------------------------------------------------- epochs
 
 def watched(monitor, root, before=None, within=None):
-    """Returns the columns of an epoch; files change before and within training."""
+    """Returns the columns of an epoch. before, within: files that change before and in training."""
     change(root, before or {})
     with monitor.running():
         change(root, within or {})
@@ -153,7 +153,7 @@ def test_bits_since_boot_mark_the_epoch_in_which_they_turned_on(tmp_path):
         ({THROTTLED: '20000'}, {}), ({}, {THROTTLED: '60000'}), ({}, {}),
         ({THROTTLED: 'e0000'}, {}), ({}, {THROTTLED: 'f0000'}), ({}, {THROTTLED: 'e0004'}),
         ({THROTTLED: 'e0000'}, {}))]
-    assert flags == [0, 1, 0, 0, 0, 1, 0]  # not where low voltage alone, 1, is set
+    assert flags == [0, 1, 0, 0, 0, 1, 0]  # low voltage alone (bit 0) is no throttling
 
 
 def test_counters_mark_the_epoch_in_which_they_grew(tmp_path):
@@ -199,7 +199,7 @@ def test_the_device_is_watched_between_start_and_end(tmp_path):
 @pytest.mark.timing
 @pytest.mark.parametrize('name', ['RASPBERRY_PI_4B', 'TX2', 'PC'])
 def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
-    """Measures the code alone; the drivers of a real device may be slower."""
+    """Measures our code alone; the drivers of a real device may be slower."""
     root, cpus = board(tmp_path, name)
     vcgencmd(tmp_path, SAYS)
     device, count = thermal.find_device(root, cpus), 50
@@ -212,7 +212,7 @@ def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
 # ---------------------------------------------------------------- real runs
 
 def test_a_run_records_what_its_board_reported(tmp_path, monkeypatch, capsys):
-    """Checks the records that figures read, TensorBoard, and the terminal."""
+    """Checks the records for figures, TensorBoard, and the terminal."""
     root, cpus = board(tmp_path / 'board', 'TX2')
     find, pays = thermal.find_device, checkpoint.Keeper.pays
     epochs = iter([(83000, 1), (47000, 0)])
@@ -246,7 +246,7 @@ def test_a_run_records_what_its_board_reported(tmp_path, monkeypatch, capsys):
 
 
 def shown(folder, tag):
-    """Returns the values of this tag in TensorBoard, by epoch."""
+    """Returns a tag's values in TensorBoard, by epoch."""
     values = {event.step: float(tf.make_ndarray(value.tensor))
               for path in glob.glob(os.path.join(folder, 'events.out.*'))
               for event in tf.compat.v1.train.summary_iterator(path)
@@ -263,7 +263,7 @@ def test_a_device_that_reports_nothing_leaves_empty_cells(tmp_path):
 
 
 def trained(folder, keeper, device):
-    """Trains as one process of a run of 14 steps; returns its summary, or None if interrupted."""
+    """Trains one process of a run of 14 steps; returns its summary, None if interrupted."""
     model, dataset = network(), digits()
     settings = Settings(num_epochs=2, learning_rate=0.01)
     resumed = checkpoint.read(str(folder), resume.RECORDS)
