@@ -1,4 +1,4 @@
-"""Batch statistics of a backbone: frozen, trained, or taken from one batch."""
+"""Tests the batch statistics of a backbone: frozen, trained, or taken from one batch."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_frozen_statistics_turn_off_dropout_inside_the_base():
     model = models.build_model('EfficientNetB0', (32, 32, 3), 3, 'none', bn_statistics='frozen')
     layer = model.get_layer('backbone')
     images = tf.constant(photos(batch=8))
-    statistics_from_batch(model, images)  # else the features vanish
+    statistics_from_batch(model, images)  # otherwise the features vanish
     assert sum(isinstance(inner, keras.layers.Dropout) and inner.noise_shape is not None
                for inner in keras_stack.flat_layers(layer.base)) == 9  # stochastic depth
     for train_statistics in (False, True):
@@ -110,4 +110,4 @@ def test_frozen_statistics_turn_off_dropout_inside_the_base():
         assert np.ptp(first, axis=0).max() > 0.1
         assert (np.abs(first - second).max() > 0.1) == train_statistics
         heads = [model(images, training=True).numpy() for _ in range(2)]
-        assert (heads[0] != heads[1]).any()  # dropout of the head stays on
+        assert (heads[0] != heads[1]).any()  # the head's dropout stays on

@@ -1,4 +1,4 @@
-"""Names of networks and paths of weights."""
+"""Tests names of networks and paths of weights."""
 
 import subprocess
 import sys

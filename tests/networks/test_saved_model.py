@@ -1,4 +1,4 @@
-"""Saved models: what loads, what gets a new head, what is refused."""
+"""Tests which saved models load, get a new head, or are refused."""
 
 import json
 import os
@@ -29,8 +29,8 @@ from small_models import (
     values,
 )
 
-# Class scores of photos of growing brightness, by models saved at commit 9773f57, when all modules
-# stood in the root: of Keras 3.15.1 and of Keras 2.7.0.
+# Class scores of photos of growing brightness. Keras 3.15.1 and 2.7.0 saved the models at commit
+# 9773f57, when all modules were in the root.
 FORMER_OUTPUTS = {
     'saved_before_the_package.keras':
         [[-0.6517079, -0.3490128, 0.4695595],

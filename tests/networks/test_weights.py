@@ -1,7 +1,7 @@
-"""Weights files: they load exactly, or are refused and nothing is assigned.
+"""Tests that weights files load exactly, or are refused before anything is assigned.
 
 On the paper's stack, `PYTHONPATH=.:tests/support python tests/networks/test_weights.py` writes the
-files in tests/support that today's stack is compared with.
+files in tests/support with which today's stack is compared.
 """
 
 import json
@@ -63,7 +63,7 @@ def test_weights_round_trip_exactly(weights_file):
 
 
 def with_normalization():
-    """Returns a classifier with a Normalization layer, as EfficientNet has one."""
+    """Returns a classifier with a Normalization layer, as in EfficientNet."""
     inputs = keras.Input(SMALL)
     x = keras.layers.Normalization(name='normalization')(inputs)
     x = keras.layers.Conv2D(8, 3, activation='relu')(x)
@@ -72,7 +72,7 @@ def with_normalization():
 
 @pytest.mark.parametrize('name', ['weights.npz', keras_stack.MODEL_FILE, 'model.h5'])
 def test_a_normalization_layer_keeps_its_statistics_when_saved(name, tmp_path):
-    """This layer of Keras computes constants from its weights, and must do so after loading."""
+    """This Keras layer computes constants from its weights, and must do so after loading."""
     keras_stack.set_seed(0)
     model, images = with_normalization(), photos(SMALL)
     layer = next(layer for layer in keras_stack.flat_layers(model) if layer.name == 'normalization')
@@ -95,7 +95,7 @@ def test_a_normalization_layer_keeps_its_statistics_when_saved(name, tmp_path):
 def test_build_model_reads_weights_and_then_freezes_statistics(tmp_path):
     path = str(tmp_path / 'weights.npz')
     model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', alpha=0.35)
-    assert backbones(model)[0].train_statistics  # the default for random weights alone
+    assert backbones(model)[0].train_statistics  # the default only for random weights
     set_to_distinct_values(model)
     models.save_weights(model, path)
     again = models.build_model('mobilenetv2', (32, 32, 3), 3, path, alpha=0.35)
@@ -229,7 +229,7 @@ def test_weights_of_the_papers_stack_give_the_stored_output():
 
 
 def stored_images():
-    """Returns (4, 16, 16, 3) float32 images of different brightness, equal on every NumPy."""
+    """Returns (4, 16, 16, 3) float32 images of growing brightness, the same with every NumPy."""
     return photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
 
 
