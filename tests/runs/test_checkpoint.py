@@ -1,4 +1,4 @@
-"""Checkpoints are read as they were written, and any damage is noticed."""
+"""Tests that checkpoints are read as they were written, and that damage is noticed."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from elastic.runs import checkpoint
 
 
 class Cost(NamedTuple):
-    """A record such as trees hold."""
+    """Is a record of the kind that checkpoints hold."""
     ms: Any
     cut: Any = None
 
@@ -109,7 +109,7 @@ def test_a_process_that_ends_between_renames_leaves_a_whole_one(tmp_path, monkey
 
 
 def two_written(folder):
-    """Returns the path of the newer of two checkpoints, and what it holds."""
+    """Returns the path of the newer of two checkpoints, and its bytes."""
     written(folder, number_of=1)
     path = written(folder, number_of=2) / 'last'
     return path, path.read_bytes()
@@ -122,7 +122,7 @@ def flipped(content, at, bit):
 
 
 def test_a_flipped_bit_is_harmless_or_noticed(tmp_path):
-    """Some bits do not matter: a zip file also holds dates."""
+    """Some bits do not matter, such as those of dates in a zip file."""
     path, content = two_written(tmp_path)
     rng, directory = np.random.RandomState(0), content.index(b'PK\1\2')
     for at in list(range(directory, len(content))) + rng.randint(0, directory, 300).tolist():
@@ -221,5 +221,5 @@ def test_time_trained_after_the_checkpoint_counts_as_lost(tmp_path):
     place = written(tmp_path)
     os.utime(str(place / 'last'), (0, 50.0))
     assert read(tmp_path)['lost_seconds'] == 50.0
-    os.utime(str(place / 'last'), (0, -50.0))  # the clock was set back
+    os.utime(str(place / 'last'), (0, -50.0))  # as if the clock was set back
     assert read(tmp_path)['lost_seconds'] == 0.0

@@ -1,4 +1,4 @@
-"""The table of runs: medians, speed-up, targets, and what gets a row or column of its own."""
+"""Tests the table of runs: medians, speed-up, targets, and separate rows and columns."""
 
 from elastic.runs import compare
 from elastic.runs.folder import VARIED, Run
@@ -59,7 +59,7 @@ def test_throttled_epochs_have_a_column_if_there_are_any():
     text = compare.table([cool])
     assert 'throttled' not in text
     hot.summary.update(epochs=3, throttled_epochs=2)
-    head = run('traditional_tl_training', 0, 0.5, 30.0)  # of a device that reports nothing
+    head = run('traditional_tl_training', 0, 0.5, 30.0)  # its device reports nothing
     text = compare.table([cool, hot, head])
     header, _, first, second = text.splitlines()[:4]
     assert header.endswith('throttled  target') and text.count('2 of 6') == 1
