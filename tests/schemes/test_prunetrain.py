@@ -1,4 +1,4 @@
-"""PruneTrain: which channels belong together, and what remains when some are removed."""
+"""Tests PruneTrain: which channels belong together, and what remains when some are removed."""
 
 import gc
 
@@ -25,7 +25,7 @@ SMALL = 1e-5
 
 
 def residual_network():
-    """conv a -> (conv b, BN) + a -> depthwise -> conv c, and a head on it."""
+    """Returns conv a -> a + (inner, BN, conv b) -> depthwise -> conv c -> head."""
     inputs = keras.Input((SIZE, SIZE, 3))
     a = keras.layers.Conv2D(8, 3, name='a')(keras.layers.ZeroPadding2D()(inputs))
     b = keras.layers.Conv2D(6, 1, use_bias=False, name='inner')(keras.layers.ReLU()(a))
@@ -55,7 +55,7 @@ def optimizer_for(variables, kind='sgd'):
 
 
 def randomised(model, seed=0):
-    """Sets every bias and BN array to random values, so that a wrongly removed channel shows."""
+    """Draws every bias and BN array, so that removing a wrong channel would show."""
     rng = np.random.RandomState(seed)
     for variable in model.weights:
         if len(variable.shape) == 1:
@@ -65,7 +65,7 @@ def randomised(model, seed=0):
 
 
 def vanish(model, share, seed=0):
-    """Zeroes a random share of each set of removable channels; returns how many."""
+    """Zeroes a random share of each set of removable channels; returns their number."""
     rng, count = np.random.RandomState(seed), 0
     for channels in structure(model).channels:
         gone = rng.permutation(channels.size)[:int(share * channels.size)]
@@ -83,7 +83,7 @@ def names(channels):
 
 
 def of_names(model):
-    """Returns the removable Channels by the names and axes of their judged kernels."""
+    """Returns {names and axes of the judged kernels: removable Channels}."""
     return {tuple(names(channels)): channels for channels in structure(model).channels}
 
 
@@ -92,7 +92,7 @@ def test_channels_that_are_added_or_passed_on_belong_together():
     assert {key: channels.size for key, channels in free.items()} == {
         (('a/kernel', 3), ('b/kernel', 3), ('c/kernel', 2), ('inner/kernel', 2)): 8,
         (('b/kernel', 2), ('inner/kernel', 3)): 6,
-        (('c/kernel', 3), ('head/kernel', 0)): 7}  # and none for the image's own channels
+        (('c/kernel', 3), ('head/kernel', 0)): 7}  # none for the channels of the image
     carried = {channels.size: sorted({(keras_stack.variable_name(variable), axis)
                                       for variable, axis in channels.carried})
                for channels in free.values()}
@@ -121,7 +121,7 @@ def test_last_channels_are_removed_with_the_inputs_of_the_head(name, alpha, size
 
 
 def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
-    """Stem: 16; block outputs, added ones once; expansions: six times their input."""
+    """The stem has 16, expansions six times their input; outputs that are added count once."""
     outputs = 8 + 8 + 16 + 24 + 32 + 56 + 112
     expansions = 6 * (8 + 8 + 8 + 16 + 16 + 16 + 24 * 4 + 32 * 3 + 56 * 3)
     assert 16 + outputs + expansions == 2864
@@ -133,11 +133,11 @@ def test_squeeze_and_excitation_passes_channels_on():
     found = of_names(build_model('EfficientNetB0', (SIZE, SIZE, 3), CLASSES, 'none'))
     expansions = [key[0][0].split('expand_conv')[0] for key in found
                   if any('expand_conv/kernel' in name and axis == 3 for name, axis in key)]
-    assert len(expansions) == 15  # of 16 blocks: the first expands nothing
+    assert len(expansions) == 15  # the first of the 16 blocks expands nothing
     for block in expansions:
         assert tuple((block + name + '/kernel', axis) for name, axis in (
             ('expand_conv', 3), ('project_conv', 2), ('se_expand', 3), ('se_reduce', 2))) in found
-    assert not any(('stem_conv/kernel', 2) in key for key in found)  # the image, normalised
+    assert not any(('stem_conv/kernel', 2) in key for key in found)  # the channels of the image
 
 
 @pytest.mark.parametrize('name, size', [
@@ -151,7 +151,7 @@ def test_removing_vanished_channels_keeps_the_output(name, size):
         name, (size, size, 3), CLASSES, 'none', bn_statistics='frozen'))
     gone = vanish(model, 0.5)
     images, _ = batch(size=size, count=32)
-    statistics_from_batch(model, images)  # else the signal dies, and anything leaves it unchanged
+    statistics_from_batch(model, images)  # otherwise the signal vanishes, and errors with it
     assert_prune_keeps_output(model, images, gone)
 
 
@@ -162,7 +162,7 @@ def assert_prune_keeps_output(model, images, gone):
     assert pruned.removed == gone > 0
     assert pruned.model.count_params() < model.count_params()
     largest = np.abs(before).max()
-    assert np.ptp(before, axis=0).max() > 1e-3 * largest  # the image shows in it
+    assert np.ptp(before, axis=0).max() > 1e-3 * largest  # the output depends on the image
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * largest)
 
 
@@ -238,7 +238,7 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
 
 
 def multiply_adds(model):
-    """Returns the multiply-adds of the convolutions for one image."""
+    """Returns the multiply-adds of all convolutions for one image."""
     return sum(int(np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:3]))
                for layer in keras_stack.flat_layers(model)
                if isinstance(layer, keras.layers.Conv2D))
@@ -249,7 +249,7 @@ def test_a_pruned_network_takes_less_time():
     size = 64
     images, labels = batch(size=size)
     models = [build_model('vgg16', (size, size, 3), CLASSES, 'none', bn_statistics='frozen')]
-    for _ in range(2):  # half of the channels each time
+    for _ in range(2):  # removes half of the channels each time
         vanish(models[-1], 0.5)
         models.append(prune(models[-1], optimizer_for(models[-1].trainable_variables), SMALL,
                             optimizer_for).model)
@@ -261,7 +261,7 @@ def test_a_pruned_network_takes_less_time():
         step.milliseconds(images, labels)
     ms = np.median([[step.milliseconds(images, labels) for step in steps] for _ in range(7)],
                    axis=0)
-    assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # of the operations, 1 in 4 is left
+    assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # a quarter of the operations is left
 
 
 def test_the_penalty_counts_only_removable_groups():
@@ -301,7 +301,7 @@ def test_the_penalty_has_its_share_and_shrinks_the_groups():
         step = maker.step(np.ones(len(model.trainable_variables), dtype=bool))
         begin, loss = float(lasso.norms(model)), float(step(images, labels)[0])
         penalty = lasso.coefficient * begin
-        # Returned is the loss alone; in a frozen network without dropout it is that of inference.
+        # The step returns the loss without penalty, here that of inference: frozen, no dropout.
         assert penalty / (loss + penalty) == pytest.approx(ratio, rel=1e-3)
         for _ in range(10):
             step(images, labels)
@@ -327,11 +327,11 @@ def test_a_pruned_float16_network_keeps_its_loss_scale():
     maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
     assert scheme.select(2, None).mask.all()
     maker = scheme.maker
-    gc.collect()  # the first steps are gone, and what they captured lives on
+    gc.collect()  # frees the first steps; variables that they captured must survive
     assert maker.model is not model and maker.model.count_params() < model.count_params()
     step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))
     losses = [float(step(images, labels).loss)]
-    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # after that many steps without an overflow
+    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # doubled after GROWTH_STEPS good steps
     losses += [float(step(images, labels).loss) for _ in range(10)]
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     before = [variable.numpy() for variable in maker.variables]
