@@ -1,4 +1,4 @@
-"""Simplified graphs: nested calls become nodes, and reduced graphs keep their order."""
+"""Tests simplified graphs: nested calls become nodes, and reduced graphs keep their order."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from elastic.steps.training_step import TrainingStep, make_optimizer
 
 @keras_stack.register
 class Nested(keras.layers.Layer):
-    """Computes a Dense layer in a function within a function, and counts the calls there."""
+    """Computes a Dense layer in a function within a function, which counts its calls."""
 
     def __init__(self, units, jit_compile=None, **kwargs):
         super().__init__(**kwargs)
@@ -107,7 +107,7 @@ def test_a_function_that_xla_compiles_stays_one_node():
 
 @keras_stack.register
 class Latest(keras.layers.Layer):
-    """Writes a variable and adds it, three times; right only if the order stays."""
+    """Writes a variable and adds it, three times; the result depends on the order."""
 
     def build(self, input_shape):
         self.memory = self.add_weight(name='memory', shape=(), initializer='zeros',

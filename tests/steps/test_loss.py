@@ -1,4 +1,4 @@
-"""The loss of any classifier, penalties, loss scaling, and models that are refused."""
+"""Tests the loss of any classifier, penalties, loss scaling, and models that are refused."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def sgd(model, rate=0.1):
 
 
 class Subclassed(keras.Model):
-    """Ends in the layer that is its first attribute, so only the graph shows how it ends."""
+    """Ends in the layer that is its first attribute, so that only the graph shows the end."""
 
     def __init__(self, activation):
         super().__init__()
@@ -74,7 +74,7 @@ def test_penalties_are_trained_and_reported_apart_from_the_loss():
     inputs, labels = batch()
     kernel = keras_stack.raw(model.trainable_variables[0]).numpy()
     hidden = np.maximum(inputs.numpy() @ kernel, 0)
-    of_activity = 0.3 * (hidden ** 2).sum() / len(hidden)  # Keras: per example
+    of_activity = 0.3 * (hidden ** 2).sum() / len(hidden)  # per example, as in Keras
     result = StepMaker(model, sgd(model), 0.0, inputs, labels).step([True, False, False, False])(
         inputs, labels)
     plain = StepMaker(bare, sgd(bare), 0.0, inputs, labels).forward()(inputs, labels)

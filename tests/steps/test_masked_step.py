@@ -1,4 +1,4 @@
-"""Reduced steps: they equal traced steps, and have no other ops."""
+"""Tests that reduced steps equal traced steps, and have no other ops."""
 
 import gc
 import weakref
@@ -58,12 +58,12 @@ def state_of(model, optimizer):
                                                   ('adam', 0.05)])
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 def test_a_reduced_step_equals_the_traced_step_of_its_mask(optimizer, clip_norm, bn_statistics):
-    # A bias before batch statistics has only rounding errors as its gradient. Adam divides them by
-    # their own size, so the bias may move anywhere.
+    # The gradient of a bias before batch statistics is only rounding error. Adam divides it by its
+    # own size, so the bias may move anywhere.
     model = small_model(bn_statistics, bias=bn_statistics == 'frozen' or optimizer == 'sgd')
     for layer in keras_stack.flat_layers(model):
         if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0  # each traced function draws other numbers
+            layer.rate = 0.0  # each traced function would draw other numbers
     n = len(model.trainable_variables)
     trained_by = make_optimizer(optimizer, 1e-2, 50, model.trainable_variables,
                                 clip_norm=clip_norm)

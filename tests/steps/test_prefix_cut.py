@@ -1,4 +1,4 @@
-"""The prefix of the forward pass: which nodes belong to it, and where a cut is cheapest."""
+"""Tests the prefix of the forward pass: which nodes belong to it, and where a cut is cheapest."""
 
 import itertools
 
@@ -14,11 +14,11 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import Node, StepGraph
 from small_steps import batch, conv_stack, residual
 
-CHEAP, DEAR = 1e-9, 1.0  # ms of a byte or of an operation
+CHEAP, DEAR = 1e-9, 1.0  # ms per byte or operation
 
 
 def graph_of(nodes, left_out=()):
-    """Returns a StepGraph of nodes: (op, tensors that it reads) by name.
+    """Returns a StepGraph. nodes: {name: (op, tensors that it reads)}.
 
     left_out: names outside the forward pass.
     """
@@ -39,7 +39,7 @@ ARGUMENTS = {name: ('_Arg', []) for name in ('images', 'labels', 'kernel', 'movi
 
 
 def found_in(more, left_out=(), called=None):
-    """Returns the Repeatable of two convolutions and `more` nodes.
+    """Returns the Repeatable of two convolutions and the nodes `more`.
 
     The second convolution has the weight `kernel`, the first of two trainable tensors.
     """
@@ -121,7 +121,7 @@ def test_read_outside_finds_what_the_rest_of_the_step_reads():
 # ---------------------------------------------------------------- the cheapest cut
 
 def random_instance(rng):
-    """Returns (graph, prefix, wanted, nbytes, ms) of a few nodes with one output each."""
+    """Draws (graph, prefix, wanted, nbytes, ms) of a few nodes with one output each."""
     count, arguments = rng.randint(2, 8), rng.randint(1, 3)
     nodes, names = {}, ['n{}'.format(i) for i in range(count)]
     for i, name in enumerate(names):
@@ -134,7 +134,7 @@ def random_instance(rng):
 
 
 def least_cost(graph, prefix, wanted, nbytes, ms):
-    """Returns the least cost over all sets of stored and recomputed nodes; inf if none works."""
+    """Tries all sets of stored and recomputed nodes; returns the least cost, inf if none works."""
     least, names = np.inf, sorted(prefix)
     needed = {tensor.split(':')[0] for tensor in wanted}
     for states in itertools.product('-sr', repeat=len(names)):
@@ -149,7 +149,7 @@ def least_cost(graph, prefix, wanted, nbytes, ms):
 
 
 def assert_gives_all(graph, prefix, wanted, cut):
-    """Returns whether the recomputed nodes can compute all wanted tensors from the stored."""
+    """Asserts that the recomputed nodes can compute all wanted tensors from the stored."""
     def given(tensor):
         name = tensor.split(':')[0]
         return tensor in cut.tensors or name in cut.recomputed or name not in prefix
@@ -180,7 +180,7 @@ def test_the_cut_is_the_cheapest_of_all():
 
 
 def joined(relu_ms):
-    """Returns the Cut of a sum and its ReLU, both of which are read."""
+    """Returns the Cut of a sum and its ReLU; the step reads both."""
     graph = graph_of({'x': ('_Arg', []), 'left': ('Conv2D', reading('x')),
                       'right': ('Conv2D', reading('x')), 'sum': ('AddV2', reading('left', 'right')),
                       'relu': ('Relu', reading('sum'))})
@@ -293,6 +293,6 @@ def test_a_recurrent_layer_with_dropout_is_not_in_the_prefix():
         maker = StepMaker(model, None, 0.0, tf.reshape(sequences, (4, 12, 36)), labels)
         return PrefixSteps(maker).cut_off(np.arange(5) >= 3, ALL_DEAR,
                                           lambda size: CHEAP * size).nbytes
-    # 2.7 traces the layer as a function, inside which no shapes are known.
+    # Keras 2.7 traces the layer as a function, in which shapes are unknown.
     assert deepest() == (4 * 4 if keras_stack.KERAS_3 else 12 * 36 * 4)
     assert deepest(dropout=0.5) > 4 * 4 and deepest(recurrent_dropout=0.5) > 4 * 4

@@ -1,7 +1,7 @@
-"""Steps with a cached prefix give the same bits as steps that compute it.
+"""Tests that steps with a cached prefix give the same bits as steps that compute it.
 
-All networks run in one separate process in which TensorFlow is deterministic: by op determinism,
-or on a single thread where TensorFlow (2.7) has none.
+All networks run in one separate process in which TensorFlow is deterministic: by its option, or on
+a single thread where TensorFlow (2.7) has no such option.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ FROM_ZOO = [name for name in (
     'mixed_float16', 'nested', 'sequential', 'subclassed', 'frozen_layer', 'random_layers',
     'normalisations', 'grouped') if name in ZOO]
 NETWORKS = ['residual', 'saved'] + FROM_ZOO
-# Built by models.py; each takes seconds, so two masks must do, each at other costs.
+# Networks of models.py. Each takes seconds, so two masks must do, each with different costs.
 LARGE = ['mobilenetv2', 'vgg16', 'resnet50', 'EfficientNetB0'] + (
     ['vit'] if importlib.util.find_spec('vit_keras') else [])
-# ms of an operation and of a byte: nothing is recomputed, or all that makes the cut smaller.
+# ms per operation and per byte: recomputes nothing, or all that makes the cut smaller.
 COSTS = ((1.0, 1e-9), (1e-9, 1.0))
 SEVERAL = ('shared', 'regularised', 'two_inputs_list', 'two_inputs_dict')  # store several tensors
 
@@ -53,7 +53,7 @@ def mobilenetv2(bn_statistics='frozen'):
 
 
 def saved(folder):
-    """Returns a network with batch normalisation that was saved and loaded by its path."""
+    """Returns a network with batch normalisation, saved and loaded by its path."""
     path = os.path.join(folder, keras_stack.MODEL_FILE)
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.Conv2D(4, 3, name='first')(inputs)
@@ -66,11 +66,11 @@ def saved(folder):
 def network(name, folder):
     """Returns (model, inputs, labels), with random layers off."""
     keras_stack.set_seed(0)
-    if name in LARGE:  # the zoo has some too, but with batch statistics
+    if name in LARGE:  # the zoo has some of these, but with batch statistics
         model = mobilenetv2() if name == 'mobilenetv2' else build_model(
             name, (32, 32, 3), 3, 'none', bn_statistics='frozen')
         inputs, labels = images_and_labels(32, 4)
-        statistics_from_batch(model, inputs)  # else the signal of a deep network vanishes
+        statistics_from_batch(model, inputs)  # otherwise a deep network's signal vanishes
     elif name in ZOO:
         model, inputs, labels = ZOO[name].build()
     else:
@@ -88,19 +88,19 @@ def cut_off(prefixes, mask, costs):
 
 
 def bits(arrays):
-    """Returns a digest of each array; copies of large networks would fill the memory."""
+    """Returns a digest of each array, as copies of large networks would fill the memory."""
     return [hashlib.sha1(array.numpy().tobytes()).hexdigest() for array in arrays]
 
 
 def two_steps(back_to_start, variables, step, *batch):
-    """Returns the bits of both results and of all variables after two steps from the start."""
+    """Takes two steps from the start; returns the bits of both results and of all variables."""
     back_to_start()
     results = [bits(step(*batch)[:NUM_RESULTS]) for _ in range(2)]
     return results, bits(map(keras_stack.raw, variables))
 
 
 def masks_and_costs(name, n):
-    """Returns pairs of a (n,) bool mask and COSTS, with the extreme masks for small networks."""
+    """Returns pairs of an (n,) bool mask and costs; small networks get the extreme masks, too."""
     if name in LARGE:
         return zip(random_masks(2, n), COSTS)
     masks = [np.arange(n) == n - 1, np.ones(n, bool)] + list(random_masks(3, n))
@@ -108,7 +108,7 @@ def masks_and_costs(name, n):
 
 
 def compared(name, folder, optimizer='sgd'):
-    """Compares two cached steps of several masks with two uncached ones."""
+    """Compares two cached steps with two uncached ones, for several masks."""
     model, inputs, labels = network(name, folder)
     trained_by = make_optimizer(optimizer, 1e-2, 100, model.trainable_variables)
     maker = StepMaker(model, trained_by, 1e-3, inputs, labels)
@@ -124,7 +124,7 @@ def compared(name, folder, optimizer='sgd'):
         plain, cut = maker.step(mask), cut_off(prefixes, mask, costs)
         expected = two_steps(back_to_start, variables, plain, inputs, labels)
         steps = prefixes.cached(mask, cut)
-        back_to_start()  # the prefix is computed from these weights
+        back_to_start()  # the weights from which the prefix is computed
         stored = list(steps.prefix(inputs, labels))
         of_prefix, filled = bits(stored), bits(steps.fill(inputs, labels)[NUM_RESULTS:])
         again, fill, read = [
@@ -165,7 +165,7 @@ def outcomes(tmp_path_factory):
 
 
 def with_vit(names):
-    """Returns the names, with vit marked to be skipped where it cannot be built."""
+    """Returns the names and vit, which is skipped where it cannot be built."""
     return names if 'vit' in names else names + [pytest.param('vit', marks=pytest.mark.skip(
         reason='vit-keras, which vit is built by, is for Python 3.8 to 3.11'))]
 
@@ -180,7 +180,7 @@ def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
 
 @pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
 def test_activations_do_not_depend_on_other_images(outcomes, name):
-    """In products of small matrices rounding may differ with the place in the batch."""
+    """In products of small matrices, rounding may depend on the place in the batch."""
     assert outcomes[name]['apart'] <= (1e-6 if name in ('attention', 'vit') else 0)
 
 
@@ -199,7 +199,7 @@ def test_several_tensors_are_stored_where_several_are_read(outcomes, name):
 # ---------------------------------------------------------------- in this process
 
 def test_activations_that_depend_on_other_images_are_detected():
-    """Batch statistics are the same in any order of the images, so order alone finds nothing."""
+    """Batch statistics do not depend on the order of images, so reordering would find nothing."""
     inputs = keras.Input((12, 12, 3))
     x = keras.layers.GlobalAveragePooling2D()(Centred()(keras.layers.Conv2D(4, 3)(inputs)))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
@@ -210,7 +210,7 @@ def test_activations_that_depend_on_other_images_are_detected():
 
 @pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
 def test_a_prefix_with_batch_statistics_is_detected_or_ends_before(name):
-    """Where the op reads moving statistics (2.7), the prefix ends before it."""
+    """The prefix ends before an op that reads moving statistics (2.7)."""
     model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
         name == 'mobilenetv2') else ZOO[name].build()
     maker = StepMaker(model, None, 0.0, images, labels)

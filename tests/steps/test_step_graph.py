@@ -1,4 +1,4 @@
-"""Finds the ops that each gradient and each update needs."""
+"""Tests which ops each gradient and each update needs."""
 
 import collections
 import re
@@ -14,11 +14,11 @@ from elastic.steps.step_graph import Node, analyse, check_effects, merged
 from elastic.steps.training_step import make_optimizer
 from traced_networks import branching, plain, traced
 
-# The sets of tensors that need an op, by layer and op type, derived by hand.
+# Sets of tensors that need an op, by layer and op type, derived by hand.
 PLAIN_NEEDS = {
     ('conv', 'Conv2DBackpropFilter'): [{0}],
     ('conv', 'BiasAddGrad'): [{1}],
-    ('mid', 'MatMul'): [{2}, {0, 1}],  # own kernel; error gradient to the convolution
+    ('mid', 'MatMul'): [{2}, {0, 1}],  # weight gradient; error gradient for the convolution
     ('mid', 'BiasAddGrad'): [{3}],
     ('mid', 'ReluGrad'): [{0, 1, 2, 3}],
     ('head', 'MatMul'): [{4}, {0, 1, 2, 3}],
@@ -71,7 +71,7 @@ def test_forward_backward_and_update_split_the_graph(build):
 @pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
 @pytest.mark.parametrize('build', [plain, branching])
 def test_every_tensor_has_the_same_update_ops(build, optimizer):
-    """The optimizer treats all tensors alike, so each has the same ops."""
+    """The optimizer treats all tensors alike, so all have the same ops."""
     graph = traced(build, *optimizer).graph
     own = collections.defaultdict(collections.Counter)
     for name, k in graph.update.items():
@@ -82,13 +82,13 @@ def test_every_tensor_has_the_same_update_ops(build, optimizer):
     assert sorted(own) == list(range(count))
     assert all(own[k] == own[0] for k in range(count))
     writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
-    assert sum(writes.values()) >= 2  # decay; slots and weight, on the paper's stack in one kernel
-    # The only shared variable is the iteration count: momentum belongs to its tensor.
+    assert sum(writes.values()) >= 2  # decay; slots and weight, fused on the paper's stack
+    # The only shared variable is the iteration count; momentum belongs to its tensor.
     assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
 
 
 def test_shared_update_ops_do_not_grow_with_the_tensors():
-    """Ops of Keras 3 that only read the momentum of a tensor belong to that tensor."""
+    """In Keras 3, ops that only read a tensor's momentum belong to that tensor."""
     few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
                                      if k is None)
                  for graph in (traced(plain).graph, traced(branching).graph)]
@@ -100,7 +100,7 @@ def test_shared_update_ops_do_not_grow_with_the_tensors():
 
 
 def graph_of(lines, results):
-    """Returns the Nodes of lines 'name op source source'; results: tensors, in order."""
+    """Returns the Nodes of lines 'name op source source'. results: tensors, in order."""
     nodes, arguments = {}, 0
     for line in lines:
         name, op, *tensors = line.split()
@@ -156,7 +156,7 @@ def test_the_parts_of_a_loop_merge_into_one_node():
 
 
 def with_backward(backward):
-    """Returns a StepMaker of two Dense layers around one with the given backward pass."""
+    """Returns a StepMaker of two Dense layers around a layer with the given backward pass."""
     @tf.custom_gradient
     def pass_on(x):
         return tf.identity(x), backward

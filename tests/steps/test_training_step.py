@@ -1,4 +1,4 @@
-"""One optimisation step: what it computes, what it updates, and what stays bit-identical."""
+"""Tests what one training step computes, what it updates, and what stays bit-identical."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_the_gradients_returned_are_those_of_the_loss():
 
 
 def adam_variables():
-    """Returns variables and the gradients of 6 steps, of very different size, some zero."""
+    """Returns variables and the gradients of 6 steps, of very different sizes, some zero."""
     rng = np.random.RandomState(3)
     model = linear()
     return model.trainable_variables, [
@@ -109,14 +109,14 @@ def test_adam_equals_keras_where_all_tensors_train_from_the_start():
             keras_stack.apply_gradients(optimizer, of_step, variables)
         ends.append(values(variables))
     for mine, keras_own in zip(*ends):
-        # Equal bits on the paper's stack; in Keras 3, 1 - 0.999 in float32 is wrong by 5e-5.
+        # Equal bits on the paper's stack. Keras 3 takes 1 - 0.999 in float32, which is 5e-5 off.
         np.testing.assert_allclose(mine, keras_own, rtol=0, atol=1e-6 * keras_stack.KERAS_3)
         assert np.abs(mine).max() > 0.5
 
 
 @pytest.mark.parametrize('cut', [False, True])
 def test_the_first_adam_step_of_a_late_tensor_has_the_usual_size(cut):
-    """With a correction by all 20,000 steps it would be 3.16 times the learning rate."""
+    """A correction by all 20,000 steps would make it 3.16 times the learning rate."""
     model = conv_stack()
     optimizer = make_optimizer('adam', 0.01, 10 ** 9, model.trainable_variables)
     keras_stack.raw(optimizer.iterations).assign(20000)
