@@ -1,4 +1,4 @@
-"""Tests that the figures of the paper show the numbers of the records, and nothing else."""
+"""Tests that the paper's figures show the numbers of the records, and nothing else."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ DATA = ('caltech_birds2011', 'oxford_iiit_pet')
 
 
 def grid(logs, seeds=1, **changes):
-    """Makes runs of four schemes on two data sets; the elastic ones take half the time."""
+    """Makes runs of four schemes on two data sets; elastic training takes half the time."""
     return [make_run(logs, '{}_{}_{}'.format(data, scheme, seed), scheme, seed=seed,
                      dataset_name=data, step_seconds=(60 if scheme == SCHEMES[0] else 30) + seed,
                      accuracy=0.6 + 0.1 * seed, train_seconds=4.0 * (
@@ -93,7 +93,7 @@ def test_similarity_is_the_cosine_of_successive_importances(tmp_path):
     assert float(row['importance_share_of_time_mean']) == pytest.approx(0.02)
     assert (row['n'], row['similarity_std']) == ('1', '')
     second = make_run(tmp_path / 'logs', 'second', seed=1, interval=2, probe_batches=1,
-                      train_seconds=200.0, importance_seconds=8.0)  # the same importance twice
+                      train_seconds=200.0, importance_seconds=8.0)  # the importances are equal
     for row in (1, 1 + TENSORS):
         edit_csv(second / 'selections.csv', row, 'importance', 0.0)
     paths = paper_plots.importance_stability([run, second], tmp_path / 'figure7')
@@ -124,7 +124,7 @@ def test_selections_have_a_panel_for_each_data_set(tmp_path):
 
 def test_several_seeds_show_the_share_that_trained_a_tensor(tmp_path):
     runs = [make_run(tmp_path / 'logs', 'seed{}'.format(seed), seed=seed) for seed in (0, 1)]
-    for tensor in range(TENSORS):  # the second seed trains all of them, all the time
+    for tensor in range(TENSORS):  # the second seed always trains all
         for selection in range(len(MASKS)):
             edit_csv(runs[1] / 'selections.csv', 1 + selection * TENSORS + tensor, 'selected', 1)
     paths = paper_plots.selection_panels(runs, tmp_path / 'figure21')

@@ -1,4 +1,4 @@
-"""Figures: their numbers equal the records, and their files are complete."""
+"""Tests that the numbers of figures equal the records, and that their files are complete."""
 
 import os
 import subprocess
@@ -62,10 +62,10 @@ def test_seeds_become_a_mean_and_a_sample_standard_deviation(tmp_path):
     rows = read_csv(plot.accuracy_over_time(runs, str(tmp_path / 'curves.png'))[2])
     assert [(row['rho'], row['n']) for row in rows[::EPOCHS]] == [('0.4', '1'), ('0.5', '3')]
     last = rows[-1]
-    # by hand: mean 0.78, squares (0.08, 0.02, 0.06)^2 sum to 0.0104, over n - 1 = 2; times 15/16
+    # By hand: mean 0.78; squares of 0.08, 0.02, 0.06 sum to 0.0104, over n - 1 = 2; times 15/16.
     assert float(last['test_accuracy_mean']) == pytest.approx(0.78 * 15 / 16)
     assert float(last['test_accuracy_std']) == pytest.approx((0.0104 / 2) ** 0.5 * 15 / 16)
-    # mean 51, squares 121 + 1 + 144 = 266; times 4 epochs
+    # The mean is 51, the squares sum to 121 + 1 + 144 = 266; times 4 epochs.
     assert float(last['train_seconds_mean']) == pytest.approx(204)
     assert float(last['train_seconds_std']) == pytest.approx(133 ** 0.5 * 4)
 
@@ -201,7 +201,7 @@ def test_main_draws_each_figure(tmp_path, capsys):
 
 
 def test_an_unknown_figure_is_refused_at_once():
-    """Prints one line with the nearest name, exits with 2, and imports nothing heavy."""
+    """It prints one line with the nearest name, exits with 2, and imports nothing heavy."""
     code = ("import sys, plot; from elastic import command_line\n"
             "try: command_line.run(plot.main, ['curve', 'run', '--output', 'x'])\n"
             "finally: print([m for m in ('matplotlib', 'tensorflow') if m in sys.modules])")
@@ -236,6 +236,6 @@ def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):
     axis = Figure().subplots()
     _draw_points(axis, points[:4])
     joined, = [line for line in axis.lines if line.get_linestyle() == '-']
-    assert list(joined.get_xdata()) == [41.0, 56.0]  # rho at the rate of all schemes
+    assert list(joined.get_xdata()) == [41.0, 56.0]  # those at the learning rate of all schemes
     with pytest.raises(UserError, match='no run'):
         accuracy_against_time([], str(tmp_path / 'nothing'))

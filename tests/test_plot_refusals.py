@@ -1,4 +1,4 @@
-"""Incomplete runs and runs that do not compare give no figure, and old figures stay."""
+"""Tests that incomplete or incomparable runs give no figure, and old figures stay."""
 
 import json
 
@@ -116,7 +116,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_ones(tmp_path):
     figures = tmp_path / 'figures'
     plot.timing_bars(stored(tmp_path), figures / 'timings')
     before = folder_content(figures)
-    with pytest.raises(AttributeError):  # in the middle of the drawing
+    with pytest.raises(AttributeError):  # fails in the middle of drawing
         plot.write_figure(figures / 'timings', (7, 3), lambda figure: figure.no_such_method(),
                           ['a'], [])
     assert folder_content(figures) == before

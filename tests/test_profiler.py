@@ -1,4 +1,4 @@
-"""Profiles small networks; checks what stays untouched and what a table is valid for."""
+"""Tests profiles of small networks: what stays untouched, and what a table is valid for."""
 
 import glob
 import importlib
@@ -30,7 +30,7 @@ def branching_table():
 
 
 def small_classifier():
-    """Returns a network with batch normalisation and dropout: statistics and random states."""
+    """Returns a network with batch normalisation (statistics) and dropout (random state)."""
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.Conv2D(8, 3, strides=2, use_bias=False, name='stem')(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='bn')(x))
@@ -42,7 +42,7 @@ def small_classifier():
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(optimizer, tmp_path):
     model = small_classifier()
-    state = list(model.variables)  # in Keras 3 those of the random generators too
+    state = list(model.variables)  # in Keras 3, those of random generators as well
     norms = [layer for layer in keras_stack.flat_layers(model)
              if isinstance(layer, keras.layers.BatchNormalization)]
     before, momenta = values(state), [layer.momentum for layer in norms]
@@ -71,9 +71,9 @@ SHALLOW = dict(input_shape=(32, 32, 3), include_top=False, weights=None)
 
 
 def shallow(of, function, family, *args, **more):
-    """Returns a builder of a family's blocks at a fraction of its depth: all of it takes minutes.
+    """Returns a builder of a family's blocks at reduced depth, as the whole network takes minutes.
 
-    of: a network of keras.applications, whose module has the function that builds the family.
+    of: a network of keras.applications whose module has the function that builds the family.
     """
     def build():
         base = getattr(importlib.import_module(of.__module__), function)(
@@ -103,7 +103,7 @@ def test_other_families_need_no_table_of_their_layers(build):
 
 
 def test_a_cut_nearer_to_the_output_saves_more_of_the_forward_pass():
-    """Six convolutions, five of them alike: four fifths of the work come before the last."""
+    """Six convolutions, five of them alike: four fifths of the work precede the last."""
     keras_stack.set_seed(0)
     inputs = keras.Input((48, 48, 3))
     x = inputs
@@ -152,7 +152,7 @@ def test_the_key_of_a_saved_model_depends_on_its_content_not_its_path(tmp_path):
         model.save(str(path))
         loaded = keras.models.load_model(str(path), compile=False)
         keys.append(key_of(path, loaded))
-        model = small_network()  # of other values, and with other numbers in Keras' names
+        model = small_network()  # with other values, and other numbers in Keras' names
     assert keys[0] == keys[1] == key_of(path, model)
     assert str(tmp_path) not in json.dumps(keys)
     assert json.loads(json.dumps(keys[0])) == keys[0]

@@ -1,4 +1,4 @@
-"""Tests which runs a figure needs, which of them are trained, and the page that shows them."""
+"""Tests which runs a figure needs, which are trained, and the page that shows them."""
 
 import glob
 import json
@@ -106,7 +106,7 @@ def test_every_figure_has_its_script():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Makes a root folder with links to the scripts, and changes into it."""
+    """Makes a root folder with links to the scripts, and enters it."""
     (tmp_path / 'scripts').mkdir()
     for path in glob.glob(os.path.join(ROOT, '*.py')) + glob.glob(
             os.path.join(ROOT, 'scripts', '*.py')):
@@ -120,7 +120,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
-    """Makes a figure of a tiny run, and of one whose images cannot be read."""
+    """Makes a figure of two runs: a tiny one, and one whose images cannot be read."""
     for name in ('cat', 'dog'):
         (tmp_path / 'broken' / name).mkdir(parents=True)
         for i in range(6):
@@ -171,7 +171,7 @@ sys.exit(reproduce.main(['15ad', '--rehearse']))
 
 
 def wait_for(condition, process=None):
-    """Waits until a condition holds, at most ten minutes, while the process runs."""
+    """Waits until a condition holds, while the process runs, for at most ten minutes."""
     end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end and (process is None or process.poll() is None)
@@ -198,7 +198,7 @@ def test_a_killed_grid_stops_its_run_and_resumes_it(here):
             run, = children.read().split()
         grid.kill()
         grid.wait()
-    wait_for(lambda: has_ended(run))  # its run must not train on: the next grid would meet it
+    wait_for(lambda: has_ended(run))  # a run that still trains would disturb the next grid
     assert not (folder / 'summary.json').exists()
     done = subprocess.run(command, cwd=str(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           universal_newlines=True)
@@ -208,7 +208,7 @@ def test_a_killed_grid_stops_its_run_and_resumes_it(here):
 
 
 def table_with(tmp_path, rho, host):
-    """Returns a table whose smallest rho is this, made on this host."""
+    """Returns a table with this smallest rho and this host."""
     table = TensorTimings.load(stored(tmp_path / 'table'))
     rest = table.t_step - table.t_fp
     least = smallest_rho(table) * table.t_step - table.t_fp
@@ -239,7 +239,7 @@ def test_a_rho_out_of_reach_is_left_out_and_the_page_says_why(here, tmp_path):
     (here / 'logs/rehearsal' / run_name(possible[0].cell, seed=1)).mkdir()
     report.write(True)
     page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    assert '10 of 18 runs missing' in page  # a second seed was started
+    assert '10 of 18 runs missing' in page  # a second seed has been started
 
 
 PROFILER = """
@@ -255,7 +255,7 @@ command_line.run(profiler.main)
 
 
 def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, capsys):
-    """Runs profiler.py with set times, so that the outcome does not depend on the machine."""
+    """Runs profiler.py with fixed times, so that the outcome does not depend on the machine."""
     (here / 'profiler.py').unlink()
     (here / 'profiler.py').write_text(PROFILER.format(
         root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
@@ -270,11 +270,11 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     minutes = [{'min': 1, 'h': 60}[row[-1]] for row in rows]
     full, most, least, total = [float(row[-2]) * unit for row, unit in zip(rows, minutes)]
     assert rows[2][:3] == ['out', 'of', 'reach'] and least == 0 < most < full
-    assert total == pytest.approx(full + most, abs=0.05 * sum(minutes))  # rounding
+    assert total == pytest.approx(full + most, abs=0.05 * sum(minutes))  # rounded when printed
     assert 'rho0.05_interval4_probe1_seed0: rho 0.05 is out of reach' in out
     assert [path.name for path in (here / 'logs/rehearsal').iterdir()] == [
         'mobilenetv2_32_10_8_profile']
-    # A run that itself finds its rho out of reach is reported with the reason, and is no failure.
+    # A run that finds its rho out of reach is reported with the reason, not as a failure.
     assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05']) == 0
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
@@ -310,7 +310,7 @@ def test_runs_of_another_device_are_refused_before_training(here, capsys):
 def test_a_page_that_cannot_be_written_is_reported_the_rest_made(here, monkeypatch, capsys):
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=FIGURES['15ad'].cells[:1]))
     made(here, runs_of('15ad', rehearse=True)[0])
-    (here / 'figures/rehearsal/report.html').mkdir(parents=True)  # where a file should go
+    (here / 'figures/rehearsal/report.html').mkdir(parents=True)  # in place of the file
     assert reproduce.main(['15ad', '--rehearse']) == 1
     assert 'the page is not drawn: ' in capsys.readouterr().err
     assert (here / 'figures/rehearsal/figure15ad.png').exists()

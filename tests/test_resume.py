@@ -1,4 +1,4 @@
-"""A run that stops and resumes ends with the weights, selections and records of a whole one."""
+"""Tests that a resumed run ends with the weights, selections and records of a whole one."""
 
 import csv
 import glob
@@ -35,13 +35,13 @@ from elastic.runs.session import Session
 from elastic.settings import Settings
 from fixed_tables import COPY_MS, fixed_profile
 
-STEPS, EPOCHS = 7, 4  # seven steps an epoch
+STEPS, EPOCHS = 7, 4  # STEPS is per epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
          'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 
 
 class StopsAfterSteps(Keeper):
-    """Stops a run after a number of steps of its process."""
+    """Stops a run after a number of steps in its process."""
 
     def __init__(self, folder, steps):
         super().__init__(folder, about={}, stop=lambda: self.left <= 0)
@@ -53,7 +53,7 @@ class StopsAfterSteps(Keeper):
 
 
 class StopsBetweenEpochs(StopsAfterSteps):
-    """Stops a run while the checkpoint after an epoch is written."""
+    """Stops a run while it writes the checkpoint after an epoch."""
 
     def __init__(self, folder, epochs):
         super().__init__(folder, 10 ** 9)
@@ -72,7 +72,7 @@ class StopsBetweenEpochs(StopsAfterSteps):
 
 
 def normalised():
-    """Returns a network with moving statistics, and with dropout where its state can be saved."""
+    """Returns a network with moving statistics, and dropout where its state can be saved."""
     keras_stack.set_seed(0)
     x = inputs = keras.Input((SIZE, SIZE, 3))
     for filters in (8, 16):
@@ -90,7 +90,7 @@ def timings():
 
 
 class Setting:
-    """One way to train: makes what each process makes before it trains."""
+    """Holds one way to train; makes what a process makes before it trains."""
 
     def __init__(self, name, folder, timings, model=network, cached=False, data=None, **settings):
         self.folder, self.timings = str(folder), timings
@@ -127,7 +127,7 @@ class Setting:
         return result, model
 
     def points(self):
-        """Returns the sorted (tag, epoch) of all that TensorBoard shows."""
+        """Returns the sorted (tag, epoch) of all points in TensorBoard."""
         return sorted((value.tag, event.step)
                       for path in glob.glob(os.path.join(self.folder, 'events.out.*'))
                       for event in tf.compat.v1.train.summary_iterator(path)
@@ -143,7 +143,7 @@ class Setting:
         return found
 
 
-WHOLE = {}  # settings of a run -> how it ends if it is not stopped
+WHOLE = {}  # settings of a run -> result of whole()
 
 
 def whole(tmp_path, name, timings, **more):
@@ -157,7 +157,7 @@ def whole(tmp_path, name, timings, **more):
 
 
 def assert_resumes(tmp_path, stops, name, timings, kind=StopsAfterSteps, **more):
-    """Asserts that a run which stops after so many steps each time ends as a whole one."""
+    """Asserts that a run whose processes stop after `stops` steps ends like a whole one."""
     result, records, points, end = whole(tmp_path, name, timings, **more)
     parts = Setting(name, tmp_path / 'parts', timings, **more)
     for steps in stops:
@@ -176,7 +176,7 @@ MIDDLE_OF_2, END_OF_2, TWICE = [10], [14], [3, 15]
 
 
 @pytest.mark.parametrize('name, stops', [
-    ('full_training', [1, 2, 12, 12]),  # up to the last step but one
+    ('full_training', [1, 2, 12, 12]),  # stops up to the last step but one
     ('traditional_tl_training', END_OF_2)])
 def test_a_fixed_scheme_resumes_after_any_step(tmp_path, timings, name, stops):
     assert_resumes(tmp_path, stops, name, timings)
@@ -213,7 +213,7 @@ def test_elastic_training_resumes(tmp_path, timings, metric, interval, optimizer
 
 
 def test_the_closed_loop_resumes_with_its_corrected_table(tmp_path, timings):
-    """Real times decide: two runs cannot be the same, but what was learned is not lost."""
+    """Real times decide here, so no two runs are the same, but the corrections must survive."""
     run = Setting('elastic_training', tmp_path, timings, interval=1, closed_loop=True)
     assert run.process(STEPS + 3) is None
     before = checkpoint.read(run.folder, resume.RECORDS)['run']['scheme']
@@ -247,7 +247,7 @@ def test_pruning_resumes_with_the_smaller_network(tmp_path, timings):
 
 
 def test_a_run_resumes_in_each_epoch_of_another_cache(tmp_path):
-    """Each epoch trains less deep than the one before, and needs another cache."""
+    """Each epoch trains fewer layers than the one before, and needs another cache."""
     masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}
     settings = Settings(num_epochs=4, learning_rate=0.05)
     ends = []
@@ -295,7 +295,7 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
         assert words in capsys.readouterr().out
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
-    assert resume.interrupted_run(folder, settings) is not None  # older than the flag
+    assert resume.interrupted_run(folder, settings) is not None  # the run is older than the flag
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
     with pytest.raises(UserError, match='has other settings .seed 9 there, 0 now.*--restart'):
         resume.interrupted_run(folder, settings)

@@ -1,4 +1,4 @@
-"""Tests that shell scripts parse, and when they make, keep or refuse a virtual environment."""
+"""Tests that shell scripts parse, and that they make, keep or refuse virtual environments."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def write_script(path, *lines):
 
 @pytest.fixture
 def bare(tmp_path):
-    """Returns (folder, variables): a repository of scripts alone, with no Python on the PATH."""
+    """Returns (folder, variables) of a repository of scripts alone, with no Python on the PATH."""
     repository, tools = tmp_path / 'repository', tmp_path / 'bin'
     shutil.copytree(SCRIPTS, str(repository / 'scripts'))
     (repository / 'requirements.txt').write_text('# nothing\n')
@@ -54,7 +54,7 @@ def bare(tmp_path):
 
 @pytest.fixture
 def equipped(bare):
-    """Returns the same with this interpreter on the PATH, after a shim that fails, as in pyenv."""
+    """Adds this interpreter to the PATH, after a shim that fails, as in pyenv."""
     repository, environment = bare
     tools, shims = repository.parent / 'bin', repository.parent / 'shims'
     shims.mkdir()
@@ -123,7 +123,7 @@ def test_an_environment_is_made_once_and_follows_requirements(equipped):
     assert status == 1
     assert 'Bringing {} up to date'.format(VENV) in errors
     assert 'No matching distribution found for no-such-package-here' in errors
-    assert ensure_venv(repository, environment)[0] == 1  # a failed update is tried again
+    assert ensure_venv(repository, environment)[0] == 1  # tries a failed update again
 
 
 @needs_a_stack
@@ -154,7 +154,7 @@ def test_a_figure_script_checks_its_arguments_before_anything_is_installed(equip
     repository, environment = equipped
     shutil.copytree(os.path.join(ROOT, 'elastic'), str(repository / 'elastic'))
     script = str(repository / 'scripts' / 'run_figure17ac_ego.sh')
-    for folder in (repository, repository / 'scripts'):  # called from anywhere
+    for folder in (repository, repository / 'scripts'):  # works from any folder
         status, _, errors = run(script, '--only', 'vgg16', cwd=str(folder), env=environment)
         assert status == 2 and "--only 'vgg16' fits no run of this figure" in errors
     status, output, _ = run(script, '--help', env=environment)
@@ -186,7 +186,7 @@ def test_on_a_jetson_nvidias_tensorflow_is_used_or_asked_for(equipped):
 
 
 def elf_of_another_machine(path):
-    """Writes the first bytes of a program for a processor that nobody has."""
+    """Writes the first bytes of a program for a processor that does not exist."""
     path.parent.mkdir(parents=True)
     path.write_bytes(b'\x7fELF\x02\x01\x01' + bytes(9) + b'\x02\x00\xff\xfe' + bytes(44))
     path.chmod(0o755)
@@ -205,7 +205,7 @@ def test_an_environment_copied_from_another_machine_is_not_used(bare, machine, s
     processor(environment, 'mine')
     status, _, errors = ensure_venv(repository, environment)
     assert errors.splitlines()[0] == says.format(VENV)
-    # Other tests show that it is made again if a Python is found.
+    # Other tests show that it is made again if there is a Python.
     assert status == 2 and 'no Python found' in errors and not venv.exists()
 
 

@@ -1,4 +1,4 @@
-"""The training loop, and elastic training in it."""
+"""Tests the training loop, and elastic training in it."""
 
 import csv
 import gc
@@ -32,7 +32,7 @@ SIZE, BATCH, STEPS = SMALL[0], 16, 6
 
 @pytest.fixture(scope='module')
 def dataset():
-    """Real digits, a few steps an epoch."""
+    """Returns real digits, a few steps per epoch."""
     return load_dataset('digits_shifted', SIZE, BATCH, steps_per_epoch=STEPS, validation_steps=2)
 
 
@@ -157,7 +157,7 @@ def test_tensorboard_holds_the_promised_tags(elastic):
 
 
 def taking(last, ms_of):
-    """Returns `last` with the step times ms_of(its step times); None for None."""
+    """Returns `last` with step times ms_of(step times); None for None."""
     return last and last._replace(ms={kind: ms_of(ms) for kind, ms in last.ms.items()})
 
 
@@ -174,7 +174,7 @@ def test_interval_0_selects_once_however_long_steps_take(tmp_path, dataset, timi
 
 @pytest.mark.timing
 def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path, dataset, timings):
-    """By the profile the backward pass takes 40 times as long as the forward pass."""
+    """In the profile, the backward pass takes 40 times as long as the forward pass."""
     choices = []
 
     def watching(select):
@@ -191,14 +191,14 @@ def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path, dataset, 
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
         assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
-    assert choices[0].drift < -0.2 < choices[1].drift  # corrected shares stay
+    assert choices[0].drift < -0.2 < choices[1].drift  # the shares stay corrected
     assert choices[0].timings.t_loop == 0 <= choices[1].timings.t_loop
 
 
 @pytest.mark.parametrize('count, again', [(1, False), (10 ** 6, True)], ids=['few', 'many'])
 def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
         tmp_path, dataset, timings, count, again):
-    """In epoch 3, `count` steps have taken twice the predicted time, and selecting a second."""
+    """In epoch 3, `count` steps took twice the predicted time, and selection took a second."""
     choices = []
 
     def watching(select):
@@ -219,7 +219,7 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
 
 
 def test_old_step_functions_are_released(tmp_path, dataset, timings):
-    """The masks are forced to differ, so that every epoch builds a new function."""
+    """The masks must differ, so that every epoch builds a new function."""
     graphs = []
     original = train.run_epoch
 
@@ -270,8 +270,8 @@ def test_moved_seconds_leave_their_bucket():
 
 @pytest.mark.timing
 def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
-    """An epoch of two steps: the first call, which moves between buckets, would show."""
-    size, settings = 32, Settings(num_epochs=1)  # steps so long that the loop does not matter
+    """An epoch has only two steps, so an error in the first call's bucket would show."""
+    size, settings = 32, Settings(num_epochs=1)  # the loop is short compared with such steps
     model = build_model('mobilenetv2', (size, size, 3), 10, 'none', alpha=0.35)
     two_steps = load_dataset('digits_shifted', size, BATCH, steps_per_epoch=2, validation_steps=2)
     recorder = Recorder(str(tmp_path))
@@ -287,7 +287,7 @@ def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
 
 @pytest.mark.timing
 def test_the_first_call_of_a_step_counts_as_selection(tmp_path, dataset):
-    """The first call traces and compiles: it must not count as a training step."""
+    """The first call traces and compiles; that must not count as training steps."""
     result, _ = run(tmp_path / 'r', dataset, 'traditional_tl_training',
                     Settings(num_epochs=2))
     with open(str(tmp_path / 'r' / 'epochs.csv')) as source:
