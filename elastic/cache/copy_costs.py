@@ -1,4 +1,4 @@
-"""The cost of copying cached activations, by their size and by where they fit."""
+"""Measures the cost of copying cached activations, by their size and by where they fit."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ TRIED_BYTES = (1 << 12, 1 << 18)  # an image; sizes between and beyond lie on a 
 
 
 class CopyCosts:
-    """The cost of copying cached activations to and from the store of a run.
+    """Computes the cost of copying cached activations to and from the store of a run.
 
     num_images: training images, one record each. folder: for what does not fit into memory.
-    cache_gb: see stores.room. memory_bytes: see stores.open_store.
+    cache_gb: as in stores.room. memory_bytes: as in stores.open_store.
     measured: dict 'memory' or 'disk' -> (reading, writing) ms a batch, for each of TRIED_BYTES;
-    what is missing is measured when it is needed.
+    a missing one is measured when it is needed.
     """
 
     def __init__(self, num_images, batch_size, folder, cache_gb=None, memory_bytes=None,
@@ -28,8 +28,7 @@ class CopyCosts:
     def copying(self, nbytes):
         """Returns (reading, writing), (N,) ms a batch each, of caches that replace the present one.
 
-        nbytes: (N,) activations of one image, inf where there is no cut. The cost of a cache that
-        does not fit is inf.
+        nbytes: (N,) of one image's activations, inf without a cut. Caches that do not fit cost inf.
         """
         size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
         memory, disk = self._room()
@@ -49,7 +48,7 @@ class CopyCosts:
         return float(read(size)) + self._wait_ms, float(write(size))
 
     def too_large(self, nbytes):
-        """Returns one line where not even the smallest of these caches fits, else None.
+        """Returns a one-line message if not even the smallest of these caches fits, else None.
 
         nbytes: as in copying.
         """
@@ -59,7 +58,7 @@ class CopyCosts:
     def read_ms_by_size(self, nbytes):
         """Returns a function, bytes of an image -> ms to read a batch.
 
-        It reads from where a cache of `nbytes` an image would lie.
+        It holds for the place, memory or disk, where a cache with `nbytes` an image lies.
         """
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self._num_images > memory)[0]
@@ -67,8 +66,7 @@ class CopyCosts:
     def waited(self, wait_ms):
         """Records the median wait of reading steps, ms.
 
-        Waiting that exceeds the measured copy time is overhead, and is added to the cost of reading
-        from now on.
+        Waiting beyond the measured copy time adds to the cost of reading from now on.
         """
         if self.cut is not None and self.store is not None:
             on_disk = isinstance(self.store, stores.FileStore)
@@ -82,7 +80,7 @@ class CopyCosts:
     def _rates(self, on_disk):
         """Returns two functions (reading, writing), bytes of an image -> ms a batch.
 
-        A file is read from the disk itself: it is used for what does not fit into memory.
+        Files are timed from the disk itself, as they hold what does not fit into memory.
         """
         place = 'disk' if on_disk else 'memory'
         if place not in self._measured:

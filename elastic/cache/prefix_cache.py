@@ -1,8 +1,7 @@
-"""The prefix cache of a run: steps of one epoch fill it, and steps of later epochs read it.
+"""Runs the prefix cache: steps of one epoch fill it, and steps of later epochs read it.
 
-prefix_steps.py cuts a step in two. The outputs of the first part, the cached activations of each
-image, are kept in a store (stores.py) while the cut stays where it is. A cache with another cut is
-filled from the images.
+prefix_steps.py cuts a step in two. A store (stores.py) keeps the outputs of the first part, the
+cached activations of each image, while the cut stays. A cache with a new cut is filled from images.
 """
 
 import numpy as np
@@ -22,10 +21,10 @@ TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}
 
 
 class PrefixCache(CopyCosts):
-    """The cache of one run. Call `attach` once, `begin` after each selection, `calls` each epoch.
+    """Caches for one run: call `attach` once, `begin` after each selection, `calls` each epoch.
 
     dataset: datasets.Dataset. folder, cache_gb, memory_bytes: as in CopyCosts.
-    exact: whether the run should give the bits of a run without a cache; it says where it may not.
+    exact: whether the run should give the bits of one without a cache; it prints if it may not.
     """
 
     def __init__(self, dataset, folder, cache_gb=None, memory_bytes=None, exact=False):
@@ -45,8 +44,7 @@ class PrefixCache(CopyCosts):
     def totals(self):
         """Returns name -> number, over the run so far.
 
-        Hits are images that were read, misses those that were computed. cache_bytes is the most
-        that was held at once.
+        Hits are images read, misses are images computed. cache_bytes is the most held at once.
         """
         totals, store = dict(self._totals), self.store
         if store is not None:
@@ -67,9 +65,8 @@ class PrefixCache(CopyCosts):
         self.prefixes = PrefixSteps(maker)
 
     def begin(self, step, timings=None):
-        """Prepares the cache for the MaskedStep `step`, where a cache pays.
+        """Prepares the cache for the MaskedStep `step`, if a cache pays.
 
-        Cached activations stay valid while the cut stays.
         timings: TensorTimings with the CacheCost of the cut that `step` was chosen with; None for a
         fixed scheme, whose cut stays for the same mask.
         """
@@ -89,9 +86,9 @@ class PrefixCache(CopyCosts):
         self.skipped = float(cost.skipped[k]) if self.cut is not None else None
 
     def _begin_without_costs(self, step):
-        """Starts a cache that is sure to pay, where images do not depend on their batch.
+        """Starts a cache if it is sure to pay and no image depends on others of its batch.
 
-        The profiler makes sure of the latter for steps that have costs.
+        Steps with costs need not check the latter: the profiler did.
         """
         self.end()
         cut = self.prefixes.cut_off(step.mask, TYPICAL_RATES)
@@ -103,7 +100,7 @@ class PrefixCache(CopyCosts):
             self._start(cut, step.mask)
 
     def _images_apart(self):
-        """Returns PrefixSteps.rows_apart of the first batch; computed once a run."""
+        """Returns PrefixSteps.rows_apart of the first batch, computed once a run."""
         if self._apart is None:
             self._apart = self.prefixes.rows_apart(*next(iter(self.dataset.batches(
                 self.dataset.order(1)[:1], self.dataset.view(1)))))
@@ -114,7 +111,7 @@ class PrefixCache(CopyCosts):
             print('what an image gives differs by up to {:.1g} of the largest value beside other '
                   'images here: with the prefix cache, this run matches one without it to rounding '
                   'only'.format(self._images_apart()))
-            self.exact = False  # said once
+            self.exact = False  # print it once
         self.end()
         self.cut, self._cut_step, self.view = cut, self.prefixes.cached(mask, cut), None
 
@@ -157,7 +154,7 @@ class PrefixCache(CopyCosts):
     # ------------------------------------------------------------------------- checkpoints
 
     def state(self):
-        """Returns what `restore` takes: which images are cached, without their activations."""
+        """Returns the state for `restore`: which images are cached, without their activations."""
         cached = None
         if self.cut is not None:
             cached = dict(cut=self.cut, view=self.view,
@@ -167,9 +164,9 @@ class PrefixCache(CopyCosts):
                     graph=self.prefixes.fingerprint)
 
     def restore(self, state, step):
-        """Resumes from `state`: computes again what was cached.
+        """Resumes from `state`, and computes the cached activations again.
 
-        state: None where that run had no cache. step: MaskedStep in training.
+        state: None if that run had no cache. step: MaskedStep in training.
         """
         if state is None:
             return
@@ -192,9 +189,9 @@ class PrefixCache(CopyCosts):
     # ------------------------------------------------------------------------------- the steps
 
     def calls(self, step, epoch, done=0):
-        """Generates the Calls of one epoch but for its first `done`.
+        """Generates the Calls of one epoch, without its first `done`.
 
-        step: MaskedStep that is called where there is no cache, or no longer.
+        step: MaskedStep to call if there is no cache, or it is lost.
         """
         numbers, view = self.dataset.order(epoch), self.dataset.view(epoch)
         steps, numbers = len(numbers), numbers[done:]
@@ -212,13 +209,13 @@ class PrefixCache(CopyCosts):
     def _cached_calls(self, numbers):
         """Generates the Calls of these batches, (steps, B) int, until the cache is lost.
 
-        A batch is read where all its images were cached as this began.
+        A batch is read if all its images were cached when this began.
         """
         stored = self.store.has(numbers)
         cached = _batches_of(self.store, numbers[stored])
         images = iter(self.dataset.batches(numbers[~stored], self.view))
         for batch, read in zip(numbers, stored):
-            if self.store is None:  # what was read ahead is of no use then
+            if self.store is None:  # batches that were read ahead are then of no use
                 return
             call = self._reading(cached) if read else self._filling(batch, images)
             if call is None:
@@ -226,7 +223,7 @@ class PrefixCache(CopyCosts):
             yield call
 
     def _reading(self, cached):
-        """Returns the Call that reads the next batch; None where the cache is lost."""
+        """Returns the Call that reads the next batch; None if the cache is lost."""
         try:
             *tensors, labels = map(tf.constant, next(cached))
         except CacheLost as error:
@@ -237,7 +234,7 @@ class PrefixCache(CopyCosts):
         return Call(READ, lambda: read(tensors, labels), read, len(labels))
 
     def _filling(self, numbers, images):
-        """Returns the Call that computes the next batch of the images and stores it."""
+        """Returns the Call that computes the next batch of `images` and stores its activations."""
         self._totals['cache_misses'] += len(numbers)
         (inputs, labels), fill = next(images), self._cut_step.fill
 
@@ -248,7 +245,7 @@ class PrefixCache(CopyCosts):
         return Call(FILL, run, fill, len(numbers))
 
     def _compute(self, numbers):
-        """Stores the activations of these images, (images,) int, with no training step."""
+        """Stores the activations of these images, (images,) int, without training on them."""
         batches = np.split(numbers, range(self._batch_size, len(numbers), self._batch_size))
         whole = np.array([np.resize(batch, self._batch_size) for batch in batches if len(batch)])
         images = self.dataset.batches(whole.reshape(-1, self._batch_size).astype(int), self.view)
@@ -276,7 +273,7 @@ def _batches_of(store, numbers):
 def left_over(stored, steps, batch_size):
     """Returns the numbers of the images that a whole epoch left out of its full batches.
 
-    stored: (images,) bool. None are returned where the epoch was shorter.
+    stored: (images,) bool. A shorter epoch returns none.
     """
     left = np.flatnonzero(~stored)
     whole = steps == len(stored) // batch_size
@@ -286,8 +283,8 @@ def left_over(stored, steps, batch_size):
 def fill_share(dataset, epoch, until, stored=None, view=None):
     """Returns the share of the steps from `epoch` to `until` - 1 that fill the cache.
 
-    It counts in the order of these epochs: with --steps_per_epoch each has other images, and a
-    batch is read as a whole or computed as a whole.
+    It follows the orders of these epochs: with --steps_per_epoch each has other images, and a batch
+    is read or computed as a whole.
     stored: (images,) bool, cached before, with the augmentation `view`; None: no image.
     """
     stored = np.zeros(dataset.num_images, bool) if stored is None else stored.copy()

@@ -1,7 +1,6 @@
-"""The store of the prefix cache: the activations of the frozen layers, one record an image.
+"""Stores the activations of the frozen layers, one record an image, in memory or in a file.
 
-A store lies in memory or in a file. One that fails frees all it held and raises CacheLost, with the
-reason in one line; training then continues without a cache.
+A store that fails frees all it holds and raises CacheLost; training then continues without a cache.
 """
 
 import collections
@@ -22,15 +21,15 @@ from elastic.device.host import MEMORY_SHARE, available_bytes
 GB = 10 ** 9
 DISK_SHARE = 0.5  # of the free disk, without --cache_gb
 MOST_OF_DISK = 0.9  # of the free disk, with any --cache_gb: logs and checkpoints need some, too
-TRIAL_BYTES = 64 * 10 ** 6  # to measure rates: more than the caches of processors hold
+TRIAL_BYTES = 64 * 10 ** 6  # to measure rates: more than a processor's caches hold
 
 
 class CacheLost(Exception):
-    """The store could not be opened, written or read; says in one line what failed and why."""
+    """Says in one line why the store could not be opened, written or read."""
 
 
 class Field(NamedTuple):
-    """One tensor of an image's record.
+    """Describes one tensor of an image's record.
 
     shape: without the batch; () for the label. dtype: NumPy's, or TensorFlow's bfloat16 in NumPy.
     """
@@ -43,14 +42,14 @@ class Field(NamedTuple):
 
 
 def record_bytes(fields):
-    """Returns the bytes of one image's record: whole words of 8, which FileStore adds up."""
+    """Returns the bytes of one image's record, a multiple of 8: FileStore adds up such words."""
     return 8 * -(-sum(field.nbytes for field in fields) // 8)
 
 
 class Store(contextlib.AbstractContextManager):
-    """Records by the number of their training image. One thread may get while another puts.
+    """Keeps records by the number of their image. One thread may get while another puts.
 
-    fields: Field of each tensor, in the order of `put` and `get`. num_images: more than any number.
+    fields: Field of each tensor, in the order of `put` and `get`. num_images: of the data set.
     held: arrays, or the file.
     """
 
@@ -85,7 +84,7 @@ class Store(contextlib.AbstractContextManager):
         return self._stored[np.asarray(numbers)].all(axis=-1)
 
     def put(self, numbers, tensors):
-        """Stores the records of these images, but for those already stored: flash memory wears.
+        """Stores the records of these images, except those already stored: flash memory wears.
 
         numbers: (B,) int, all different. tensors: (B,) + shape of each Field, of its dtype.
         Raises CacheLost.
@@ -109,7 +108,7 @@ class Store(contextlib.AbstractContextManager):
     def get(self, numbers):
         """Returns new arrays, (B,) + shape of each Field, of `numbers`, (B,) int, all stored.
 
-        Raises CacheLost; KeyError where one is not stored.
+        Raises CacheLost; KeyError if one is not stored.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
         if not self.has(numbers):
@@ -123,9 +122,9 @@ class Store(contextlib.AbstractContextManager):
                 for field, column in zip(self.fields, columns)]
 
     def close(self):
-        """Frees all it held; `put` and `get` raise CacheLost from now on.
+        """Frees all it holds, after which `put` and `get` raise CacheLost.
 
-        It may be called at any time, from any thread, and more than once.
+        Any thread may call it at any time, more than once.
         """
         with self._lock:
             held, self._held = self._held, None
@@ -151,7 +150,7 @@ class Store(contextlib.AbstractContextManager):
 
 
 class MemoryStore(Store):
-    """Records in memory, which the system allocates page by page as they are first written."""
+    """Keeps records in memory, which the system allocates page by page at the first write."""
     place = 'in memory'
 
     def __init__(self, fields, num_images):
@@ -168,11 +167,11 @@ class MemoryStore(Store):
 
 
 class FileStore(Store):
-    """Records in a file in `folder`, in the order in which they were put.
+    """Keeps records in a file in `folder`, in the order in which they were put.
 
-    An SD card is then written in one run, and a file system without sparse files writes no gaps.
-    The file has no name (O_TMPFILE), or loses it while it is empty: it goes with this process, even
-    where that is killed.
+    So an SD card is written sequentially, and a file system without sparse files writes no gaps.
+    The file has no name (O_TMPFILE), or loses it while empty: it is gone when this process ends,
+    even if killed.
     """
 
     def __init__(self, fields, num_images, folder):
@@ -184,7 +183,7 @@ class FileStore(Store):
         self._spans = [slice(*span) for span in zip(ends, ends[1:])]  # of each field in a record
         self._offsets, self._end = np.zeros(num_images, np.int64), 0
         # A write that the system reported as done can be lost later (a quota on a network disk, a
-        # worn card), and zeros are read in its place. The sum of a record shows that.
+        # worn card), and then reads as zeros. The sum of a record shows that.
         self._sums = np.zeros(num_images, np.uint64)
 
     def _write(self, numbers, columns):
@@ -192,7 +191,7 @@ class FileStore(Store):
         for span, column in zip(self._spans, columns):
             records[:, span] = column
         content, done = records.reshape(-1), 0
-        while done < len(content):  # a full disk takes a part and fails at the next call
+        while done < len(content):  # a full disk writes a part and fails at the next call
             with self._lock:
                 written = os.pwrite(self._opened().fileno(), content[done:], self._end + done)
             done += written
@@ -231,14 +230,14 @@ class FileStore(Store):
 
 
 def room(folder, cache_gb=None):
-    """Returns the bytes of (memory, disk) that a store may take; cache_gb: most GB of disk."""
+    """Returns the bytes of (memory, disk) that a store may take; cache_gb: GB of disk at most."""
     free = shutil.disk_usage(folder).free
     disk = DISK_SHARE * free if cache_gb is None else min(cache_gb * GB, MOST_OF_DISK * free)
     return int(MEMORY_SHARE * available_bytes()), int(disk)
 
 
 def room_without(store, folder, cache_gb=None):
-    """Returns what `room` does, as if this Store, or None, were freed."""
+    """Returns `room` as it would be with this Store (or None) freed."""
     memory, disk = room(folder, cache_gb)
     if isinstance(store, MemoryStore):
         memory += int(MEMORY_SHARE * store.nbytes)
@@ -250,7 +249,7 @@ def room_without(store, folder, cache_gb=None):
 
 
 def no_room(size, memory, disk):
-    """Returns one line about a cache of `size` bytes that exceeds these bytes."""
+    """Returns the line that says that `size` bytes exceed those of memory and disk."""
     return ('the prefix cache would take {:.3g} GB; {:.3g} GB of memory and {:.3g} GB of disk are '
             'allowed'.format(size / GB, memory / GB, disk / GB))
 
@@ -258,8 +257,8 @@ def no_room(size, memory, disk):
 def open_store(fields, num_images, folder, cache_gb=None, memory_bytes=None):
     """Returns (Store, its place), or (None, one line that says why there is none).
 
-    It lies in memory where all images fit there, else in a file in `folder`.
-    memory_bytes: what it may take; None: MEMORY_SHARE of what is available.
+    It lies in memory if all images fit there, else in a file in `folder`.
+    memory_bytes: that it may take; None: MEMORY_SHARE of the available memory.
     """
     size = num_images * record_bytes(fields)
     try:
@@ -280,7 +279,7 @@ def measured_rates(size, batch_size, folder=None, from_disk=False):
     """Measures (reading, writing), ms a batch each, for records of `size` bytes.
 
     folder: of the file; None: in memory. from_disk: whether the file is read from the disk itself,
-    as one larger than the free memory is, and not from the system's copy in memory.
+    like one larger than free memory, and not from the page cache.
     Takes 0.1 s, on a slow disk the time to copy TRIAL_BYTES. Raises CacheLost.
     """
     count = min(batch_size, max(1, TRIAL_BYTES // (2 * size)))  # records at once
@@ -300,7 +299,7 @@ def measured_rates(size, batch_size, folder=None, from_disk=False):
 
 
 def check_cache_dir(path):
-    """Raises UserError where --cache_dir is no folder or cannot be written."""
+    """Raises UserError if --cache_dir is not a writable folder."""
     if not os.path.isdir(path):
         raise UserError("--cache_dir '{}' is no folder; give one that exists".format(path))
     try:
@@ -312,8 +311,8 @@ def check_cache_dir(path):
 def ahead(store, batches, depth=2):
     """Generates store.get(numbers) for each of `batches`, (B,) int, and reads `depth` ahead.
 
-    This pays for a file; from memory, `get` is faster than passing arrays between threads. An error
-    of `get` is raised here. The reading thread ends with this generator.
+    This pays for a file; from memory, `get` is faster than passing arrays between threads. Errors
+    of `get` are raised here. The reading thread ends with this generator.
     """
     waiting = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
