@@ -67,13 +67,12 @@ class ProfileSettings(NamedTuple):
 
 def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
                   optimizer=TRAINING.optimizer, batch=None, **settings):
-    """Returns the TensorTimings of one training step of `model` on this machine.
+    """Returns the TensorTimings of one training step of `model`, whose variables stay as they were.
 
     The batch is described by input_shape (of one example, such as (height, width, channels)),
     num_classes and batch_size; or by `batch`: (inputs, labels), or tf.TensorSpecs of them. Inputs
     may be one array, or a list, tuple or dict of arrays, as the model takes them.
     optimizer, settings: fields of ProfileSettings.
-    Afterwards the model's variables are as before.
     """
     import tensorflow as tf
     settings = ProfileSettings(optimizer, **settings)
@@ -137,9 +136,9 @@ def release_memory():
 
 
 def prefix_cuts(prefixes, times):
-    """Returns N prefix_cut.Cuts, None where there is none: item k serves tensor k as the deepest.
+    """Returns a list of N prefix_cut.Cut or None; item k is for steps whose deepest tensor is k.
 
-    The step of each trains all tensors nearer to the output too: an upper bound, as t_dy.
+    It suits a step that trains all tensors nearer to the output too: an upper bound, like t_dy.
     prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
     """
     depth = chain_timings(times.group_tensors, times.group_ms)[2]
@@ -148,17 +147,16 @@ def prefix_cuts(prefixes, times):
 
 def prefix_costs(cuts, times):
     """Returns the traced ms that each of N cuts saves, and the bytes of one image that it reads."""
-    # Sorted: equal bits in every process.
+    # Sorted, so that sums have equal bits in every process.
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
     return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
 def _drawn(leaf):
-    """Returns an array as it is; for a TensorSpec, one of random numbers.
+    """Returns an array as it is, and random numbers for a TensorSpec.
 
-    Floats are drawn as pixels; integers are 0 or 1, which any vocabulary and any list of classes
-    has.
+    Floats are drawn as pixels; integers are 0 or 1, valid in any vocabulary and list of classes.
     """
     import tensorflow as tf
     if not isinstance(leaf, tf.TensorSpec):
@@ -205,8 +203,7 @@ def table_for(settings, model, logs_dir, draw, again=False):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
     settings: StepSettings. again: measure in any case.
-    draw: () -> (images, labels) to time steps on, or None for noise, on which steps may take
-    another time than on images.
+    draw: () -> (images, labels) to time steps on; or None for noise, whose step time may differ.
     """
     key, path = table_key(settings, model), path_of_table(settings, logs_dir)
     table = None if again else stored_table(path, key)
@@ -238,7 +235,7 @@ def batch_for(settings, dataset_name, data_dir=None):
 
 
 def warn_of(profile):
-    """Warns if steps varied, if they wait for a GPU's launches, or if little was attributed."""
+    """Warns if step times varied, if steps wait for launches on a GPU, or if ops were left out."""
     if profile.disturbed:
         print('warning: the same step took {:.0f} % more or less from one call to the next; is '
               'something else running? On a quiet machine, profiler.py --force measures again'
@@ -317,9 +314,9 @@ def peak_bytes(settings, model):
 
 
 def print_costs(way, table, path, images, peaks):
-    """Prints what each way to train costs; stores in the table what was measured for that.
+    """Prints what each way to train costs, and stores measured copy costs and peaks in the table.
 
-    way: costs.Way that others are compared with. path: of the table. peaks: train type -> bytes.
+    way: costs.Way that others derive from. path: of the table. peaks: train type -> bytes.
     images: numbers of (training, test) images.
     """
     from elastic import costs

@@ -1,16 +1,16 @@
 """Selects the tensors of most importance within a time budget (paper, section 4.3).
 
-`select_tensors` solves the paper's problem exactly. To train tensor k costs t_dw[k], its weight
-gradient, and t_dy of every tensor from the output down to the deepest selected one, the path of the
-error gradient. The second cost depends on the deepest selected tensor alone. So the problem is a
+`select_tensors` solves the paper's problem exactly. Training costs t_dw of every selected tensor,
+its weight gradient, and t_dy of every tensor from the output to the deepest selected one, the path
+of the error gradient. The second cost depends on the deepest tensor alone. So the problem is a
 family of prefix 0/1 knapsacks on t_dw, and one sweep from the output to the input solves them all
 in O(N * resolution). Arrays run from the input to the output: index 0 is the tensor nearest to the
 input. `select_tensors_paper` is the paper's own recursion.
 
-`choose_tensors` poses that problem for a timing table and rho. In a graph with branches the chain
-is an upper bound, as it counts every branch above the deepest tensor. So its exact solution is only
-the start of a greedy search, which counts each op once, as the graph does; other searches start
-from nothing. The best set is near the optimum: benchmarks/selector.py measures how near.
+`choose_tensors` solves it for a timing table and rho. In a graph with branches the chain is an
+upper bound, as it counts every branch above the deepest tensor. So its exact solution only starts a
+greedy search, which counts each op once, as the graph does; other searches start from nothing.
+benchmarks/selector.py measures how near to the optimum the best set is.
 """
 
 import warnings
@@ -48,7 +48,7 @@ class Selection(NamedTuple):
 
 
 class InfeasibleBudget(ValueError):
-    """Says that no tensor fits in the budget; with `smallest_budget`, in ms, one does."""
+    """Says that no tensor fits in the budget; in `smallest_budget`, ms, one does."""
 
     def __init__(self, budget, smallest_budget):
         super().__init__(
@@ -62,17 +62,17 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
     """Returns the Selection with the largest importance within the budget (paper, equation 4).
 
     Costs are rounded UP to whole bins, so that the result never exceeds the budget. It is at least
-    as good as the optimum for a budget smaller by N / resolution of itself. A tensor of importance
-    <= 0 is never selected, unless no feasible tensor has a positive one. An empty mask would then
-    train nothing; instead a warning is given, and importances are shifted until the worst feasible
-    tensor is just above zero, which selects the least harmful ones.
+    as good as the optimum for a budget smaller by a share N / resolution. A tensor of importance
+    <= 0 is never selected, unless no feasible tensor has a positive one. Rather than train nothing,
+    the solver then warns, and shifts importances until the worst feasible tensor is just above
+    zero, which selects the least harmful ones.
 
     t_dw: (N,) ms per step, weight gradient of each tensor.
     t_dy: (N,) ms per step, extra time to carry the error gradient back to each tensor.
     importance: (N,) predicted loss drop, any sign.
     budget: ms of backward time, > 0. resolution: number of bins, >= 1.
-    at_deepest: (N,) ms per step, any sign, added once for the deepest selected tensor, such as what
-    a prefix cache saves of the forward pass. With it the budget may be negative. None: 0.
+    at_deepest: (N,) ms per step, any sign, added once for the deepest selected tensor: the effect
+    of a prefix cache. With it the budget may be negative. None: 0.
     Raises InfeasibleBudget if no single tensor fits; ValueError for wrong shapes, negative or
     non-finite times, NaN importance, a budget or resolution that is not positive.
     """
@@ -103,7 +103,7 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
 
 
 def _values(importance, feasible):
-    """Returns ((N,) float64, fallback): what the solver maximises."""
+    """Returns the values that the solver maximises, (N,) float64, and Selection.fallback."""
     if (importance[feasible] > 0).any():
         return importance.copy(), False
     warnings.warn('no feasible tensor has positive importance: selecting the least bad ones')
@@ -121,7 +121,7 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
     """
     n = len(value)
     reach_bins = np.where(value > 0, reach_bins, np.inf)
-    # The most bins that a deeper tensor leaves: more of `best` is never read.
+    # The most bins that a deeper tensor leaves: `best` is never read beyond them.
     room = resolution - np.minimum.accumulate(np.append(np.inf, reach_bins[:-1]))
     best = np.zeros(resolution + 1)  # best[c]: most value in c bins, of the tensors seen so far
     taken = {}  # k -> packed bits: whether the best set for (k's own + i) bins has tensor k
@@ -242,10 +242,9 @@ def choose_tensors(timings, importance, rho, layers=None):
     """Returns ((N,) bool mask, fallback): most importance in a step of at most rho of a full one.
 
     Costs are the graph's: each op that a chosen tensor needs counts once. The result is the best of
-    the chain's exact solution, filled up, and of sets built from nothing by each of POWERS.
-    layers: (N,) int, the layer of each tensor, if a layer is chosen as a whole; else None.
-    fallback: as in Selection.
-    Never exceeds the budget. Raises InfeasibleBudget if rho is below smallest_rho.
+    the chain's exact solution, filled up, and the sets built from nothing by each of POWERS.
+    layers: (N,) int, the layer of each tensor, to choose whole layers; else None.
+    fallback: as in Selection. Raises InfeasibleBudget if rho is below smallest_rho.
     """
     _require_finite('importance', importance)
     items = items_of(timings, layers)
@@ -271,12 +270,11 @@ def choose_tensors(timings, importance, rho, layers=None):
 def choose_cached_tensors(costs, importance, rho, layers=None):
     """Returns ((N,) bool, fallback, TensorTimings): a choice with a prefix cache, and its table.
 
-    Chooses at the costs of the chain, and among the tensors that the present cache serves. The
-    better choice gets the cut that is cheapest for it. What this cut leaves of the budget buys
-    further tensors, the most important first, each at the cut of the wider mask.
-    costs: cache_costs.CacheCosts. importance, rho, layers, fallback: as in choose_tensors; where
-    rho has become too small, the smallest rho takes its place.
-    The table has the CacheCost of the chosen cut, whose `cut` is None where no cache pays.
+    Chooses by each table of `costs`. The better choice gets its cheapest cut. The budget that this
+    leaves buys further tensors, the most important first, each at the cut of the wider mask.
+    costs: cache_costs.CacheCosts. importance, rho, layers, fallback: as in choose_tensors; if rho
+    has become too small, the smallest rho takes its place.
+    The table has the CacheCost of the chosen cut, whose `cut` is None if no cache pays.
     """
     least = [smallest_rho(table, layers) for table in costs.tables]
     rho = reachable(costs.tables[int(np.argmin(least))], rho, layers)
@@ -289,7 +287,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
     worth = np.bincount(of, importance)
     for item in () if fallback or rho >= 1 else np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
         wider, limit = mask | (of == item), rho * table.t_step
-        # No cut of a wider mask saves more. Cuts take milliseconds: most items need none made.
+        # A wider mask's cut saves no more. Making one takes milliseconds, so rule out items first.
         at_least = table.plain_time(wider) + float(table.at_deepest[table.deepest(mask)])
         if wider.sum() > mask.sum() and at_least <= limit:
             at_wider = costs.at_own_cut(wider)
@@ -312,7 +310,7 @@ def _search(items, value, budget):
 def on_chain(items, value, budget):
     """Returns the (L,) bool mask of select_tensors for the items as a chain.
 
-    The chain is that of table.chain_timings, without groups that no item of positive value needs.
+    The chain is as in table.chain_timings, without groups that no item of positive value needs.
     """
     order = np.argsort(-items.depth)  # from the input to the output
     nearest = len(order) - 1 - np.argmax(items.needs[:, order[::-1]], axis=1)  # pays the group
@@ -328,9 +326,9 @@ def on_chain(items, value, budget):
 
 
 def filled(items, value, mask, budget, power=1.0):
-    """Returns the (L,) mask filled up: adds the largest value / cost ** power as long as one fits.
+    """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
 
-    The cost of an item is that of the ops that no chosen item needs, and of a deeper cut.
+    An item costs its ops that no chosen item needs, and the change of at_deepest.
     """
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
