@@ -1,4 +1,4 @@
-"""For selector.py: instances, and whole selections at the graph's price against the best ones."""
+"""Draws instances for selector.py, and compares selections at the graph's cost with the best."""
 
 import contextlib
 import itertools
@@ -15,12 +15,12 @@ from elastic.timing.table import Profile, TensorTimings, chain_timings
 from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)
-SMALL, SMALL_TENSORS = 200, 12  # drawn networks, whose sets are all tried
+SMALL, SMALL_TENSORS = 200, 12  # drawn networks, small enough to try all sets of tensors
 HIGHS_SECONDS = 20
 
 
 def draw_instance(tensors, seed):
-    """(t_dw, t_dy, importance), each (tensors,) float64, the first two in ms."""
+    """Returns (t_dw, t_dy, importance), each (tensors,) float64, the first two in ms."""
     random = np.random.default_rng([seed, tensors])
     is_kernel = np.arange(tensors) % 3 == 0
     typical_ms = np.where(is_kernel, 1.0, 0.06)
@@ -32,25 +32,25 @@ def draw_instance(tensors, seed):
 
 
 def timed(function, *arguments):
-    """(result, ms)."""
+    """Returns (result, ms) of a call."""
     start = time.perf_counter()
     result = function(*arguments)
     return result, 1e3 * (time.perf_counter() - start)
 
 
 def draw_table(tensors, random, per_layer=3, tangled=False):
-    """TensorTimings of a network whose layers are read by one or two of the next three.
+    """Returns the TensorTimings of a drawn network; each layer reads one or two of the last three.
 
-    An op of the error gradient serves all tensors of the layers behind it. tangled: random sets of
-    two to five tensors instead, as no network has them.
+    An op of the error gradient serves all layers that the gradient reaches through it. tangled:
+    random sets of two to five tensors instead, which no network has.
     """
     layers = -(-tensors // per_layer)
-    behind = np.eye(layers, dtype=bool)  # behind[i, j]: the error gradient of j comes through i
+    behind = np.eye(layers, dtype=bool)  # [i, j]: the error gradient of j comes through i
     for i in range(1, layers):
         for j in random.integers(max(0, i - 3), i, random.integers(1, 3)):
             behind[i] |= behind[j]
     shared = np.repeat(np.repeat(behind, per_layer, 0), per_layer, 1)[:tensors, :tensors]
-    shared &= ~np.triu(np.ones_like(shared), 1)  # kernel, gamma and beta lie behind one another
+    shared &= ~np.triu(np.ones_like(shared), 1)  # kernel, gamma and beta follow one another
     if tangled:
         shared = [np.isin(np.arange(tensors), random.integers(0, tensors, random.integers(2, 6)))
                   for _ in range(3 * tensors)]
@@ -66,7 +66,7 @@ def draw_table(tensors, random, per_layer=3, tangled=False):
 
 
 def selection_time(tensors, seed, repeats=15):
-    """A row: ms of smallest_rho and choose_tensors, the slowest of GRAPH_RHO."""
+    """Returns a row with the ms of smallest_rho and choose_tensors at the slowest of GRAPH_RHO."""
     table = draw_table(tensors, np.random.default_rng([seed, tensors]))
     importance = draw_instance(tensors, seed)[2]
     least_ms, choose_ms = [], []
@@ -81,9 +81,9 @@ def selection_time(tensors, seed, repeats=15):
 
 
 def gaps(table, importance, rho, optimum):
-    """{way: share of the optimum's importance that it misses}; None where nothing can be gained.
+    """Returns way -> missed share of the optimum's importance; None if no tensor is useful.
 
-    optimum: function of Items, value, budget -> the most importance, or a bound of it.
+    optimum: function of Items, value, budget -> the most importance, or an upper bound.
     """
     items, budget = items_of(table), rho * table.t_step - table.fixed
     useful = (items.alone <= budget) & (importance > 0)
@@ -100,14 +100,14 @@ def gaps(table, importance, rho, optimum):
 
 
 def by_trying_all(items, value, budget):
-    """The most value of any set."""
+    """Returns the most value of any set."""
     masks = np.array(list(itertools.product([0.0, 1.0], repeat=len(value))))
     cost = masks @ items.own + (masks @ items.needs.T > 0) @ items.group_ms
     return (masks @ value)[cost <= budget].max()
 
 
 def by_highs(items, value, budget):
-    """An upper bound of the value of any set, the optimum where HiGHS gets there in its time."""
+    """Returns an upper bound of the value of any set: the optimum if HiGHS finds it in time."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix, vstack
     groups, tensors = np.nonzero(items.needs)
@@ -126,7 +126,7 @@ def by_highs(items, value, budget):
 
 @contextlib.contextmanager
 def _no_output():
-    """HiGHS prints names of its own functions, whatever is asked of it."""
+    """Hides standard output: HiGHS prints names of its functions, whatever its options."""
     sys.stdout.flush()
     kept = os.dup(1)
     with open(os.devnull, 'w') as nowhere:
@@ -139,7 +139,7 @@ def _no_output():
 
 
 def gap_row(name, found):
-    """Mean and worst of each way over the dicts of gaps()."""
+    """Returns the row with the mean and worst of each way over the dicts of gaps()."""
     found = [gap for gap in found if gap]
     return dict(name=name, instances=len(found), **{
         way: {'mean': float(np.mean([gap[way] for gap in found])),
@@ -147,7 +147,7 @@ def gap_row(name, found):
 
 
 def small_gaps(tangled, seed):
-    """gap_row of SMALL drawn networks."""
+    """Returns the gap_row of SMALL drawn networks."""
     random, found = np.random.default_rng(seed), []
     for _ in tqdm(range(SMALL), desc='small', leave=False, disable=None):
         table = draw_table(SMALL_TENSORS, random, 1, tangled)

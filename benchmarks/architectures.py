@@ -2,11 +2,11 @@
 
     python benchmarks/architectures.py [--models lstm DenseNet121] [--masks 8]
 
-Each architecture of tests/support/zoo.py runs in its own process, at a size at which a step takes
-15 ms or more. For random masks, as in time_model.py, it compares the predicted with the measured
-share of backward pass and update. Then it selects tensors for rho 0.5 (or slightly above the
-smallest rho) by importances of one batch, and measures their step against the full one. All steps
-of an architecture run interleaved.
+Each architecture of tests/support/zoo.py runs in its own process, at a size whose step takes 15 ms
+or more. For random masks, as in time_model.py, it compares the predicted with the measured share of
+backward pass and update. Then it selects tensors for rho 0.5 (or slightly above the smallest rho)
+by importances of one batch, and measures their step against the full one. All steps of an
+architecture run interleaved.
 """
 
 import argparse

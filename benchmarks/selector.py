@@ -59,7 +59,7 @@ GRAPH_NETWORKS = ('mobilenetv2', 'resnet50', 'EfficientNetB0', 'DenseNet121')
 
 
 def measure(instance, budget, repeats, advance):
-    """One row per entry of EXACT_BINS; `advance` is called after every repeat."""
+    """Returns one row per entry of EXACT_BINS; calls `advance` after each repeat."""
     solvers = [lambda bins=bins: select_tensors(*instance, budget, bins) for bins in EXACT_BINS]
     exact = [solve() for solve in solvers]  # the first calls, untimed
     exact_ms = [[] for _ in solvers]
@@ -84,7 +84,7 @@ def measure(instance, budget, repeats, advance):
 
 
 def run_model(name, input_size, path):
-    """Profiles a network and saves its table; the path."""
+    """Profiles a network, saves its table, and returns the path."""
     command_line.quiet_tensorflow()
     import models
     from profiler import profile_model
@@ -96,7 +96,7 @@ def run_model(name, input_size, path):
 
 
 def profiled(names, input_size):
-    """{name: TensorTimings}."""
+    """Returns name -> TensorTimings, each profiled in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         paths = _bench.each('selector', [(name, input_size, os.path.join(folder, name + '.json'))
                                          for name in names])
@@ -105,7 +105,7 @@ def profiled(names, input_size):
 
 
 def limits(instances, advance):
-    """A row for each instance (name -> (t_dw, t_dy, importance)) and resolution."""
+    """Returns a row for each instance (name -> (t_dw, t_dy, importance)) and resolution."""
     rows, pair_seconds = [], {}  # bins -> seconds of the recursion for each pair of tensors
     for name, instance in instances.items():
         tensors = len(instance[0])
@@ -132,7 +132,7 @@ def limits(instances, advance):
 
 
 def extrapolated(known, x):
-    """known[x], or on the line through the last two of `known`; 0 where there are fewer."""
+    """Returns known[x], else extrapolates from the last two of `known`; 0 if there are fewer."""
     if x in known or len(known) < 2:
         return known.get(x, 0.0)
     x0, x1 = sorted(known)[-2:]
@@ -140,7 +140,7 @@ def extrapolated(known, x):
 
 
 def limits_report(rows):
-    """What --limits prints."""
+    """Returns the text of --limits."""
     cells = [[row['name'], row['tensors'], '{:,}'.format(row['bins']),
               '{:,.3f}'.format(row['exact_seconds']), '{:,.1f}'.format(row['memory_mb']),
               '{:.3f}'.format(100 * (1 - row['value_ratio'])),
@@ -154,7 +154,7 @@ def limits_report(rows):
 
 
 def measure_graph(args):
-    """(rows of time, rows of gaps), as graph_report prints them."""
+    """Returns (rows of times, rows of gaps) for graph_report."""
     if not hasattr(scipy.optimize, 'milp'):
         raise command_line.UserError('--graph takes its bounds from HiGHS, which SciPy has from '
                                      '1.9; this is {}'.format(scipy.__version__))
@@ -169,7 +169,7 @@ def measure_graph(args):
 
 
 def graph_report(times, rows):
-    """What --graph prints, and whether the target is met."""
+    """Returns the text of --graph, and the target with its result."""
     ways = list(rows[0])[2:]
     measured = max(row['together_ms'] for row in times
                    if row['tensors'] == max(GRAPH_TENSORS))
@@ -192,12 +192,12 @@ def graph_report(times, rows):
 
 
 def spread(samples):
-    """Half the distance between the quartiles."""
+    """Returns half the interquartile range."""
     return float(np.subtract(*np.percentile(samples, [75, 25])) / 2)
 
 
 def verdict(rows):
-    """The target of TARGET against the slowest of its budgets; None where it was not measured."""
+    """Returns TARGET with the result at the slowest budget; None if it was not measured."""
     ratios = [row['speed_ratio'] for row in rows if row['tensors'] == TARGET['tensors']
               and row['bins_exact'] == row['bins_paper'] == TARGET['bins']]
     if not ratios:
@@ -206,7 +206,7 @@ def verdict(rows):
 
 
 def report(rows, repeats):
-    """What the terminal shows."""
+    """Returns the text of the default table."""
     header = ['N', 'budget', 'bins exact', 'bins paper', 'exact ms', 'paper ms', 'speed ratio',
               'paper overrun', 'value ratio', 'at same time']
     cells = [[row['tensors'], '{:.0%}'.format(row['budget_share']),
@@ -239,7 +239,7 @@ def report(rows, repeats):
 
 
 def measure_speed(args):
-    """The rows of report()."""
+    """Returns the rows of report()."""
     rows = []
     work = sum(tensors ** 2 for tensors in args.tensors) * len(BUDGETS) * args.repeats
     with tqdm(total=work, bar_format='{desc} {percentage:3.0f}% |{bar:30}| {elapsed}<{remaining}',
@@ -256,7 +256,7 @@ def measure_speed(args):
 
 
 def measure_limits(args):
-    """The rows of limits_report()."""
+    """Returns the rows of limits_report()."""
     instances = {}
     for name, table in profiled(NETWORKS, args.input_size).items():
         order = np.argsort(-table.depth)
