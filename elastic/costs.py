@@ -115,7 +115,7 @@ def mask_of(train_type, names):
 def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
     """Returns (classes, training images, test images) of the data set.
 
-    Raises UserError if they are unknown until the data set is prepared, or less than a batch.
+    Raises UserError if they are unknown until it is prepared, or if a batch is larger than it.
     """
     sizes = PAPER_SETS.get(dataset_name) or sizes_at_hand(dataset_name, input_size, data_dir)
     if sizes is None:

@@ -141,7 +141,7 @@ def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, e
 
 
 class Probe:
-    """Measures for a metric: weights, gradients, and the loss drop of a trial update.
+    """Gives a metric the weights, gradients, and loss drops of a trial update.
 
     model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
     a metric first asks for gradients.
@@ -164,8 +164,7 @@ class Probe:
     def drops(self):
         """Returns for each batch the (N,) float64 loss drops of the tensors' updates (equation 3).
 
-        All batches are tried from the same weights at one scale: if one halves it, all are tried
-        again.
+        All batches are tried from the same weights at one scale; if one halves it, all start over.
         """
         batches = self._drawn()
         while True:

@@ -100,7 +100,7 @@ def out_of_reach(timings, rho, layers=None):
 
 
 def reachable(timings, rho, layers=None):
-    """Returns rho, or prints and returns the smallest rho that trains an item if rho is less.
+    """Returns rho; if it is too small, prints and returns the smallest that trains an item.
 
     That happens when the device has become slower since the profile.
     """

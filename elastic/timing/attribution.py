@@ -13,7 +13,7 @@ from elastic.steps.step_graph import CONTROL_FLOW, estimated_ms, rate_key, tenso
 class OpTimes(NamedTuple):
     """Holds the traced ms per step of backward and update ops, by the tensors that need them.
 
-    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) its ms.
+    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) per group.
     update: (N,) ms of the update ops of one tensor. update_fixed: ms of all other update ops.
     estimated_ms: (G,) the part of group_ms that had no event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed, 0..1.

@@ -43,8 +43,8 @@ def undisturbed(rounds_ms, least=3):
 def settled_ms(function):
     """Returns the ms of the second of two calls in a row, as a training step follows itself.
 
-    After a larger function, a call finds the processor's caches cold: the head's step then took
-    1.5 ms more, where a full step took 17 ms.
+    After a larger function, a call finds the processor's caches cold: after a full step of 17 ms,
+    the head's step took 1.5 ms more.
     """
     function()
     begin = time.perf_counter()

@@ -92,7 +92,7 @@ class TensorTimings(NamedTuple):
     learning rate, iteration count.
     depth: (N,) int, 0 for the tensor nearest to the output, N - 1 for the deepest; the order in
     which t_dy adds up.
-    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) its ms.
+    group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) per group.
     key: what the table is valid for. profile: Profile.
     t_loop: waiting for input and Python in each step of the training loop. 0 in a profile;
     closed_loop.py measures it.

@@ -1,9 +1,9 @@
 """Turns traced shares and untraced totals into a timing table.
 
 A trace shows the share of each op, but not the time of a step: tracing slows small ops down, and
-runs ops one at a time. So steps are timed as training runs them, in turn: the full step; those of
-single tensors: the deepest, the nearest to the output, some between; the forward pass, and its rest
-after some cuts. Traced times are scaled to explain these.
+runs ops one at a time. So steps are timed as training runs them, in turn: the full step, the steps
+of a few single tensors, the forward pass, and its rest after some cuts. Traced times are scaled to
+explain these.
 """
 
 from typing import Any, NamedTuple
