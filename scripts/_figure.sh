@@ -1,8 +1,8 @@
 # Sourced by run_figure*.sh: runs reproduce.py for the figure in the script's name.
 #
-# Uses today's environment if its Python exists, else the paper's (3.8), else the Jetson TX2's (3.6);
+# Uses the first stack whose Python exists: today's, the paper's (3.8), the Jetson TX2's (3.6).
 # STACK=today, paper or tx2 overrides this. Checks the arguments before anything is installed.
-# PYTHON=python3 uses that interpreter as it is and installs nothing.
+# PYTHON=python3 uses that interpreter as it is, and installs nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 

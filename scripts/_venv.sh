@@ -21,8 +21,8 @@ venv_name() {
     if [ "$1" = today ]; then echo .venv; else echo ".venv-$1"; fi
 }
 
-# Prints the interpreter that $1 comes from: that of an environment may be about to be replaced.
-# Fails unless it runs (a pyenv shim may not), is one of the versions in $2 and can make environments.
+# Prints the interpreter that $1 comes from, as $1 may be in an environment about to be replaced.
+# Fails unless it runs (a pyenv shim may not), is a version in $2, and can make environments.
 base_python() {
     "$1" -c '
 import ensurepip, os, sys, venv
@@ -56,8 +56,8 @@ ensure_venv() {
     here=$(uname -m)
     venv=$ROOT/$name
     making=$venv/making        # holds the process id while the environment is being made
-    made_on=$venv/machine      # its processor: on another one packages do not run
-    stamp=$venv/requirements.cksum  # what is installed
+    made_on=$venv/machine      # holds the processor; packages run on no other
+    stamp=$venv/requirements.cksum  # holds the checksum of what is installed
     PYTHON=$venv/bin/python
     wanted=$(cksum <"$ROOT/requirements.txt") || exit
 
@@ -69,7 +69,7 @@ ensure_venv() {
                  "or pyenv install ${versions%% *}); this TensorFlow exists for no other version" >&2
             exit 2
         fi
-        if [ "$stack $here" = 'tx2 aarch64' ]; then  # NVIDIA's build, which is in no index
+        if [ "$stack $here" = 'tx2 aarch64' ]; then  # uses NVIDIA's build, which is in no index
             options=(--system-site-packages)
             has_tensorflow "$base" || exit 2
         fi
@@ -85,7 +85,7 @@ ensure_venv() {
         rm -f "$stamp"
     fi
     local started=$SECONDS
-    [ "$stack" != tx2 ] || pip='pip<22'  # an old pip may try a later one, which needs Python 3.7
+    [ "$stack" != tx2 ] || pip='pip<22'  # later ones need Python 3.7, but an old pip may try them
     logged "$venv" "$PYTHON" -m pip install --upgrade "$pip"
     logged "$venv" "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
     echo "$wanted" >"$stamp"
@@ -93,8 +93,8 @@ ensure_venv() {
     echo "$name is ready after $((SECONDS - started)) s." >&2
 }
 
-# Part of ensure_venv, with its variables: removes an environment that cannot be used. Exits if the
-# user has to decide.
+# Part of ensure_venv, whose variables it uses. Removes an environment that cannot be used; exits if
+# the user has to decide.
 drop_unusable_venv() {
     if [ -e "$making" ]; then
         running=$(cat "$making")
@@ -120,13 +120,13 @@ drop_unusable_venv() {
     fi
 }
 
-has_tensorflow() {  # whether $1 finds a TensorFlow; if not, says where to get it
+has_tensorflow() {  # checks that $1 finds a TensorFlow; if not, says where to get it
     "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorflow") is None)' ||
         { echo "error: $1 has no TensorFlow, and for this board only NVIDIA builds one: install" \
                "that of JetPack 4.6 for this Python, then run this again" >&2; return 2; }
 }
 
-logged() {  # runs $2... with its output in a file in $1, and shows it only if that fails
+logged() {  # runs $2... with its output in a file in $1; shows the end of it on failure
     local log=$1/install.log
     if ! "${@:2}" >"$log" 2>&1; then
         echo "error: this failed: ${*:2}" >&2

@@ -28,13 +28,13 @@ OK, PROBLEM, ABSENT = 'ok', '!!', '--'
 ROOT = _root.ROOT
 GB = 1e9
 STACKS = ('today', 'paper', 'tx2')
-ENVIRONMENT_GB, RUNS_GB, DATA_GB = 4, 1, 8  # of disk; data: figure 15's, with its archives
+ENVIRONMENT_GB, RUNS_GB, DATA_GB = 4, 1, 8  # of disk; data are those of figure 15, with archives
 PHOTO_SETS = ('caltech_birds2011', 'oxford_iiit_pet', 'stanford_dogs')
-STEP_GB = 1.5  # of memory, that ResNet50 needs at 224x224 with four images
-ROOMY_GB = 6   # of memory, from which on no swap is needed
+STEP_GB = 1.5  # of memory, which ResNet50 needs at 224x224 with four images
+ROOMY_GB = 6   # of memory; with this much, no swap is needed
 SLOW_GOVERNORS = ('powersave', 'conservative', 'userspace')
-UNDERVOLTAGE, HOT, SINCE_BOOT = 0x1, 0xe, 16  # bits of a Raspberry Pi's get_throttled, and shift
-MACHINES = {b'\x3e\x00': 'x86_64', b'\xb7\x00': 'aarch64', b'\x28\x00': 'armv7l'}  # by ELF header
+UNDERVOLTAGE, HOT, SINCE_BOOT = 0x1, 0xe, 16  # bits of a Raspberry Pi's get_throttled; a shift
+MACHINES = {b'\x3e\x00': 'x86_64', b'\xb7\x00': 'aarch64', b'\x28\x00': 'armv7l'}  # in ELF headers
 IMPORT = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
           'import tensorflow as tf; '
           'print(tf.__version__); print(len(tf.config.list_physical_devices("GPU")))')
@@ -111,7 +111,7 @@ def python():
             continue  # TensorFlow 2.7 for Python 3.8 does not exist there
         status, out, _ = output_of(['bash', '-c', code.format(stack)])
         if status:
-            continue  # a stack that these scripts do not know
+            continue  # this version of the scripts does not know the stack
         versions, _, interpreter = out.partition('\n')
         wanted.append('{} for {}'.format(versions.replace(' ', ', '), stack))
         if interpreter:

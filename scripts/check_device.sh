@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Reports what this device is, and what on it stands in the way of training, with remedies. Installs
-# and changes nothing. Runs check_device.py.
+# Reports what this device is, and what on it stands in the way of training, with remedies: runs
+# check_device.py. Installs and changes nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
-# The environment's Python can report most. Any other one works, too: only the standard library is
-# needed.
+# The environment's Python can report most. Any other works as well, as check_device.py needs only
+# the standard library.
 for python in "${PYTHON:-}" "$ROOT"/.venv/bin/python "$ROOT"/.venv-*/bin/python python3 \
         "$(find_python today || true)"; do
     if [ -n "$python" ] &&

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tries the commands of docs/raspberry_pi.md without a board: makes Debian 12 for 64-bit Arm, on which
-# Raspberry Pi OS is based, and runs them in it on an emulated Cortex-A72. This shows that everything
-# runs; times under emulation mean nothing.
+# Tries the commands of docs/raspberry_pi.md without a board: makes a system of Debian 12 for 64-bit
+# Arm, on which Raspberry Pi OS is based, and runs them there on an emulated Cortex-A72. This shows
+# that everything runs; times under emulation mean nothing.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
 SYSTEM_GB=8  # the system, the environment and pip's cache
 HOST_PACKAGES='mmdebstrap qemu-user-static binfmt-support'
-BOARD_PACKAGES=python3,ca-certificates,procps  # on the card from the start; the rest is installed below
+BOARD_PACKAGES=python3,ca-certificates,procps  # on the card from the start; COMMANDS install the rest
 BOARD_HOME=/home/pi
 REPOSITORY=$BOARD_HOME/elastictrainer
 
@@ -17,14 +17,14 @@ RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 
 COMMANDS=(
     "sudo apt-get update"
     "sudo apt-get install -y git python3-venv tmux"
-    # Makes the environment, from requirements.txt.
+    # Makes the environment from requirements.txt.
     "scripts/run_tests.sh --quick tests/test_command_line.py"
     "grep -E 'Building wheel for .* finished|Successfully installed' .venv/install.log"
     "scripts/check_device.sh"
     "scripts/run_tests.sh --quick"
     "python profiler.py $TINY --num_classes 10 --bn_statistics train"
     "$RUN --interval 1 --num_epochs 2"
-    # A power cut after the first checkpoint; then the same command again.
+    # Cuts the power after the first checkpoint; then repeats the same command.
     "$RUN --interval 1 --num_epochs 6 --run_name cut --checkpoint_minutes 0.05 &
      until [ -e logs/cut/resume/last ]; do sleep 1; kill -0 \$!; done
      kill -KILL \$!; wait \$! || [ \$? = 137 ]"
@@ -89,7 +89,7 @@ for tool in mmdebstrap qemu-aarch64-static update-binfmts unshare chroot; do
         fail "$tool is missing; on Debian and Ubuntu: apt install $HOST_PACKAGES util-linux"
 done
 
-# Everything below is mounted for this process and its children only, and disappears with them.
+# The mounts below exist only for this process and its children, and disappear with them.
 if [ -z "${EMULATE_PI:-}" ]; then
     unshare --mount true 2>/dev/null ||
         fail "mounting is not allowed here: start the container with --privileged, or use no container"
@@ -105,8 +105,8 @@ log=$cache/emulated_pi.log
 
 # ---------------------------------------------------------------- the system
 
-# The kernel runs programs for Arm with qemu. The flag F makes it open qemu now: inside the system
-# there is none.
+# The kernel runs programs for Arm with qemu. The flag F makes it open qemu now, as the emulated
+# system has none.
 register_qemu() {
     local entry=/proc/sys/fs/binfmt_misc/qemu-aarch64
     [ -e /proc/sys/fs/binfmt_misc/register ] ||
@@ -159,7 +159,7 @@ copy_repository() {  # tracked and new files, without the output of runs and tes
 
 # ---------------------------------------------------------------- the commands
 
-on_board() {  # on_board USER COMMAND...: runs it as if the environment were activated
+on_board() {  # on_board USER COMMAND...: runs the command as if the environment were activated
     local proxies
     proxies=$(env | grep -iE '^(https?|no)_proxy=' || true)
     # shellcheck disable=SC2086  # each is an argument

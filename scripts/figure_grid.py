@@ -14,7 +14,7 @@ RHO, INTERVAL = 0.5, 4
 REHEARSED_DATA = {CUB: 'digits_shifted', PET: 'digits_inverted', DOGS: 'digits'}
 REHEARSAL = {'input_size': 32, 'batch_size': 8, 'weights': 'none', 'learning_rate': 0.001,
              'num_epochs': 5, 'steps_per_epoch': 20, 'validation_steps': 25}
-# A prefix cache needs images that come back, and frozen layers.
+# A prefix cache needs images that come back and frozen layers.
 REHEARSED_HELD = {'train_images': 160, 'bn_statistics': 'frozen'}
 
 

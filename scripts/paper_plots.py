@@ -100,7 +100,7 @@ def curve_grid(folders, output):
     header, rows = curve_rows(everything)
     marks = legend_of_marks(everything)
     labels = {curve.label for curve in everything} | {mark.get_label() for mark in marks}
-    more = 0.17 * max(0, -(-len(labels) // _legend_columns(labels, 4)) - 2)  # lines of the legend
+    more = 0.17 * max(0, -(-len(labels) // _legend_columns(labels, 4)) - 2)  # for a long legend
     return write_figure(output, (WIDTH, 5.0 + more), lambda figure: _draw_grid(
         figure, runs, columns, marks, more), header, rows)
 
@@ -133,7 +133,7 @@ def _draw_grid(figure, runs, columns, marks, more):
     axes[0][0].set_ylabel('test accuracy (%)')
     axes[1][0].set_ylabel('test loss')
     lines.update((mark.get_label(), mark) for mark in marks)
-    _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # shows the dashes
+    _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # fits the dashes
 
 
 def _legend(figure, handles, labels, most, **options):
@@ -272,7 +272,7 @@ def importance_stability(folders, output):
     Raises UserError for a run that selected only once.
     """
     runs = _read(folders, 'probe_batches')
-    settings = {}  # (interval, probe batches) -> (similarities, share of time) of each seed
+    settings = {}  # (interval, probe batches) -> [(similarities, share of time)] by seed
     for run in runs:
         check_alike(run, runs[0], ('model_name', 'dataset_name', 'rho', 'epochs'))
         vectors = importances(run)

@@ -20,7 +20,7 @@ from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_
 
 ROOT = _root.ROOT
 
-CSV_ROWS = 60  # of a figure's numbers on the page, which stays readable; the file has all
+CSV_ROWS = 60  # of a figure's numbers on the page, to keep it readable; the file has them all
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem;
        color: #222; }

@@ -148,15 +148,15 @@ def run_all(runs):
             if is_done(run):
                 print('{}: finished before'.format(title), flush=True)
                 continue
-        except UserError as error:  # a log or the folder changed since the start
+        except UserError as error:  # a log or the folder has changed since the start
             failed.append('{}: {}'.format(run.name, error))
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
         status = status_of([sys.executable, 'main.py'] + list(run.flags), ROOT)
-        if was_stopped(status):  # who stops a run stops the whole grid
+        if was_stopped(status):  # stopping a run stops the whole grid
             raise KeyboardInterrupt
-        if status and not impossible([run]):  # conclude reports those: no failure
+        if status and not impossible([run]):  # impossible runs are not failures
             failed.append('failed with status {}: {}'.format(status, run.name))
     return failed
 
@@ -246,7 +246,7 @@ def conclude(args, everything):
     failed, finished = [], finished_names(everything)
     for run in everything:
         if run.name in finished:
-            _meter(run)  # only now does the log cover the last run
+            _meter(run)  # only now does the meter's log cover the last run
     missing = [run.name for run in everything if run.name not in finished]
     left_out = impossible([run for run in everything if run.name in missing])
     shown = drawable(FIGURES[args.figure],
@@ -285,7 +285,7 @@ def write_jobs(runs, path):
 # ---------------------------------------------------------------- the command
 
 def parse_arguments(argv=None):
-    script = os.environ.get('FIGURE_SCRIPT')  # the script that calls this, and gives the figure
+    script = os.environ.get('FIGURE_SCRIPT')  # the calling script, which gives the figure
     parser = argparse.ArgumentParser(
         prog=script, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage='{} [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN] [--seeds N] '
@@ -331,10 +331,10 @@ def main(argv=None):
           file=sys.stderr if args.jobs else sys.stdout)
     lacking = [name for name in ('numpy', 'tensorflow', 'matplotlib')
                if importlib.util.find_spec(name) is None]
-    if lacking and not args.jobs:  # a missing matplotlib would otherwise be noticed after hours
+    if lacking and not args.jobs:  # otherwise a missing matplotlib would show after hours
         raise UserError('{} lacks {}: install what requirements.txt names first'.format(
             sys.executable, ' and '.join(lacking)))
-    finished = {run.name for run in everything if is_done(run)}  # UserError before anything heavy
+    finished = {run.name for run in everything if is_done(run)}  # may refuse before anything heavy
     if args.jobs:
         write_jobs([run for run in runs if run.name not in finished], args.jobs)
         return 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Adapts a network to new data in five ways, in minutes on two cores; downloads only Python packages.
+# Adapts a network to new data in five ways, in minutes on two cores. Downloads only Python packages.
 # MobileNetV2 (width 0.35, 96x96) is trained on digits, profiled, and then trained on turned, coloured
 # and noisy digits with each scheme. Ends with a table and two figures.
 set -euo pipefail
@@ -40,17 +40,17 @@ say "source: MobileNetV2 on digits"
 "$PYTHON" main.py "${network[@]}" --dataset_name digits --weights none --run_name $source_run \
     --train_type full_training --num_epochs 3 --learning_rate 0.05 --save_model
 
-# All schemes use one learning rate, tuned on full training: 0.02 ended within a point of this, but did
-# not learn at all from other source weights. It is warmed up over half an epoch; without that, full
-# training falls back to chance in its first steps. All schemes train on the same 6,400 images, so that
-# eight epochs take minutes. Tensors are selected before the first and the fifth.
+# All schemes use one learning rate, tuned on full training; 0.02 ended within a point of it, but
+# learned nothing from other source weights. Without the warm-up over half an epoch, full training
+# falls back to chance in its first steps. All schemes train on the same 6,400 images, so that eight
+# epochs take minutes. Tensors are selected before the first and the fifth epoch.
 target=(--dataset_name digits_shifted --weights "logs/$source_run/checkpoint/weights.npz"
         --train_images 6400 --num_epochs 8 --interval 4 --learning_rate 0.01 --warmup_steps 100)
 
 say "profile: what each tensor costs on this machine"
 "$PYTHON" profiler.py "${network[@]}" --dataset_name digits_shifted --num_classes 10 | tail -n 8
 
-# train NAME TYPE [FLAG ...]: one run at the seed of the loop below.
+# train NAME TYPE [FLAG ...]: trains one run with the seed of the loop below.
 runs=()
 train() {
     local name="demo_$1_seed$seed"
@@ -60,8 +60,8 @@ train() {
     runs+=("$name")
 }
 
-# The head alone uses the prefix cache by default, which makes it a fair opponent. Elastic training at
-# rho 0.5 has no cache, as in the paper.
+# By default the head alone uses the prefix cache, which makes it a fair opponent. Elastic training
+# at rho 0.5 has no cache, as in the paper.
 for ((seed = 0; seed < seeds; seed++)); do
     train full full_training
     train head traditional_tl_training

@@ -44,12 +44,12 @@ cd "$ROOT"
 ensure_venv "$stack"
 if [ "$stack" = today ] && [ -z "$quick" ]; then
     "$PYTHON" -m ruff check
-    # vermin itself would look for Python where the environment was made.
+    # Started by itself, vermin would look for Python where the environment was made.
     python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
         xargs "$PYTHON" "$(dirname "$PYTHON")/vermin" -q -t=3.6- --no-tips --violations
 fi
 
-run_pytest() {  # keeps the status of pytest; counts "no test was selected" (5)
+run_pytest() {  # keeps pytest's status in `status`; counts "no test was selected" (5) in `empty`
     local code=0
     "$PYTHON" -m pytest "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
     [ "$code" -ne 5 ] || { empty=$((empty + 1)); code=0; }

@@ -13,7 +13,7 @@ import sys
 
 import _root
 
-SLOW, SLOW_SETUP = 0.25, 1.5  # s
+SLOW, SLOW_SETUP = 0.25, 1.5  # s, from which a test, or the fixtures of a file, are slow
 
 
 def slow_tests(lines):

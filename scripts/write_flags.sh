@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints docs/flags.md, which holds the --help of every command:
+# Prints docs/flags.md, the --help of every command:
 #
 #   scripts/write_flags.sh > docs/flags.md
 set -euo pipefail
