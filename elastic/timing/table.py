@@ -85,7 +85,7 @@ class TensorTimings(NamedTuple):
 
     names: N strings; shapes: N tuples.
     t_dw: (N,) weight gradient: ops that no other tensor needs.
-    t_dy: (N,) shared ops that carry the error gradient on to this tensor.
+    t_dy: (N,) shared ops added to carry the error gradient on to this tensor.
     t_up: (N,) the optimizer's ops for this tensor alone.
     t_fp, t_bp: forward pass, backward pass of all tensors.
     t_update: update and decay of all tensors, and the fixed work of each step: moving statistics,
