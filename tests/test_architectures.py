@@ -20,7 +20,7 @@ from selection_solver_DP import choose_tensors, smallest_rho
 from small_steps import random_masks, still
 from zoo import APPLICATIONS, ZOO
 
-# Leaves out deep networks whose parts (joins of branches, depthwise convolutions) others have.
+# Leaves out deep networks whose parts (joins of branches, depthwise convolutions) others cover.
 TESTED = [name for name in ZOO if name not in (
     'NASNetMobile', 'InceptionResNetV2', 'InceptionV3', 'EfficientNetB0', 'ResNet50V2', 'Xception')]
 # Tracing their plain steps takes seconds, so only their masks are compared.

@@ -210,7 +210,7 @@ def test_activations_that_depend_on_other_images_are_detected():
 
 @pytest.mark.parametrize('name', ['batch_norm', 'mobilenetv2'])
 def test_a_prefix_with_batch_statistics_is_detected_or_ends_before(name):
-    """The prefix ends before an op that reads moving statistics (2.7)."""
+    """The prefix ends before a batch normalisation op that reads moving statistics (2.7)."""
     model, images, labels = (mobilenetv2('train'),) + images_and_labels(32) if (
         name == 'mobilenetv2') else ZOO[name].build()
     maker = StepMaker(model, None, 0.0, images, labels)
