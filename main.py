@@ -26,10 +26,7 @@ from elastic.steps.epoch import Diverged
 
 
 def run(settings, signals):
-    """Trains one network with one scheme, from the data to the summary; returns the exit status.
-
-    settings: settings.RunSettings. signals: signals.Signals.
-    """
+    """Trains one network with one scheme, from the data to the summary; returns the exit status."""
     training, records = settings.training, settings.records
     command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
     import train
@@ -103,7 +100,7 @@ def prefix_cache_of(settings, dataset):
     """Returns the prefix_cache.PrefixCache of this run; None if it has none."""
     wanted, scheme = settings.cache.prefix_cache, settings.training.train_type
     if wanted == 'off' or not SCHEMES[scheme].frozen_front:
-        if wanted == 'on':  # not an error: it also holds augmentations, as for other schemes
+        if wanted == 'on':  # no error: for any scheme, the flag also sets --views held
             print('no prefix cache: {} freezes no layers next to the input'.format(scheme))
         return None
     if settings.training.num_epochs == 1:
@@ -128,10 +125,10 @@ def no_cache(wanted, reason):
 # ---------------------------------------------------------------- timing table and scheme
 
 def profile(settings, model, dataset):
-    """Returns the TensorTimings of this run: stored ones if they match, else measured now."""
+    """Returns the TensorTimings of this run: stored ones if they match, else new ones."""
     import profiler
     network, training = settings.model, settings.training
-    batch = next(iter(dataset.probe))  # in any case: selections draw the batches after it
+    batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
     step = profiler.StepSettings(
         network.model_name, network.alpha, network.input_size, settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
@@ -160,10 +157,7 @@ def timing_table(settings, model, dataset, cache, resumes=False):
 
 
 def penalty_of(model, dataset, settings, resumed):
-    """Returns the penalty that PruneTrain adds to the loss, as strong as before if the run resumes.
-
-    settings: settings.Settings. Returns None for all other schemes.
-    """
+    """Returns PruneTrain's penalty, with the old coefficient if the run resumes; else None."""
     if settings.train_type != PRUNE:
         return None
     from elastic.schemes.prunetrain import GroupLasso
@@ -174,10 +168,7 @@ def penalty_of(model, dataset, settings, resumed):
 
 
 def scheme_of(maker, dataset, settings, table, cache):
-    """Returns the scheme.Scheme of --train_type.
-
-    maker: masked_step.StepMaker. settings: settings.Settings. table, cache: from timing_table.
-    """
+    """Returns the scheme.Scheme of --train_type. table, cache: from timing_table."""
     if is_elastic(settings.train_type):
         from train import ElasticScheme
         return ElasticScheme(maker, dataset.probe, table, settings, cache)
@@ -190,9 +181,9 @@ def scheme_of(maker, dataset, settings, table, cache):
 # ---------------------------------------------------------------- what a run leaves
 
 def energy_of(meter, meter_csv):
-    """Returns what the Meter measured, a dict.
+    """Returns what the Meter measured, a dict; an external meter's log replaces it later.
 
-    An external meter replaces it, but its log is only read once the run is safe: it may be damaged.
+    That log is read only once the run is safe, because it may be damaged.
     """
     used = meter.result()
     if meter_csv:
@@ -202,7 +193,7 @@ def energy_of(meter, meter_csv):
 
 
 def measured_beside(settings, dataset, cache):
-    """Returns the memory, the cache and the images of the run, as its summary names them."""
+    """Returns what the summary says of memory, cache and images."""
     found = dict(peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if SCHEMES[settings.training.train_type].frozen_front:
         found['prefix_cache'] = 'off' if cache is None else 'on'
@@ -214,7 +205,7 @@ def measured_beside(settings, dataset, cache):
 # ---------------------------------------------------------------- what a person sees
 
 def print_start(settings, dataset, model, resumed):
-    """Prints what is trained on which data, and where it resumes."""
+    """Prints what is trained, on which data, and from where it resumes."""
     print('{}: {} on {}, {} images, {} tensors'.format(
         settings.records.run_name, settings.model.model_name, settings.dataset_name,
         dataset.train_size, len(model.trainable_variables)))
@@ -237,8 +228,8 @@ def print_end(summary, dataset):
 
 
 def already_finished(folder):
-    """Returns the exit status of a run that is finished; removes what it could resume from."""
-    checkpoint.remove(folder)  # left behind if the process ended right after its summary
+    """Removes the checkpoints of a finished run; returns the exit status."""
+    checkpoint.remove(folder)  # there are some if the process ended right after its summary
     print('already finished with the same settings: {}'.format(folder))
     return 0
 

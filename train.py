@@ -1,8 +1,8 @@
 """The training loop, one for all schemes, and elastic training.
 
-The clock of a run books all of its time, but for the writing of records, in buckets:
+The clock of a run sorts all of its time, except the writing of records, into buckets:
 
-    step        the loop over the batches, with waiting for them
+    step        the loop over the batches, including waits for them
     selection   making the optimizer and the graph, importance, solving, compiling new steps
     validation, checkpoint
     resume      what a resumed run has to make again
@@ -33,10 +33,7 @@ from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
 def step_maker(model, dataset, settings, penalty=None):
-    """Returns the StepMaker of a run, with its optimizer.
-
-    penalty: (model) -> scalar tensor that is added to the loss, or None.
-    """
+    """Returns the StepMaker of a run, with its optimizer. penalty: as in TrainingStep."""
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
                      penalty=penalty)
@@ -48,8 +45,8 @@ class _Run:
     """Holds what changes while a run trains, besides the scheme, the cache and the clock.
 
     epoch: the current or next epoch, from 1. progress: its EpochProgress; None between epochs.
-    choice: the Choice in training. chosen: the Choice made before this epoch; None if it keeps the
-    previous one. result: EpochResult of the last epoch.
+    choice: the Choice in use. chosen: the same if it was made before this epoch, else None.
+    result: EpochResult of the last epoch.
     rows: records of the epochs so far. step_ms: kind of Call -> ms of all steps.
     before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
@@ -96,7 +93,7 @@ class _Run:
 
     @contextlib.contextmanager
     def naming_the_rate(self):
-        """Adds the learning rate to the message of a Diverged raised within this context."""
+        """Within this context, adds the learning rate to the message of a Diverged."""
         try:
             yield
         except Diverged as error:
@@ -114,7 +111,7 @@ class _Run:
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
 
     def next_epoch(self, row):
-        """Moves on to the next epoch, after `row` has been recorded."""
+        """Moves on to the next epoch. row: the record of the one that has ended."""
         self.rows.append(row)
         for kind, ms in self.result.ms.items():
             self.step_ms.setdefault(kind, []).extend(ms)
@@ -158,8 +155,8 @@ def train(scheme, dataset, settings, session, cache=None):
     scheme: scheme.Scheme, whose maker holds the model. dataset: datasets.Dataset.
     settings: settings.Settings. session: session.Session.
     cache: prefix_cache.PrefixCache of this data set, or None.
-    Raises Diverged if the loss stops being finite, and Interrupted after the session's keeper has
-    said stop and a checkpoint is written.
+    Raises Diverged if the loss is not finite. Raises Interrupted, after trying to write a
+    checkpoint, if the session's keeper says stop.
     """
     clock, keeper = session.clock, session.keeper
     with session.preparing():
@@ -211,17 +208,17 @@ def train(scheme, dataset, settings, session, cache=None):
 # ---------------------------------------------------------------- elastic training
 
 class ElasticScheme(Scheme):
-    """Selects every `interval` epochs (0: once) the most important tensors within rho.
+    """Selects the most important tensors within rho, every `interval` epochs (0: once).
 
-    Paper, section 4: the importance of each tensor (importance.py) is weighed against its cost, as
-    the device is now (closed_loop.py) and with the prefix cache (cache_costs.py), by the selector
-    (selection_solver_DP.py). If steps between two selections drift from their predicted time by
-    more than selecting costs, tensors are selected again, by the last importance.
+    Paper, section 4. The selector (selection_solver_DP.py) weighs the importance of each tensor
+    (importance.py) against its cost at the present speed of the device (closed_loop.py) and with
+    the prefix cache (cache_costs.py). If steps drift from their predicted time so far that it would
+    cost more than selecting, tensors are selected again before their turn, by the last importance.
     maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
-    its next batches. timings: TensorTimings of this model on this machine.
+    the next batches. timings: TensorTimings of this model on this machine.
     settings: settings.Settings; with closed_loop, timings follow the speed of the device.
-    cache: prefix_cache.PrefixCache, whose costs then count, or None. With one, rho holds for the
-    run, see cache_costs.Budget.
+    cache: prefix_cache.PrefixCache or None. With one, its costs count, and rho holds for the whole
+    run (cache_costs.Budget).
     The first selection raises InfeasibleBudget if rho is out of reach: check smallest_rho before.
     """
 
@@ -263,7 +260,7 @@ class ElasticScheme(Scheme):
             loop=self._loop and (self._loop.timings, self._loop.reference))
 
     def restore(self, state, choice):
-        """Resumes from `state`; on another device it keeps the timing table of that device."""
+        """Resumes from `state`; on another device, keeps the timing table measured there."""
         self.importance_seconds = state['importance_seconds']
         self._choosing_seconds = state['choosing_seconds']
         self._current = choice
@@ -281,7 +278,7 @@ class ElasticScheme(Scheme):
         return next(self._batches)
 
     def _learn_from(self, last):
-        """Learns from the steps of the last epoch: the budget spent, the time spent waiting."""
+        """Records what the last epoch's steps spent of the budget, and how long they waited."""
         if self._cache is not None:
             self._budget.spend(self._current, last)
         if self._loop is None:
@@ -292,7 +289,7 @@ class ElasticScheme(Scheme):
             self._cache.waited(last.wait_ms)
 
     def _drifted(self, epoch, last):
-        """Returns whether, until the next selection, drift would cost more than selecting."""
+        """Returns whether drift until the next selection would cost more time than selecting."""
         if self._loop is None or not self._settings.interval:
             return False
         ms = last.ms[last.kind]
@@ -301,7 +298,7 @@ class ElasticScheme(Scheme):
         return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
 
     def _importance(self, batch, epoch, trials):
-        """Returns the (N,) importance on this batch and the next ones; appends to `trials`."""
+        """Returns the (N,) importance on this batch and the next; appends to `trials`."""
         begin, maker = time.perf_counter(), self.maker
         others = (self._next_batch() for _ in range(self._settings.probe_batches - 1))
         importance = evaluate_importance(maker.model, maker.optimizer,
@@ -314,7 +311,8 @@ class ElasticScheme(Scheme):
         return importance
 
     def _table_now(self, batch, last):
-        """Returns (TensorTimings as the device is now, drift of their shares since the profile)."""
+        """Returns (TensorTimings at the device's present speed, drift of shares since profiling).
+        """
         if self._loop is None:
             return self._timings, 0.0
         current = self._current
@@ -324,13 +322,13 @@ class ElasticScheme(Scheme):
         return self._loop.timings, drift
 
     def _chosen(self, importance, table, rho, epoch, due):
-        """Returns (mask, fallback, table with the cache's costs); None keeps the last selection."""
+        """Returns (mask, fallback, table with the cache's costs); None: keep the last selection."""
         if self._cache is None:
             rho = reachable(table, rho, self._layers)
             return choose_tensors(table, importance, rho, self._layers) + (table,)
         costs = CacheCosts(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < costs.smallest_rho(self._layers):
-            return None  # too few epochs remain to pay for filling another cache
+            return None  # too few epochs remain to recover the cost of filling another cache
         return choose_cached_tensors(costs, importance, rho, self._layers)
 
 
