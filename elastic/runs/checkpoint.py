@@ -1,7 +1,7 @@
 """Reads and writes the checkpoints of a run, from which it resumes as if it had never stopped.
 
 The run's folder holds two: resume/last, the newest, and resume/before. Each is a .npz file of
-arrays and of `tree`, the JSON that says where they belong. One of them is whole at any instant,
+arrays and of `tree`, the JSON that says where they belong. At any instant at least one is whole,
 whatever fails. Reading runs no code from the file.
 """
 
@@ -26,12 +26,12 @@ ALIVE_SECONDS = 10  # how often a run sets its checkpoint's time, to show how lo
 class Interrupted(Exception):
     """Says that a run has stopped after a signal.
 
-    args: epoch, from 1; steps of it that are done; whether a checkpoint of them could be written.
+    args: epoch, from 1; number of its steps that are done; whether the checkpoint was written.
     """
 
 
 def where_it_stopped(error, folder, restart):
-    """Returns the words that say where a stopped run stopped, and how to resume it."""
+    """Returns a message: where a run was stopped, and how to resume it."""
     if not isinstance(error, Interrupted):
         return ' before training began; run the same command to {}'.format(
             'resume' if stamps(folder) else 'start again')
@@ -44,7 +44,7 @@ def where_it_stopped(error, folder, restart):
 # ---------------------------------------------------------------- trees
 
 def _packed(value, arrays):
-    """Returns a tree as JSON, and adds its arrays to the dict `arrays`."""
+    """Returns a tree as JSON; adds its arrays to the dict `arrays`."""
     if isinstance(value, np.generic):
         value = value.item()
     if hasattr(value, 'read_value') or (
@@ -88,8 +88,8 @@ def write(folder, tree):
     """Writes a checkpoint of the run in `folder`, and keeps the last one as `before`.
 
     tree: dicts with str keys, lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None,
-    and tf.Variables, each of which becomes an array.
-    Raises OSError if it cannot be written: then nothing has changed.
+    and tf.Variables, which become arrays.
+    Raises OSError if it cannot be written; nothing has changed then.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
     packed = json.dumps(_packed(tree, arrays)).encode()
@@ -102,9 +102,9 @@ def read(folder, records=()):
     """Returns the tree of the newest whole checkpoint of the run in `folder`; None without one.
 
     records: the NamedTuple classes that the tree may hold.
-    The tree also holds `stamps`; `lost_seconds`, for how long the run trained after it; and
-    `damaged`, None or a line on why a newer checkpoint cannot be read.
-    Raises UserError if there are checkpoints and none is whole.
+    The tree also holds `stamps`; `lost_seconds`, how long the run trained after the checkpoint; and
+    `damaged`, None or one line on why a newer checkpoint cannot be read.
+    Raises UserError if there are checkpoints but none is whole.
     """
     reasons, found = [], stamps(folder)
     for path in _paths(folder):
@@ -121,7 +121,7 @@ def read(folder, records=()):
 
 
 def stamps(folder):
-    """Returns a list that changes whenever a checkpoint is written; empty without one."""
+    """Returns a list that changes with each checkpoint written; empty without checkpoints."""
     found = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
@@ -131,7 +131,7 @@ def stamps(folder):
 
 
 def _paths(folder):
-    """Returns the paths of the existing checkpoints, the newest first."""
+    """Returns the paths of the existing checkpoints, newest first."""
     paths = [os.path.join(folder, FOLDER, name) for name in (LAST, BEFORE)]
     return [path for path in paths if os.path.exists(path)]
 
@@ -159,7 +159,7 @@ def remove(folder):
 class Keeper:
     """Decides when a checkpoint is due, and writes it.
 
-    folder: the run's; None: it keeps nothing. minutes: the most between two checkpoints.
+    folder: the run's; with None nothing is written. minutes: the most between two checkpoints.
     about: dict that describes this process and goes into each checkpoint.
     stop: () -> bool, whether the run should stop.
     written: time.time() of the checkpoint that the run resumes from; None if it starts.
@@ -185,13 +185,13 @@ class Keeper:
     def pays(self):
         """Returns whether to write a checkpoint after the epoch that has just ended.
 
-        After short epochs, checkpoints are left out where they would take more than COST.
+        After short epochs, a checkpoint that would take more than COST is left out.
         """
         passed = time.perf_counter() - self._last
         return self.stop() or self._folder is not None and passed * COST >= self._took
 
     def keep(self, tree):
-        """Writes a checkpoint of tree(); returns whether it could.
+        """Writes a checkpoint of tree(); returns whether that worked.
 
         Prints the first of several failures in a row; the run continues.
         """

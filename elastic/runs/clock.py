@@ -1,4 +1,4 @@
-"""The clock of a run, which keeps training time apart from validation and checkpoints."""
+"""The clock of a run, which separates training time from validation and checkpoints."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""The table of finished runs: accuracy, training time, and speed-up over full training.
+"""Makes the table of finished runs: accuracy, training time, and speed-up over full training.
 
 Runs that differ only in their seed share a row, which shows medians and, in brackets, the range.
 """
@@ -8,11 +8,12 @@ import numpy as np
 from elastic import command_line
 from elastic.runs.folder import VARIED, distinctions
 
-# Points of accuracy that elastic training may lose to full training: the first number from rho
-# FEW_POINTS_FROM on, the second below.
+# Points of accuracy that elastic training may lose to full training: FEW_POINTS if rho is at least
+# FEW_POINTS_FROM, else MORE_POINTS.
 FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
-HEAD_POINTS = 5  # by which full training must beat the head alone, or there is little to compare
-RESELECTION_SHARE = 0.05  # of the training time, at most, for all selections but the first
+# Points of accuracy by which full training must beat the head alone to be worth comparing.
+HEAD_POINTS = 5
+RESELECTION_SHARE = 0.05  # largest share of training time for all selections but the first
 HEADER = ('scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
           'speed-up', 'of steps')
 LEGEND = ('\n\ntarget in brackets; speed-up: training time of full over this, medians of runs '
@@ -22,8 +23,8 @@ LEGEND = ('\n\ntarget in brackets; speed-up: training time of full over this, me
 def table(runs):
     """Returns the text of the table. runs: list of folder.Run on one data set.
 
-    Targets are checked on medians if there is full training to compare with: elastic training loses
-    few points, its steps are 1 / rho times as fast, and selections after the first are short.
+    If there is full training to compare with, targets are checked on medians: elastic training
+    loses few points, its steps are 1 / rho times as fast, and later selections are short.
     """
     groups = {}
     for run in runs:
@@ -44,7 +45,7 @@ def table(runs):
 
 
 def _label(key, keys):
-    """Returns the scheme, rho, and the flags in which it differs from other runs of the scheme."""
+    """Returns the scheme, rho, and the flags that differ between runs of the scheme."""
     label = key[0] + ('' if key[1] is None else ' rho {:g}'.format(key[1]))
     rivals = [other[2:] for other in keys if other[0] == key[0]]
     return label + ''.join(', {} {}'.format(*flag) for flag in distinctions(key[2:], rivals))
@@ -89,13 +90,13 @@ def _median(group, value):
 
 
 def _throttled(group):
-    """Returns '3 of 24', the throttled epochs among those of all runs, or '' if there are none."""
+    """Returns '3 of 24' if 3 of the 24 epochs of all runs were throttled, or '' if none was."""
     count = sum(s['throttled_epochs'] or 0 for s in group)
     return '{} of {}'.format(count, sum(s['epochs'] for s in group)) if count else ''
 
 
 def _ratios(full, group, key):
-    """Returns full training over each run, of the same seed or else the median."""
+    """Returns the ratio of full training (of the same seed, else the median) to each run."""
     by_seed = {s['seed']: s[key] for s in full}
     usual = _median(full, lambda s: s[key])
     return [by_seed.get(s['seed'], usual) / s[key] for s in group]

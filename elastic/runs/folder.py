@@ -20,7 +20,7 @@ from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum_of_file, read_json
 from elastic.schemes.fixed import SCHEMES
 
-DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if not reported
+DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
@@ -32,7 +32,7 @@ SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs',
 
 
 class SelectionRow(NamedTuple):
-    """One tensor of one selection; importance and time_share are None if not recorded."""
+    """Holds one tensor of one selection; importance, time_share: None if not recorded."""
     epoch: int
     tensor: int
     name: str
@@ -43,7 +43,7 @@ class SelectionRow(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The records of one finished run.
+    """Holds the records of one finished run.
 
     epochs: column -> one value per epoch; None in DEVICE_COLUMNS if the device reported nothing.
     """
@@ -58,14 +58,14 @@ def fault(folder, text):
 
 
 def run_folder(run, logs_dir):
-    """Returns the path of a run that is given by its name under --logs_dir or by its path."""
+    """Returns the path of a run, given its path or its name under --logs_dir."""
     named = os.path.join(logs_dir, run)
     path = os.path.exists(run) or os.path.dirname(run)
     return run if path and not os.path.exists(named) else named
 
 
 def read_runs(folders):
-    """Returns the Runs in these folders; raises UserError as read_run, and if one is repeated."""
+    """Returns the Runs in these folders; raises UserError as read_run, or if one is repeated."""
     paths = [os.path.realpath(folder) for folder in folders]
     for index, path in enumerate(paths):
         if path in paths[:index]:
@@ -102,8 +102,8 @@ def read_run(folder):
 def _read_csv(folder, name, kinds):
     """Returns the rows of a CSV file as dicts.
 
-    kinds: column -> function from the text of a cell to its value. Raises UserError, which names
-    run, file, row and column, for a missing column and for a cell that has no value.
+    kinds: column -> function from a cell's text to its value. Raises UserError that names run,
+    file, row and column for a missing column and for a cell that this function refuses.
     """
     try:
         with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
@@ -168,8 +168,8 @@ def _read_selections(folder, epochs):
 def distinctions(values, rivals):
     """Returns [(name, value)] of the flags in VARIED in which the rivals differ.
 
-    values, rivals: the flags of one run and of each run, in the order of VARIED. None is left out:
-    the flag does not apply to the run, or has its default.
+    values, rivals: the flags of one run, and of each run, in the order of VARIED. A value of None
+    is left out: the flag does not apply to the run, or has its default.
     """
     return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
             if value is not None and len(set(others)) > 1]
@@ -178,8 +178,8 @@ def distinctions(values, rivals):
 def selection_per_epoch(run):
     """Returns what was trained in each epoch; a selection holds until the next one.
 
-    These are the mask, (epochs, N) bool, and the share of the backward and update time of each
-    tensor, (epochs, N) float64, NaN if not recorded.
+    Returns the mask, (epochs, N) bool, and each tensor's share of the backward and update time,
+    (epochs, N) float64, NaN if not recorded.
     """
     mask = np.zeros((run.summary['epochs'], 1 + max(row.tensor for row in run.selections)), bool)
     share = np.full(mask.shape, np.nan)
@@ -190,7 +190,7 @@ def selection_per_epoch(run):
 
 
 def changed_settings(before, now):
-    """Returns ['rho 0.5 there, 0.7 now', ...], the differences of two dicts of settings.
+    """Returns the differences between two dicts of settings, as ['rho 0.5 there, 0.7 now', ...].
 
     A missing setting counts as None.
     """
@@ -201,7 +201,7 @@ def changed_settings(before, now):
 def is_finished(folder, settings, restart=False):
     """Returns whether the folder contains a finished run of these settings; changes nothing.
 
-    settings: dict that JSON can store. restart: returns False for any run. Raises UserError if the
+    settings: dict that JSON can store. restart: return False for any run. Raises UserError if the
     folder contains anything but a run, or a run of other settings.
     """
     if not os.path.isdir(folder) or all(name.endswith(PART) for name in os.listdir(folder)):

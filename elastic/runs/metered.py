@@ -40,8 +40,8 @@ def main(argv=None):
 def add_to_run(folder, path):
     """Adds the energy in an external meter's log to the summary of a finished run.
 
-    folder: of the run. path: of the log. Raises UserError if the log does not cover the training;
-    if the run has no energy at all, its summary then gives the reason.
+    folder: of the run. path: of the log. Raises UserError if the log does not cover the training.
+    If the run has no energy at all, its summary then gives the reason.
     """
     read_run(folder)
     summary_path = os.path.join(folder, 'summary.json')
@@ -58,7 +58,7 @@ def add_to_run(folder, path):
 
 
 def show_sensors():
-    """Prints a table of this device's sensors, with the power that each one reads in a second."""
+    """Prints a table of this device's sensors and the power that each reads within a second."""
     sensors, notes = find_sensors()
     meters = [Meter([sensor]) for sensor in sensors]
     with contextlib.ExitStack() as stack:

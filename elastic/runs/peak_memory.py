@@ -1,6 +1,6 @@
-"""Measures the most memory that each scheme holds at once, as the kernel counts it.
+"""Measures the peak memory of each scheme, as the kernel counts it.
 
-That includes Python, TensorFlow, weights and the optimizer's state, but no data set.
+It includes Python, TensorFlow, weights and the optimizer's state, but no data set.
 """
 
 import re
@@ -9,7 +9,7 @@ STATUS = '/proc/self/status'  # Linux's
 
 
 def peak_bytes():
-    """Returns the most bytes this process has held so far; None if the system does not say."""
+    """Returns this process's peak memory so far in bytes; None if the system does not report it."""
     try:
         with open(STATUS) as status:
             found = re.search(r'^VmHWM:\s*(\d+) kB', status.read(), re.M)
@@ -19,11 +19,11 @@ def peak_bytes():
 
 
 def peaks_of(maker, inputs, labels, masks):
-    """Returns name -> the most bytes held, None if unknown, for each mask and for 'importance'.
+    """Returns name -> peak bytes, None if unknown, for each mask and for 'importance'.
 
-    'importance' is an evaluation of importance whose trial is halved, when it holds most. Call this
-    before the process runs a larger step, as TensorFlow keeps its memory; so small masks come
-    first. Weights change.
+    'importance' is an evaluation of importance with one halving of the trial, when it needs most.
+    TensorFlow keeps its memory, so call this before the process runs a larger step; small masks
+    come first. Weights change.
     maker: masked_step.StepMaker. inputs, labels: one batch. masks: name -> (N,) bool.
     """
     from elastic.selection.importance import Evaluator

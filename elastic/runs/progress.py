@@ -1,4 +1,4 @@
-"""Reports a run while it trains: lines on the terminal, records, and its summary."""
+"""Reports a run while it trains: on the terminal, in its records, and in its summary."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from elastic.compat import keras_stack
 def summary_of(rows, clock, scheme, step_ms, cache):
     """Returns the measured part of summary.json, a dict.
 
-    rows: dicts of record_epoch. step_ms: kind of step -> ms of each step.
+    rows: from record_epoch. step_ms: kind of step -> ms of each step.
     scheme, cache: as in train.train.
     """
     throttled = [row['throttled'] for row in rows if row.get('throttled') is not None]
@@ -27,7 +27,7 @@ def summary_of(rows, clock, scheme, step_ms, cache):
 def _step_summary(step_ms, cache):
     """Returns the step times and the totals of the cache, as summary.json names them.
 
-    step_ms is the median of one kind of steps, but the mean over several kinds.
+    step_ms there is the median if all steps are of one kind, else the mean.
     """
     everything = np.concatenate(list(step_ms.values()))
     found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
@@ -39,7 +39,7 @@ def _step_summary(step_ms, cache):
 def record_epoch(recorder, scheme, choice, row, result, cache):
     """Records one epoch.
 
-    choice: the Choice that was made before it, or None. row: dict of folder.EPOCH_COLUMNS.
+    choice: the Choice made before it, or None. row: dict of folder.EPOCH_COLUMNS.
     result: its EpochResult.
     """
     if choice is not None:
@@ -75,7 +75,7 @@ def _record_choice(recorder, model, choice, epoch):
 
 
 def announce(choice, settings, seconds, cache):
-    """Prints what was selected, how long that took, and warnings about it."""
+    """Prints what was selected, how long it took, and warnings."""
     if choice.importance is None:
         print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
     else:

@@ -16,12 +16,12 @@ from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, SelectionRow, fau
 
 
 def open_run(folder, settings, resumed=None, restart=False):
-    """Prepares the folder of a run, and removes the records of a run that starts over.
+    """Prepares the folder of a run; removes old records unless the run resumes.
 
     settings: dict of flags.decisive_settings.
-    resumed: the tree of the checkpoint that it resumes from; None if it starts.
-    restart: replace whatever run the folder holds.
-    Returns the lock for Recorder, or None, with nothing changed, if the run is finished by now.
+    resumed: the tree of the checkpoint that the run resumes from; None if it starts.
+    restart: whether to replace any run in the folder.
+    Returns the lock for Recorder, or None, with nothing changed, if the run is already finished.
     Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
     os.makedirs(folder, exist_ok=True)
@@ -44,14 +44,14 @@ def open_run(folder, settings, resumed=None, restart=False):
 
 
 def records_of(folder):
-    """Returns the names of the files in a run's folder that grow while it trains."""
+    """Returns the names of the files that grow while a run trains."""
     paths = glob.glob(os.path.join(glob.escape(folder), 'events.out.*')) + [
         os.path.join(folder, name) for name in ('epochs.csv', 'selections.csv')]
     return [os.path.basename(path) for path in paths if os.path.exists(path)]
 
 
 def _clear(folder):
-    """Removes all records of a run but its settings; its checkpoints go first."""
+    """Removes the checkpoints of a run, then all its records but the settings."""
     checkpoint.remove(folder)
     for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
         if os.path.exists(os.path.join(folder, stale)):
@@ -75,8 +75,8 @@ class Recorder:
     """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
     lock: from open_run; freed when the run is finished or this object is deleted.
-    resumed: the result of `state` to resume from: what was written after it is removed.
-    As a context manager, it removes the records of a run that failed before it could be resumed.
+    resumed: the result of `state` to resume from; what was written later is removed.
+    As a context manager, it removes the records of a run that fails before it can be resumed.
     """
 
     def __init__(self, folder, lock=None, resumed=None):
@@ -111,7 +111,7 @@ class Recorder:
         self.writer.flush()
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
-        """Records a selection, made before `epoch`; importance, time_share: (N,) or None."""
+        """Records the selection before `epoch`. importance, time_share: (N,) or None."""
         blank = [''] * len(names)
         rows = zip([epoch] * len(names), range(len(names)), names,
                    ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
@@ -124,7 +124,7 @@ class Recorder:
         self.writer.flush()
 
     def state(self):
-        """Returns what `resumed` takes, once everything written so far is on the disk."""
+        """Flushes everything written so far to the disk; returns what `resumed` takes."""
         self.writer.flush()
         sizes = {}
         for name in records_of(self.folder):
@@ -149,7 +149,7 @@ class Recorder:
                 os.remove(os.path.join(self.folder, name))
 
     def finish(self, summary):
-        """Writes summary.json: from now on the run counts as finished."""
+        """Writes summary.json, which marks the run as finished."""
         self.state()  # puts all records on the disk before the summary
         self.writer.close()
         files = {name: checksum_of_file(os.path.join(self.folder, name))
@@ -189,7 +189,7 @@ class Recorder:
             out.write(command_line.table(header, rows) + '\n')
 
     def save(self, model):
-        """Writes checkpoint/ whole: portable weights, and the model in this stack's own format."""
+        """Writes checkpoint/ whole: portable weights, and the model in this stack's format."""
         from elastic.compat.keras_stack import MODEL_FILE
         from elastic.networks.weights import save_weights
         path = os.path.join(self.folder, 'checkpoint')
@@ -213,9 +213,9 @@ class Recorder:
 
 
 def mask_image(masks, tensor_pixels=4, epoch_pixels=16):
-    """Returns a picture of the trained tensors, blue, in each epoch.
+    """Returns a picture of the trained tensors, in blue, over the epochs.
 
-    masks: (first epoch, (N,) bool) of each selection, which lasts until the next one.
+    masks: (first epoch, (N,) bool) of each selection, which holds until the next one.
     Returns (1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8, the output layer at the top.
     """
     columns = []

@@ -25,14 +25,14 @@ def stack_description():
 
 
 def about_this(decisive):
-    """Returns what should be the same when a run resumes: settings, host, stack."""
+    """Returns the settings, host and stack, which should be the same when a run resumes."""
     return dict(settings=decisive, host=host_description(), stack=stack_description())
 
 
 def interrupted_run(folder, decisive, restart=False):
     """Returns the tree of the checkpoint that this run resumes from; None if it starts.
 
-    decisive: the dict of flags.decisive_settings. Raises UserError if the checkpoint has others.
+    decisive: dict of flags.decisive_settings. Raises UserError if those of the checkpoint differ.
     """
     resumed = None if restart else checkpoint.read(folder, RECORDS)
     if resumed is None:
@@ -53,7 +53,7 @@ def interrupted_run(folder, decisive, restart=False):
 
 
 def check_images(resumed, fingerprint):
-    """Raises UserError if a run resumes on other images; fingerprint: that of the Dataset."""
+    """Raises UserError if a run resumes on other images. fingerprint: of the Dataset."""
     if resumed is not None and resumed['about']['images'] != fingerprint:
         raise UserError('the images have changed since the run was interrupted: restore them or '
                         'start over with --restart')

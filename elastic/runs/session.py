@@ -1,4 +1,4 @@
-"""One process of a run: the records, times and checkpoints that it keeps while it trains."""
+"""One process of a run: its records, times and checkpoints while it trains."""
 
 import contextlib
 import gc
@@ -34,10 +34,10 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(records, lock, about, resumed, signals):
-    """Yields (Session, energy.Meter) of a run that now begins to train; closes its records after.
+    """Yields (Session, energy.Meter) of a run that begins to train; closes its records on exit.
 
     records: settings.RecordSettings. lock: from recorder.open_run. about: dict that goes into each
-    checkpoint. signals: signals.Signals, which from now on only stop the loop between steps.
+    checkpoint. signals: signals.Signals, which from now on stop the loop only between steps.
     """
     keeper = Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
                     resumed and resumed['written'])
@@ -52,7 +52,7 @@ def open_session(records, lock, about, resumed, signals):
 
 @contextlib.contextmanager
 def bad_image_named(dataset):
-    """Raises a UserError with the path if training fails on an image that became unreadable."""
+    """Within this context, an image that became unreadable raises a UserError with its path."""
     import tensorflow as tf
     try:
         yield

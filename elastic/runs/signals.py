@@ -1,4 +1,4 @@
-"""Stops a run on a signal, after a checkpoint; the same signal again ends it at once."""
+"""Stops a run on a signal, after a checkpoint; a second signal ends it at once."""
 
 import signal
 import subprocess
@@ -6,16 +6,16 @@ import sys
 import threading
 
 SIGNALS = ('SIGINT', 'SIGTERM', 'SIGHUP')  # a closed terminal and a shutdown send two of them
-ORPHANED = signal.SIGUSR1  # what a run gets if the script that started it was killed
+ORPHANED = signal.SIGUSR1  # sent to a run if the script that started it is stopped or killed
 NUMBERS = [getattr(signal, name) for name in SIGNALS] + [ORPHANED]
 
 
 class Signals:
     """Catches SIGNALS within `with`; a second one has its usual effect.
 
-    A signal raises KeyboardInterrupt; while `deferred`, it only sets `caught`, its number, and the
-    training loop stops after its step. A signal that is ignored stays ignored, as SIGHUP under
-    nohup. Outside the main thread nothing is caught: Python allows it only there.
+    A signal sets `caught` to its number and raises KeyboardInterrupt. While `deferred`, it does not
+    raise, and the training loop stops after its step. Ignored signals stay ignored, as SIGHUP is
+    under nohup. Outside the main thread nothing is caught, because Python allows it only there.
     """
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Signals:
 
     @property
     def name(self):
-        """The name of the caught signal, for people."""
+        """Returns the name of the caught signal, for people."""
         return 'its script' if self.caught == ORPHANED else signal.Signals(self.caught).name
 
 
@@ -55,7 +55,7 @@ class Signals:
 def status_of(command, folder):
     """Runs a command in `folder`; returns its exit status.
 
-    If this process gets one of SIGNALS, it passes it on and waits until the child has stopped.
+    If this process gets one of SIGNALS, it sends the child ORPHANED and waits until it has stopped.
     """
     with Signals() as signals:
         child = subprocess.Popen(command, cwd=folder, preexec_fn=_stop_with_parent)
@@ -73,7 +73,7 @@ def was_stopped(status):
 
 
 def _stop_with_parent():
-    """Has Linux stop this child if the script that started it is killed."""
+    """Makes Linux send ORPHANED to this process if the script that started it is killed."""
     if sys.platform.startswith('linux'):
         import ctypes
         ctypes.CDLL(None).prctl(1, ORPHANED)  # PR_SET_PDEATHSIG
