@@ -1,4 +1,4 @@
-"""Augmentation: how training images are flipped and rotated.
+"""Flips and rotates training images.
 
 A view is one augmented version of every training image. All flips and angles of a view are drawn at
 once and looked up by image number. So an augmented image depends on the seed, the image and the
@@ -7,17 +7,16 @@ view, but not on its batch.
 
 import numpy as np
 
-ROTATION = 0.2  # of a full turn, to either side, as in the paper
+ROTATION = 0.2  # largest angle to either side, as a share of a full turn, as in the paper
 
 
 def augmentation_draws(seed, stream, view, count):
     """Returns the flips, (count,) bool, and rotations, (count, 2) float32, of the first images.
 
-    A rotation is given by the cosine and the sine of its angle.
-    stream, view: int, the number of the Stream and of the view.
+    A rotation is the cosine and the sine of its angle. stream, view: numbers of Stream and view.
 
-    NumPy draws the same numbers with every version of TensorFlow. The layers of Keras draw from a
-    global state, and TensorFlow's vectorised cosine depends on an element's place in its array.
+    NumPy draws the same numbers with every version of TensorFlow. Keras' layers draw from a global
+    state, and TensorFlow's vectorised cosine depends on an element's place in its array.
     """
     rng = np.random.RandomState([seed, stream, view, 1])  # four numbers; the order draws from three
     flip = rng.uniform(size=count) < 0.5
@@ -28,8 +27,7 @@ def augmentation_draws(seed, stream, view, count):
 def augment(images, flip, turn):
     """Returns the images, (B, S, S, 3) float32, flipped and rotated.
 
-    Equals RandomFlip('horizontal') and RandomRotation(0.2) of Keras: bilinear, and reflected at the
-    border.
+    Equals Keras' RandomFlip('horizontal') and RandomRotation(0.2), bilinear, reflecting the border.
     flip: (B,) bool. turn: (B, 2) float32, cosine and sine.
     """
     import tensorflow as tf

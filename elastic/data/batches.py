@@ -1,4 +1,4 @@
-"""Batches of numbered images: in which order, and how augmented."""
+"""Makes batches of numbered images: their order and their augmentation."""
 
 import itertools
 
@@ -9,10 +9,10 @@ from elastic.data.split import untuned
 
 
 class Stream:
-    """Endless passes over the training images; it draws an order and an augmentation of its own.
+    """Makes endless passes over the training images, in an order and augmentation of its own.
 
-    The epochs of a run are one stream, the probe batches another. NumPy draws the order: the same
-    with every version of TensorFlow, without a buffer of images, and from any epoch on.
+    The epochs of a run are one stream, the probe batches another. NumPy draws the order: so it is
+    the same with every version of TensorFlow, needs no buffer of images, and can start at any pass.
     """
 
     def __init__(self, number, split, batch_size, steps, seed, augmented, ahead):
@@ -71,9 +71,9 @@ def in_order(split, batch_size):
 
 
 def _pipeline(split, batch_size, augmented, ahead):
-    """Returns the function (numbers, flip, turn) -> tf.data of these batches.
+    """Returns a function (numbers, flip, turn) -> tf.data of these batches.
 
-    Its graph is traced once; each pass only supplies its own numbers, flips and rotations.
+    Its graph is traced once; each pass supplies new numbers, flips and rotations.
     """
     import tensorflow as tf
     size, shape = split.input_size, (None, batch_size)

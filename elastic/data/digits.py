@@ -1,4 +1,4 @@
-"""The digit domains: the 8x8 digits that come with scikit-learn, drawn large and in colour.
+"""Makes the digit domains: scikit-learn's 8x8 digits, drawn large and in colour.
 
 `digits` is the source domain; `digits_shifted` and `digits_inverted` are target domains. All three
 draw their test images from the same originals, which no training image shows.

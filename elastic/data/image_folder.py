@@ -1,7 +1,7 @@
-"""A user's own images: one sub-folder of images per class.
+"""Reads a user's own images: one sub-folder of images per class.
 
-Nothing outside the folder is read: a link that leaves it is an error. An image too large for the
-memory is recognised by its header and never decoded.
+Nothing outside the folder is read: a link that leaves it is an error. An image too large to decode
+is recognised by its header.
 """
 
 import os
@@ -12,10 +12,10 @@ import numpy as np
 from elastic.command_line import UserError, first_line, nearest
 from elastic.data.split import SPLIT_SEED, Split, resized, train_and_test
 
-FOLDER = 'folder:'  # what the name of such a data set starts with; the path follows
+FOLDER = 'folder:'  # prefix of the data set's name; the path follows
 TEST_SHARE = 0.2
 IMAGE_TYPES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
-MOST_PIXELS = 10 ** 8  # of an image: 300 MB once it is decoded
+MOST_PIXELS = 10 ** 8  # of an image, which takes 300 MB when decoded
 
 
 def check_folder(path):
@@ -34,7 +34,7 @@ def folder_splits(path, input_size):
     """Returns the class names, the training Split and the test Split of the folder at `path`.
 
     Uses path/train and path/test (or val, validation) if both contain class folders. Otherwise the
-    class folders are in `path` itself, and a fixed, stratified 20 % of their images are for tests.
+    class folders are in `path` itself, and a fixed, stratified 20 % of the images are for testing.
     """
     path = os.path.expanduser(path)
     folders = {folder.lower(): os.path.join(path, folder) for folder in _folders(path)}
@@ -80,7 +80,7 @@ def _check_links(root, path, entries):
 def _images_by_class(path, root):
     """Returns class name -> sorted paths of its images.
 
-    Raises UserError for classes without images, and for a link out of the folder `root`.
+    Raises UserError for classes without images, and for a link that leaves the folder `root`.
     """
     classes = {}
     if path != root:
@@ -111,13 +111,13 @@ def _folder_split(classes, names, input_size):
 
 
 def first_fault(files, input_size):
-    """Returns the first path that cannot be read and the reason, or None if all can be read."""
+    """Returns (path, reason) of the first image that cannot be read; None if all can be read."""
     faults = ((path, _fault_of(path, input_size)) for path in files)
     return next((fault for fault in faults if fault[1] is not None), None)
 
 
 def _fault_of(path, input_size):
-    """Returns in one line why the image cannot be read, or None if it can."""
+    """Returns one line on why the image cannot be read; None if it can."""
     reason = _too_large(path)
     if reason:
         return reason
@@ -130,7 +130,7 @@ def _fault_of(path, input_size):
 
 
 def _too_large(path):
-    """Returns why the image is too large by its header, or None if it is not."""
+    """Returns why the image is too large, judged by its header; None if it is not."""
     from PIL import Image
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The images of a data set, found by its name.
+"""Loads the images of a data set, given its name.
 
     caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, from TensorFlow Datasets
     digits, digits_shifted, digits_inverted             source and target domains; need no network
@@ -27,7 +27,7 @@ LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(TFDS_NA
 
 
 def check_dataset_name(name):
-    """Returns `name` itself; raises UserError if there is no such data set. Loads nothing."""
+    """Returns `name`; raises UserError if there is no such data set. Loads nothing."""
     if not name.startswith(FOLDER):
         return one_of(name, tuple(LOADERS) + (FOLDER + 'PATH',), 'data set')
     check_folder(name[len(FOLDER):])
@@ -37,15 +37,15 @@ def check_dataset_name(name):
 def augmentation_of(name, given=None):
     """Returns `given`, or the usual augmentation of data set `name` if None is given.
 
-    Both are one of AUGMENTATIONS. Digits are not augmented: a flipped digit may be another digit,
-    and a rotation overlaps with the shift between the domains.
+    Both are in AUGMENTATIONS. Digits are not augmented: a flipped digit may look like another one,
+    and rotation is part of the shift between the domains.
     """
     usual = 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
     return usual if given is None else one_of(given, AUGMENTATIONS, 'augmentation')
 
 
 class Images(NamedTuple):
-    """The images of a data set.
+    """Holds the images of a data set.
 
     class_names: in the order of the labels.
     fingerprint: a hash that changes when images are added or removed, or classes renamed.
@@ -58,9 +58,9 @@ class Images(NamedTuple):
     left_out: Sequence[str] = ()
 
     def checked(self, skip_bad_images):
-        """Returns these Images, without the unreadable ones if skip_bad_images.
+        """Returns these Images, without unreadable ones if skip_bad_images.
 
-        Otherwise raises UserError for an image that is too large to be decoded.
+        Otherwise raises UserError for an image that is too large to decode.
         """
         if not skip_bad_images:
             check_sizes(self.train)
@@ -79,9 +79,9 @@ def load_images(name, input_size, settings):
 
 
 def sizes_at_hand(name, input_size, data_dir=None):
-    """Returns the number of classes, training images and test images of a data set.
+    """Returns the numbers of classes, training images and test images of a data set.
 
-    Returns None if the data set has to be prepared first. Raises UserError for an unusable folder.
+    Returns None if the data set must be prepared first. Raises UserError for an unusable folder.
     """
     if unprepared(name, data_dir):
         return None

@@ -1,7 +1,6 @@
-"""The numbered images of a split: fetched one by one, chosen by number, or decoded once.
+"""Holds the numbered images of a split: fetched one by one, chosen by number, or decoded once.
 
-The data sets in digits.py, image_folder.py and tfds.py each provide a Split to train on and one to
-test on.
+digits.py, image_folder.py and tfds.py each provide a Split to train on and one to test on.
 """
 
 from typing import Callable, NamedTuple, Optional, Sequence
@@ -10,13 +9,13 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line
 
-SPLIT_SEED = 1797  # fixed, unlike the seed of a run: every run tests on the same images
-DECODED_AT_ONCE = 32  # images; one by one, tf.data takes longer than a small image
+SPLIT_SEED = 1797  # fixed, unlike a run's seed, so that every run tests on the same images
+DECODED_AT_ONCE = 32  # images; one by one, tf.data's overhead would exceed decoding a small image
 PROGRESS_FROM = 300  # images; fewer are decoded before anyone could read a progress bar
 
 
 class Split(NamedTuple):
-    """The training images or the test images of a data set, numbered from 0.
+    """Holds the training images or the test images of a data set, numbered from 0.
 
     input_size: S, pixels; images are (S, S, 3) uint8.
     labels: () -> (size,) int32, without decoding an image.
@@ -47,7 +46,7 @@ class Split(NamedTuple):
         return self.only(np.linspace(0, self.size - 1, count).round().astype(np.int64))
 
     def subset(self, count, name):
-        """Returns the Split of `count` images, equally many of each class if the class has them.
+        """Returns the Split of `count` images, equally many of each class if there are enough.
 
         The choice depends on no seed, and a larger subset contains every smaller one.
         name: of the data set, for the UserError if `count` is out of range.
@@ -64,11 +63,10 @@ class Split(NamedTuple):
         return self.only(np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count]))
 
     def decoded(self, keep, title):
-        """Returns the Split with its images in memory, or itself unless `keep`.
+        """Returns the Split with its images in memory if `keep`, else itself.
 
-        A user's files are decoded even if they are not kept, so that a damaged one raises UserError
-        before training starts.
-        title: of the progress bar.
+        A user's files are decoded in any case, so that a damaged one raises UserError before
+        training starts. title: of the progress bar.
         """
         if not keep and self.files is None:
             return self
@@ -115,7 +113,7 @@ class Split(NamedTuple):
 def train_and_test(members, test_share, rng):
     """Splits the members of one class into a training and a test part, in their given order.
 
-    Both parts get at least one of two members; a single one is for training.
+    Each part gets at least one of two or more members; a single member is for training.
     """
     count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
     order = rng.permutation(len(members))
@@ -125,8 +123,8 @@ def train_and_test(members, test_share, rng):
 def resized(encoded, input_size):
     """Returns an encoded image as (S, S, 3) uint8.
 
-    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. Whole levels
-    take a quarter of the memory of float32.
+    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. uint8 needs a
+    quarter of the memory of float32.
     """
     import tensorflow as tf
     image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels

@@ -1,4 +1,4 @@
-"""The photo sets of the paper, from TensorFlow Datasets; images are read by record number."""
+"""Loads the paper's photo sets from TensorFlow Datasets; reads images by record number."""
 
 import os
 import urllib.error
@@ -28,7 +28,7 @@ def tfds_splits(name, input_size, data_dir):
 
 
 def unprepared(name, data_dir=None):
-    """Returns why data set `name` has to be prepared before it can load, or None if it can load."""
+    """Returns why data set `name` must be prepared before it loads; None if it need not be."""
     root = _root(data_dir)
     # The folder is looked up first: TensorFlow Datasets takes seconds to import.
     if name not in TFDS_NAMES or os.path.isdir(os.path.join(root, name)) and os.path.isdir(
@@ -48,10 +48,10 @@ def _builder(name, root):
 
 
 def _prepared_builder(name, data_dir):
-    """Returns the builder of a data set, which it prepares first if necessary.
+    """Returns the builder of a data set; prepares the set first if necessary.
 
-    TensorFlow Datasets retries for minutes before it reports that there is no network. So this
-    tries the network first, unless all archives are in the folder for manual downloads.
+    TensorFlow Datasets retries for minutes before it reports that there is no network. So the
+    network is tried first, unless all archives are in the folder for manual downloads.
     """
     import tensorflow_datasets
     root = _root(data_dir)
@@ -80,7 +80,7 @@ def _prepared_builder(name, data_dir):
 
 
 def _unreachable(url):
-    """Returns why the server of `url` does not answer, or None if it does, even with an error."""
+    """Returns why the server of `url` does not answer; None if it does, even with an error."""
     try:
         urllib.request.urlopen(url, timeout=CONNECT_SECONDS).close()
     except urllib.error.HTTPError:
@@ -94,8 +94,8 @@ def _unreachable(url):
 def _split(builder, part, input_size):
     """Returns the Split 'train' or 'test' of a prepared data set.
 
-    Records are read by number. The builder's own reader follows the order of the file, and would
-    need a buffer of all images to shuffle well.
+    Records are read by number, because the builder's reader follows the order of the file: to
+    shuffle well it would need a buffer of all images.
     """
     import tensorflow as tf
     paths = [os.path.join(builder.data_dir, os.path.basename(file))
