@@ -1,4 +1,4 @@
-"""Measures the energy of training in joules, with the device's own sensors; never estimates it.
+"""Measures the energy of training in joules with the device's own sensors; never estimates it.
 
 Sensors are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel and AMD processors
 (powercap), and NVIDIA GPUs (NVML). A Raspberry Pi 4B has none: elastic.runs.metered adds the log of
@@ -19,29 +19,29 @@ NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); add the log of
 
 
 class Power:
-    """A sensor of watts, integrated by the trapezoidal rule. watts: () -> float."""
+    """Integrates a sensor of watts by the trapezoidal rule. watts: () -> float."""
 
     def __init__(self, name, watts):
         self.name, self._watts, self._last = name, watts, None
 
     def advance(self, now):
-        """Returns the joules since the last call, 0 at the first. now: monotonic seconds."""
+        """Returns the joules since the last call, 0 on the first. now: monotonic seconds."""
         watts, last = self._watts(), self._last
         self._last = now, watts
         return (now - last[0]) * (watts + last[1]) / 2 if last else 0.0
 
 
 class Counter:
-    """A sensor that counts joules.
+    """Reads a sensor that counts joules.
 
-    joules: () -> float. wraps_at: joules at which it restarts from 0, or None.
+    joules: () -> float. wraps_at: joules at which the count restarts from 0, or None.
     """
 
     def __init__(self, name, joules, wraps_at=None):
         self.name, self._joules, self._wraps_at, self._last = name, joules, wraps_at, None
 
     def advance(self, now):
-        """Returns the joules since the last call, 0 at the first."""
+        """Returns the joules since the last call, 0 on the first."""
         joules, last = self._joules(), self._last
         if last is not None and joules < last and self._wraps_at is None:
             raise ValueError('the counter went back')
@@ -54,9 +54,9 @@ class Counter:
 # ---------------------------------------------------------------- sensors of this device
 
 def find_sensors(root='/'):
-    """Returns sensors that measure the whole device once, and notes on those that cannot be used.
+    """Returns sensors that measure the device, none of it twice, and notes on unusable sensors.
 
-    root: folder that contains sys/. NVML is asked only if it is '/'.
+    root: folder that contains sys/. NVML is used only if it is '/'.
     """
     notes = []
     sensors = jetson_rails(root)
@@ -90,7 +90,7 @@ def jetson_rails(root):
 def rapl_counters(root, notes):
     """Returns the Counters of processor packages and memory; a package includes its cores.
 
-    Returns none at all if one cannot be read: the others would be taken for the whole.
+    Returns none if one cannot be read, because the others would pass for the whole.
     """
     counters, unreadable = [], []
     for zone in paths(root, 'sys/class/powercap/*'):
@@ -115,10 +115,10 @@ def rapl_counters(root, notes):
 
 
 def nvidia_gpus(notes):
-    """Returns a list of the sensor of the GPU that trains; empty if that GPU is unknown.
+    """Returns [sensor] of the GPU that trains, or [] if that GPU is unknown.
 
-    It is the only GPU, or the first of CUDA_VISIBLE_DEVICES. CUDA numbers GPUs by speed and NVML by
-    PCI bus, unless CUDA_DEVICE_ORDER says PCI_BUS_ID.
+    It is the only GPU, or the first in CUDA_VISIBLE_DEVICES. CUDA numbers GPUs by speed, NVML by
+    PCI bus, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     try:
         import pynvml
@@ -167,21 +167,21 @@ def _gpu_sensor(pynvml, handle, name):
 class Meter:
     """Adds up the joules of all sensors within `running()`.
 
-    sensors, notes: as returned by find_sensors. If a sensor stops answering there is no result: the
-    sum of the others would be too small.
+    sensors, notes: from find_sensors. If a sensor stops answering, there is no result: the sum of
+    the others would be too small.
     """
 
     def __init__(self, sensors, notes=(), period=PERIOD):
         self.intervals = []  # [start, end] of all that was measured, in seconds since 1970
         self._sensors, self._notes = sensors, list(notes)
         self._joules, self._fault = 0.0, None
-        self._was_set = False  # whether the system clock was, in an earlier process of this run
+        self._was_set = False  # whether an earlier process of this run saw the system clock set
         self._clock_offset = None  # from the monotonic to the system clock, at the start
         self._sampler = Sampler(self._sample, period)
 
     @contextlib.contextmanager
     def running(self):
-        """Measures the energy of what happens within this context."""
+        """Measures energy within this context."""
         if self._clock_offset is None:
             self._clock_offset = time.time() - time.perf_counter()
         begin = time.perf_counter()
@@ -193,13 +193,13 @@ class Meter:
                                    self._clock_offset + time.perf_counter()])
 
     def state(self):
-        """Returns what was measured so far, for `restore`."""
+        """Returns the measurements so far, for `restore`."""
         return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
     def restore(self, state):
-        """Adds what an interrupted run measured, which needs the same sensors."""
+        """Adds the measurements of an interrupted run, which must be of the same sensors."""
         names = [sensor.name for sensor in self._sensors]
         self._joules += state['joules']
         self._fault = self._fault or state['fault']

@@ -5,7 +5,7 @@ import platform
 
 from elastic import command_line
 
-MEMORY_SHARE = 0.4  # of the available memory, for decoded images or for cached activations
+MEMORY_SHARE = 0.4  # largest share of free memory for decoded images or cached activations
 
 
 def available_bytes():
@@ -38,7 +38,7 @@ def _processor():
 
 
 def cpu_quota(root='/sys/fs/cgroup'):
-    """Returns how many cores a container may use (cgroup version 2 or 1), or None for no limit."""
+    """Returns how many cores a container may use (cgroup version 2 or 1); None if unlimited."""
     found = []
     for files in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
         try:

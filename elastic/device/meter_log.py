@@ -1,7 +1,7 @@
 """Reads the log of an external power meter: lines of `timestamp,watts`, seconds since 1970.
 
-For devices without a sensor, such as a Raspberry Pi 4B. elastic.runs.metered adds the result to
-finished runs.
+It serves devices without a sensor, such as a Raspberry Pi 4B. elastic.runs.metered adds the result
+to finished runs.
 """
 
 import array
@@ -18,12 +18,12 @@ MAX_GAP = 5.0  # s between two readings; the power during a longer gap is unknow
 
 
 class MeterLog(NamedTuple):
-    """An external meter's log.
+    """Holds an external meter's log.
 
-    stretches: [(times, watts)], arrays of float64, in the order of the file. Times grow within a
-        stretch, by at most MAX_GAP.
-    breaks: [(before, after, why)] around the stretches: seconds since 1970, infinite at both ends,
-        and what is wrong there. None if the log just ends.
+    stretches: [(times, watts)], arrays of float64, in the order of the file. Within a stretch,
+        times grow by at most MAX_GAP.
+    breaks: [(before, after, why)] around the stretches: seconds since 1970, infinite at both ends;
+        `why` says what is wrong there, None if the log just begins or ends.
     """
     stretches: list
     breaks: list
@@ -37,9 +37,9 @@ class MeterLog(NamedTuple):
 def read_meter(path):
     """Returns the MeterLog in a file; raises UserError if it is none.
 
-    A line that is not a reading and a timestamp that goes back only break the log. A logger may
-    have been restarted, or a board without a clock battery booted in the past. Which clock was
-    right is unknown, so readings on the two sides of a break are never joined.
+    A line that is no reading, or a timestamp that goes back, only breaks the log: a logger may have
+    restarted, or a board without a clock battery booted in the past. Which clock was right is
+    unknown, so readings on the two sides of a break are never joined.
     """
     log, last, why = MeterLog([], []), -math.inf, None
     for line, seconds, watts, fault in _readings(path):
@@ -66,7 +66,7 @@ def read_meter(path):
 
 
 def _readings(path):
-    """Yields (line number, seconds, watts, fault) of each line after the header; fault or None."""
+    """Yields (line number, seconds, watts, fault or None) of each line after the header."""
     header = []
     for number, line in enumerate(_lines(path), 1):
         seconds, watts, fault = None, None, None
@@ -92,7 +92,7 @@ def _cells(line):
 
 
 def _lines(path):
-    """Yields the complete lines of a log, whose last line may still be in writing."""
+    """Yields the complete lines of a log; its last line may still be incomplete."""
     try:
         with open(path, encoding='utf-8', errors='replace', newline='') as file:
             for line in file:
@@ -103,7 +103,7 @@ def _lines(path):
 
 
 def check_meter(path):
-    """Raises UserError before training if the file cannot become a meter's log."""
+    """Raises UserError if the file cannot become a meter's log; call it before training."""
     try:
         header = _cells(next(_lines(path), 'timestamp,watts'))  # the log may start later
     except csv.Error as error:
@@ -114,10 +114,10 @@ def check_meter(path):
 
 
 def metered_joules(log, intervals):
-    """Returns the joules in [start, end] intervals, with the power linear between readings.
+    """Returns the joules in [start, end] intervals; interpolates power linearly between readings.
 
     intervals: seconds since 1970; None if the system clock was set in between (Meter.result).
-    Raises UserError in that case, and if an interval is not covered by a single stretch.
+    Raises UserError in that case, and if no single stretch covers an interval.
     """
     if intervals is None:
         raise UserError('the system clock was set during training, so that no meter log fits; '
@@ -138,7 +138,7 @@ def _integral(log, start, end):
 
 
 def _why_not(log, start, end):
-    """Returns why [start, end] has no integral: the shortest break in it, as that is nearest."""
+    """Returns why [start, end] has no integral: the reason of the shortest break in it."""
     breaks = [(max(ends) - min(ends), why) for *ends, why in log.breaks
               if min(ends) < end and max(ends) > start]
     seconds, why = min(breaks, key=lambda item: item[0], default=(0.0, None))

@@ -1,6 +1,6 @@
 """Reads files of sysfs, and samples them in the background while training runs.
 
-All paths are below a root that is given, so that tests can use a recorded tree in place of /.
+All paths lie below a given root, so that tests can use a recorded tree in place of /.
 """
 
 import contextlib

@@ -26,22 +26,22 @@ from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
 PERIOD = 2.0  # s between two readings
 FIRMWARE_PERIOD = 10.0  # s between two calls of vcgencmd, each of which starts a process
 FIRMWARE_TIMEOUT = 5.0  # s
-PLAUSIBLE = (0.0, 150.0)  # °C, exclusive; zones that are off read 0, or -40 and less
+PLAUSIBLE = (0.0, 150.0)  # °C, exclusive; zones that are off read 0, or -40 and below
 OTHER_ZONES = ('PMIC-Die',  # always 100 °C on a Jetson
                'thermal-fan-est', 'iwlwifi*', 'INT3400*', '*battery*')
 SLOWS_DOWN = ('cpufreq-*', 'thermal-cpufreq-*', '*-balanced', '*throttle*', 'tegra[-_]heavy')
 CPUS = 'sys/devices/system/cpu/'
 GET_THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
 BITS = (1, 2, 3)  # clock capped, throttled, soft limit; bit 0, low voltage, shows in these
-SINCE_BOOT = 16  # so many bits higher: whether this ever happened
+SINCE_BOOT = 16  # offset of the bits that show whether it has happened since boot
 NOTHING = 'this device reports neither temperature nor clock nor throttling'
 
 
 class Reading(NamedTuple):
-    """What a device reports at one moment; None for what it does not report.
+    """Holds what a device reports at one moment; None for what it does not report.
 
     temperature_c: of the hottest zone. cpu_mhz: mean of the CPUs. throttled: whether it is now.
-    counts: name -> a count that grows until the next reading if it is throttled in between.
+    counts: name -> a count, which grows whenever the device is throttled between two readings.
     """
     temperature_c: Optional[float] = None
     cpu_mhz: Optional[float] = None
@@ -61,7 +61,7 @@ def find_device(root='/', cpus=None):
 
 
 class Device:
-    """The files in which a device reports its heat and speed. Arguments as in find_device."""
+    """Reads the files in which a device reports heat and speed. Arguments as in find_device."""
 
     def __init__(self, root, cpus):
         self.zones = [path for path in paths(root, 'sys/class/thermal/thermal_zone*/temp')
@@ -69,7 +69,7 @@ class Device:
         self.coolers = [path for path in paths(root, 'sys/class/thermal/cooling_device*/cur_state')
                         if _has_type(path, SLOWS_DOWN)]
         self.firmware = firmware_of(root)
-        # CPUs with one policy share a file, which counts once for each of them.
+        # CPUs with one policy share a file, which counts once per CPU.
         # A Raspberry Pi's cpufreq gives the clock that was requested, not the true one.
         self.clocks = {} if self.firmware or _is_raspberry_pi(root) else collections.Counter(
             os.path.realpath(path) for cpu in sorted(cpus) for path in paths(
@@ -91,7 +91,7 @@ class Device:
         return sum(mhz[path] * self.clocks[path] for path in mhz) / cpus if cpus else None
 
     def _throttling(self, bits):
-        """Returns throttled and counts of a Reading. bits: the firmware's number or None."""
+        """Returns `throttled` and `counts` of a Reading. bits: the firmware's number or None."""
         states, counts, now = _numbers(self.coolers), _numbers(self.counters), False
         if bits is not None:
             now = any(bits >> bit & 1 for bit in BITS)
@@ -102,7 +102,7 @@ class Device:
 
 
 class Firmware:
-    """Asks a Raspberry Pi's firmware through vcgencmd, seldom; read() repeats the last answer."""
+    """Asks a Raspberry Pi's firmware through vcgencmd, but rarely: read() repeats its answers."""
 
     def __init__(self, program):
         self._program, self._asked, self._said = program, None, None
@@ -129,7 +129,7 @@ class Firmware:
 
 
 class FirmwareFile:
-    """Reads the number that the kernel last got from a Raspberry Pi's firmware; never a clock."""
+    """Reads the throttling bits, but no clock, that the kernel last got from a Pi's firmware."""
 
     def __init__(self, path):
         self._path = path
@@ -142,10 +142,10 @@ class FirmwareFile:
 
 
 def firmware_of(root):
-    """Returns how to ask a Raspberry Pi's firmware, or None on other devices.
+    """Returns the Firmware or FirmwareFile of a Raspberry Pi; None if there is neither.
 
-    vcgencmd comes first: it alone knows the true clock. The kernel's file needs a driver that may
-    be missing and is deprecated.
+    vcgencmd comes first, because it alone knows the true clock. The kernel's file needs a driver
+    that is deprecated and may be missing.
     """
     program = shutil.which('vcgencmd', path=os.pathsep.join(
         os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
@@ -184,7 +184,7 @@ def _numbers(files, divisor=1):
 # ---------------------------------------------------------------- records of training
 
 class Monitor:
-    """Records epoch by epoch what a Device, or None, reports within `running()`."""
+    """Records, for each epoch, what a Device (or None) reports within `running()`."""
 
     def __init__(self, device=None, period=PERIOD):
         self._device, self._sampler = device, Sampler(self._sample, period)
@@ -214,14 +214,14 @@ class Monitor:
         self._last = now
 
     def epoch(self):
-        """Returns the columns folder.DEVICE_COLUMNS, a dict, of the time since the last call."""
+        """Returns the dict of folder.DEVICE_COLUMNS for the time since the last call."""
         seen = self._seen
         self._begin_epoch()
         return dict(temperature_c=seen['temperature_c'], throttled=seen['throttled'],
                     cpu_mhz=seen['mhz_seconds'] / seen['seconds'] if seen['seconds'] else None)
 
     def state(self):
-        """Returns what was seen in this epoch so far, for `restore`."""
+        """Returns the records of this epoch so far, for `restore`."""
         return self._seen
 
     def restore(self, state):
