@@ -1,4 +1,4 @@
-"""Batches of a data set: the photo sets of the paper, digits, or a user's own folder.
+"""Loads data sets in batches: the paper's photo sets, digits, or a user's own folder.
 
 The order of the images depends on the seed and the epoch, their augmentation on the seed, the image
 and the view. So runs with the same seed see bit-identical batches, whether images are kept in
@@ -13,17 +13,17 @@ from elastic.data.tfds import unprepared
 from elastic.device.host import MEMORY_SHARE, available_bytes
 from elastic.settings import VIEWS, DataSettings
 
-TESTED_AT_ONCE = 4  # training batches in a test batch: takes a third less time than one ...
-MOST_TESTED = 64  # ... but a test batch of more images set the peak of a run's memory
+TESTED_AT_ONCE = 4  # training batches in a test batch; takes a third less time than one
+MOST_TESTED = 64  # images in such a batch; with more, testing set a run's peak memory
 
 
 class Dataset:
-    """Batches of images, (B, S, S, 3) float32 in 0..255, with labels, (B,) int32.
+    """Provides batches of images, (B, S, S, 3) float32 in 0..255, with labels, (B,) int32.
 
     train: tf.data; each pass is the next epoch, in full batches and a new order.
     test: tf.data; each pass has all test images, unchanged and in a fixed order, in batches of
         tested_at_once(B); the last one may be smaller.
-    probe: tf.data; endless training batches, augmented as in `train`, in an order of their own.
+    probe: tf.data; endless training batches, augmented as in `train`, in a different order.
     augmentation: 'flip+rotate' or 'none'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
@@ -44,12 +44,12 @@ class Dataset:
         test = images.test.spaced(self.test_size)
         self._files = list(train.files or ()) + list(test.files or ())
         self._input_size = train.input_size
-        # For how many epochs a view is shown; 0: all. Without augmentation all views are alike.
+        # Epochs for which a view is shown; 0: all. Without augmentation all views are alike.
         one_of(settings.views, VIEWS, 'kind of views')
         self._view_epochs = epochs = 0 if kind == 'none' else (
             1 if settings.views == 'fresh' else settings.interval)
         self._epochs = Stream(0, train, batch_size, self.steps, seed, kind != 'none', ahead=True)
-        # Reads nothing in advance: that work would slow down the training steps around it.
+        # Reads nothing in advance, because that would slow down the training steps meanwhile.
         probe = Stream(1, train, batch_size, all_steps, seed, kind != 'none', ahead=False)
         self.train = self._epochs.passes(lambda index: index // epochs if epochs else 0, 1)
         self.test = in_order(test, tested_at_once(batch_size))
@@ -68,15 +68,15 @@ class Dataset:
         return self._epochs.batches(numbers, view)
 
     def first_fault(self):
-        """Returns the first image that cannot be read and the reason, or None if all can be."""
+        """Returns (path, reason) of the first image that cannot be read; None if all can be."""
         return first_fault(self._files, self._input_size)
 
 
 def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     """Returns the Dataset `name`, with whole images resized to input_size x input_size.
 
-    Each iter(train) starts the next epoch, which should be run through. Each iter(probe) continues
-    with a new order.
+    Each iter(train) starts the next epoch; run through all of it. Each iter(probe) continues in a
+    new order.
     cache: 'memory' decodes all images now and keeps them as uint8; 'none' decodes them in each
         epoch; 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
         'unread' is 'none' without checking that all images of a folder can be read.
@@ -92,7 +92,7 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
         raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
                         'smaller --batch_size'.format(batch_size, images.train.size, name))
     images = images.checked(settings.skip_bad_images)
-    if images.test.files is None:  # a folder's images are all checked, whether tested or not
+    if images.test.files is None:  # all images of a folder are checked, even if not tested
         images = images._replace(test=images.test.spaced(_tested(images, batch_size, settings)))
     image_bytes = (images.train.size + images.test.size) * input_size * input_size * 3
     keep = cache == 'memory' or (
@@ -104,7 +104,7 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
 
 
 def _tested(images, batch_size, settings):
-    """Returns how many test images are used."""
+    """Returns the number of test images that are used."""
     return min(images.test.size, (settings.validation_steps or images.test.size) * batch_size)
 
 
@@ -114,7 +114,7 @@ def tested_at_once(batch_size):
 
 
 def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augmentation=None):
-    """Returns the first (images, labels) of `probe` and None; or None and why there are none.
+    """Returns ((images, labels), None) with the first batch of `probe`, or (None, why not).
 
     Uses no network and prepares nothing. num_classes: how many the data set must have. The other
     arguments are those of load_dataset.

@@ -35,24 +35,24 @@ from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR
 from elastic.timing.bars import device_bars, timing_bars
 
-LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # for curves of one scheme
+LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # styles within one scheme
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
         'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
 TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
-CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs equal in these are averaged
+CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in these are averaged
 WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # in a label
-LOG_FROM = 1000  # ratio of the largest to the smallest loss that makes the axis logarithmic
+LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
 
 
 class Curve(NamedTuple):
-    """The mean of the n runs of one configuration, which differ in their seed.
+    """Holds the mean of the n runs of one configuration, which differ in their seed.
 
     summary: of the first run. variant: number of the configuration within its scheme, from 0.
     mean, std: column -> (epochs,) float64 for CURVE_COLUMNS; std is the sample deviation, NaN for
         n = 1.
-    throttled: (epochs,) int, in how many of the runs the device was throttled.
+    throttled: (epochs,) int, number of runs in which the device was throttled.
     """
     summary: dict
     label: str
@@ -65,12 +65,11 @@ class Curve(NamedTuple):
 
 
 def accuracy_over_time(run_folders, output):
-    """Draws test accuracy and test loss over training time, and returns the paths written.
+    """Draws test accuracy and test loss over training time; returns the paths written.
 
     Runs that differ only in their seed become one curve: their mean at each epoch, over their mean
-    time, in a band of one sample standard deviation. Time includes selections and excludes
-    validation. Raises UserError as read_run, and for runs of different hosts, software stacks or
-    data sets.
+    time, in a band of one sample standard deviation. Time includes selection but not validation.
+    Raises UserError as read_run, and for runs of different hosts, software stacks or data sets.
     """
     curves = curves_of(read_runs(run_folders))
     header, rows = curve_rows(curves)
@@ -88,9 +87,9 @@ def accuracy_over_time(run_folders, output):
 
 
 def curve_rows(curves):
-    """Returns header and rows of the CSV of some Curves, one row per epoch.
+    """Returns the header and rows of the CSV of some Curves, one row per epoch.
 
-    The last column is there only if an epoch was throttled.
+    The last column exists only if an epoch was throttled.
     """
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
@@ -122,8 +121,8 @@ def check_alike(run, other, keys):
 def curves_of(runs):
     """Returns the Curves of some Runs, in the order of SCHEMES.
 
-    Each has the colour of its scheme; if there is only one scheme, each has a colour of its own.
-    Raises UserError for runs that do not compare.
+    Each has the colour of its scheme or, if there is only one scheme, a different colour. Raises
+    UserError for runs that cannot be compared.
     """
     if not runs:
         raise UserError('no run given; name at least one')
@@ -150,7 +149,7 @@ def curves_of(runs):
 
 
 def label_of(key, keys=(), n=1):
-    """Returns the label of configuration `key`: how it differs from others in `keys`, and n."""
+    """Returns the label of configuration `key`: n, and how it differs from the others in `keys`."""
     label = SCHEMES[key[0]].label + ('' if key[1] is None else f', ρ = {key[1]:g}')
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
@@ -183,7 +182,7 @@ def draw_title(figure, text, runs):
 
 
 def _draw_curves(figure, curves, unit, seconds):
-    """Draws both panels and returns one line per Curve. seconds: in one `unit` of time."""
+    """Draws both panels; returns one line per Curve. seconds: in one `unit` of time."""
     width, height = figure.get_size_inches()
     pairs = _speed_ups(curves)
     top = 1 - (0.52 + 0.2 * len(pairs)) / height
@@ -205,7 +204,7 @@ def _draw_curves(figure, curves, unit, seconds):
 
 
 def draw_curve(axis, curve, column, seconds, scale):
-    """Draws one Curve with its marks, and returns its line.
+    """Draws one Curve with its marks; returns its line.
 
     seconds: in one unit of the time axis. scale: factor for the values of `column`.
     """
@@ -223,21 +222,21 @@ def draw_curve(axis, curve, column, seconds, scale):
 
 
 def legend_of_marks(curves):
-    """Returns a list of the legend's handle of the marks, empty if no epoch was throttled."""
+    """Returns [legend handle of the marks], or [] if no epoch was throttled."""
     from matplotlib.lines import Line2D
     marked = any(curve.throttled.any() for curve in curves)
     return [Line2D([], [], label='throttled', **MARK)] if marked else []
 
 
 def scale_loss(axis, curves):
-    """Makes the axis logarithmic if a loss that nearly exploded would flatten the others."""
+    """Makes the axis logarithmic if one loss that nearly diverged would flatten the others."""
     losses = np.concatenate([curve.mean['test_loss'] for curve in curves])
     if 0 < LOG_FROM * losses.min() < losses.max():
         axis.set_yscale('log')
 
 
 def _draw_speed_up(axis, full, elastic, seconds, level):
-    """Draws an arrow above the panel between the ends of two Curves, in row `level`, from 0."""
+    """Draws an arrow above the panel, in row `level` (from 0), between the ends of two Curves."""
     low, high = axis.set_ylim(axis.get_ylim())
     y = high + (high - low) * (0.045 + 0.085 * level)
     ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
@@ -254,11 +253,11 @@ def _draw_speed_up(axis, full, elastic, seconds, level):
 
 
 def selection_map(run_folder, output):
-    """Draws which tensors were trained in which epoch, and returns the paths written.
+    """Draws which tensors were trained in which epoch; returns the paths written.
 
     The line at the top sums the time shares of the selected tensors. It leaves out the time to
-    propagate the error gradient past tensors that are not selected. Raises UserError as read_run,
-    and for a run without selections.
+    propagate the error gradient through unselected tensors. Raises UserError as read_run, and for a
+    run without selections.
     """
     run = read_run(run_folder)
     if not run.selections:
@@ -301,7 +300,7 @@ def _draw_selection(figure, run, mask, share):
 
 
 def _draw_share_per_epoch(axis, mask, share):
-    """Draws bars of the tensors trained and a line of their time; returns the legend's handles."""
+    """Draws bars of the trained tensors and a line of their time; returns the legend's handles."""
     from matplotlib.patches import Patch
     epochs, count = mask.shape
     axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
@@ -317,11 +316,10 @@ def _draw_share_per_epoch(axis, mask, share):
 
 
 def draw_by_name(figures, description, argv=None):
-    """Draws the figure that the command line names, and prints the files written.
+    """Draws the figure that the command line names; prints the files written.
 
-    figures: name -> (function, single). The function takes the path of its input, or a list of
-    paths unless `single`, and that of the output, and returns the lines to print. `table` is only
-    text: its output is None.
+    figures: name -> (function, single): (input, output) -> lines to print. input: a path if
+    `single`, else a list of paths. output: a path; None for `table`, which is only text.
     """
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
