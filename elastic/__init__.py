@@ -4,12 +4,12 @@
     (here)       command line, files, figure files, settings
     steps/       the training step, its graph, the reduced step of a mask, the cut for the cache
     networks/    backbone and head, saved models, weights
-    data/        digits, image folders, TensorFlow Datasets; augmentation, batches
+    data/        digits, image folders, TensorFlow Datasets; augmentation and batches
     device/      host, energy, temperature and clock
     timing/      from the trace of a step to the timing table
-    cache/       activations of the frozen part: stored, and reused in an epoch
+    cache/       activations of the frozen layers, stored and reused
     schemes/     what is trained when: fixed masks, PruneTrain
-    selection/   importance, costs with the cache, the table kept true while speed changes
+    selection/   importance, costs with the cache, the timing table kept true as speed changes
     runs/        run folder, records, checkpoints, signals, tables of runs
     (here)       flags of main.py, costs of a way to train
 """

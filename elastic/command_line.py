@@ -1,4 +1,4 @@
-"""What all command lines share: flags, one-line errors, aligned tables, a quiet TensorFlow.
+"""Holds what all command lines share: flags, one-line errors, aligned tables, quiet TensorFlow.
 
 Imports nothing heavy: `--help` and a mistyped flag answer at once.
 """
@@ -28,12 +28,12 @@ class UserError(ValueError):
     """Says that something the user gave cannot be used.
 
     The message says what was given, what is allowed and what to do. Its first line stands alone;
-    any further lines list details. Scripts print it and exit with status 2.
+    further lines list details. Scripts print it and exit with status 2.
     """
 
 
 def nearest(given, allowed):
-    """Returns ` (did you mean 'x'?)` with the most similar allowed name, or an empty string."""
+    """Returns ` (did you mean 'x'?)` with the most similar allowed name, or '' if none is."""
     by_lower = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
     return " (did you mean '{}'?)".format(by_lower[close[0]]) if close else ''
@@ -45,7 +45,7 @@ def first_line(error):
 
 
 def finite(text):
-    """Returns the number that a text holds; raises ValueError unless it is finite."""
+    """Returns the number in a text; raises ValueError unless it is finite."""
     if not math.isfinite(float(text)):
         raise ValueError
     return float(text)
@@ -91,7 +91,7 @@ def number(kind, low=None, high=None, above=None, below=None):
 
 
 def add_flag(parser, name, help_text, default=False):
-    """Adds a boolean flag, which may be bare or followed by 1/0 or true/false."""
+    """Adds a boolean flag, which may stand alone or be followed by 1/0 or true/false."""
     parser.add_argument(name, type=boolean, nargs='?', const=True, default=default, metavar='BOOL',
                         help=help_text + (' (default: true)' if default else ''))
 
@@ -146,9 +146,9 @@ def add_model_flags(parser):
 
 
 def in_one_line(error):
-    """Returns one line that names the layer for an error that a model or a flag causes.
+    """Returns one line, with the layer's name, for an error that a model or a flag causes.
 
-    Returns None for any other error: that is a bug, whose traceback is wanted.
+    Returns None for any other error: it is a bug, and its traceback is wanted.
     """
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
     chain = [error]  # tf.function raises a second error, AutoGraph hides the first
@@ -182,7 +182,7 @@ def _is_ours(path):
 
 
 def _layer(chain, frames):
-    """Returns (name, class) of the innermost layer that was running; None for one of ours."""
+    """Returns (name, class) of the innermost layer that was running; None if it is one of ours."""
     # AutoGraph drops the frames of Keras 2.7, whose message names the layer.
     named = re.findall(r'calling layer "([^"]+)" \(type (\w+)\)', '\n'.join(map(str, chain)))
     if named and named[-1][1] != 'Backbone':
@@ -198,7 +198,7 @@ def _layer(chain, frames):
 
 
 def _place(chain, frames):
-    """Returns `layer 'x' (Class): `, else `node layer/Op: `, else an empty string."""
+    """Returns `layer 'x' (Class): `, else `node layer/Op: `, else ''."""
     layer = _layer(chain, frames)
     if layer:
         return "layer '{}' ({}): ".format(*layer)
@@ -225,7 +225,7 @@ def _reason(error):
 def run(main, argv=None):
     """Calls main(argv) and exits with its result.
 
-    A UserError, and any error that a model or a flag causes, is printed as one line; status 2.
+    Prints a UserError, and any error that a model or a flag causes, as one line; exits with 2.
     """
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
     try:
@@ -247,8 +247,8 @@ def run(main, argv=None):
 def quiet_tensorflow():
     """Imports TensorFlow without its start-up notices.
 
-    No log level silences them: C++ writes them to file descriptor 2. They are shown if the import
-    fails, or if the user has set TF_CPP_MIN_LOG_LEVEL.
+    No log level silences them, because C++ writes them to file descriptor 2. They are shown if the
+    import fails, or if the user has set TF_CPP_MIN_LOG_LEVEL.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
         return
@@ -272,7 +272,7 @@ def quiet_tensorflow():
 
 
 def usable_cpus():
-    """Returns the numbers of the CPUs that this process may use, a set."""
+    """Returns the set of the numbers of the CPUs that this process may use."""
     if hasattr(os, 'sched_getaffinity'):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -281,7 +281,7 @@ def usable_cpus():
 def start_tensorflow(inter_op_threads=0, deterministic=False, seed=None):
     """Imports TensorFlow quietly and sets its threads, determinism and seed.
 
-    inter_op_threads: ops that may run at once; 0: TensorFlow's own choice.
+    inter_op_threads: number of ops that may run at once; 0: TensorFlow chooses.
     Raises UserError if this TensorFlow has no deterministic ops.
     """
     quiet_tensorflow()

@@ -19,7 +19,7 @@ def write_figure(output, size, draw, header, rows):
     """Draws a figure, writes OUTPUT.png, .pdf and .csv, and returns their paths.
 
     size: inches. draw: called with the Figure. header, rows: of the CSV; NaN becomes an empty cell.
-    After an error, files of that name stay as they were.
+    After an error, existing files stay as they were.
     """
     import matplotlib
     from matplotlib.figure import Figure

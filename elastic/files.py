@@ -1,6 +1,6 @@
-"""Writes files completely or not at all, and JSON and .npz files whose damage is detected.
+"""Writes files completely or not at all, even if the code, the process or the power fails.
 
-That holds whatever fails: the code, the process or the power.
+Damage to JSON and .npz files is detected when they are read.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line
 
-PART = '.part'  # suffix of a file in writing, which a killed process may leave
-CHECKSUM = 'sha256'  # key in a JSON file: the checksum of the rest
+PART = '.part'  # suffix of an unfinished file, which a killed process may leave
+CHECKSUM = 'sha256'  # key in a JSON file of the checksum of the rest
 
 
 @contextlib.contextmanager
 def whole(path, before=None):
     """Replaces the file at `path` by one that is written within this context.
 
-    Yields the path of a new file in the same folder. At the end it is flushed to the disk and
-    renamed. After an error it is deleted, and the old file stays.
+    Yields the path of a new file in the same folder. On exit it is flushed to disk and renamed.
+    After an error it is deleted, and the old file stays.
     before: path to which the old file is moved; None deletes it.
     """
     part = path + PART
@@ -46,9 +46,9 @@ def whole(path, before=None):
 def whole_folder(path):
     """Replaces the folder at `path` by one that is filled within this context.
 
-    Yields the path of a new, empty folder. At the end its files are flushed to the disk and it is
-    renamed. After an error it is deleted. Two processes may replace the same folder at once: each
-    fills its own, and the later one stays.
+    Yields the path of a new, empty folder. On exit its files are flushed to disk and it is renamed.
+    After an error it is deleted. Two processes may replace the same folder at once: each fills its
+    own, and the later one stays.
     """
     parent, name = os.path.split(os.path.abspath(path))
     os.makedirs(parent, exist_ok=True)
@@ -67,7 +67,7 @@ def whole_folder(path):
 
 
 def flush_folder(path):
-    """Waits until the names in a folder are on the disk, if the file system supports that."""
+    """Waits until the names in a folder are on disk, if the file system supports that."""
     with contextlib.suppress(OSError):
         _flush(path)
 
@@ -98,8 +98,8 @@ def remove_parts(folder):
 def read_json(path, where=''):
     """Returns the dict in a JSON file, without its checksum.
 
-    A file without a checksum was written by hand and is accepted. Raises UserError, whose message
-    starts with `where`, if the file is damaged or missing.
+    A file without a checksum was written by hand, and is accepted. Raises UserError if the file is
+    damaged or missing; `where` begins its message.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -123,7 +123,7 @@ def write_json(path, content):
 
 
 def checksum(content):
-    """Returns the SHA-256, in hexadecimal, of bytes or of what JSON can store."""
+    """Returns the SHA-256, in hexadecimal, of bytes or of anything that JSON can store."""
     if not isinstance(content, bytes):
         content = json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(content).hexdigest()
@@ -151,14 +151,14 @@ def write_npz(path, kind, arrays, before=None):
                     np.lib.format.write_array(entry, array, allow_pickle=False)
             archive.close()
         except BaseException:
-            archive.fp = None  # otherwise its finalizer writes again, and prints a traceback
+            archive.fp = None  # else its finalizer would write again and print a traceback
             raise
 
 
 def read_npz(path, kind):
-    """Returns the arrays, name -> array, that write_npz wrote; runs no code in the file.
+    """Returns name -> array, as write_npz wrote them; runs no code from the file.
 
-    Raises UserError if the file is damaged, which CRC-32 shows, or was written as another kind.
+    Raises UserError if the file is damaged, by its CRC-32, or is of another kind.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end

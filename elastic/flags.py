@@ -1,4 +1,4 @@
-"""The flags of main.py: what they may be, and which of them decide a run's outcome."""
+"""Defines the flags of main.py, and which of them decide a run's outcome."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
 def parse_arguments(argv=None):
     """Returns the arguments as given; check_arguments completes them."""
     parser = argparse.ArgumentParser(
-        usage='%(prog)s [--flag VALUE ...]',  # all of them would hide the error beneath
+        usage='%(prog)s [--flag VALUE ...]',  # listing all flags would bury the error below
         description='Trains one network with one scheme, fully or elastically.',
         epilog='Flags take real booleans: bare, 1/0 or true/false.')
     command_line.add_model_flags(parser)
@@ -128,7 +128,7 @@ def _add_record_flags(parser):
 
 
 def check_arguments(args):
-    """Returns the arguments with names and defaults resolved; UserError if one cannot work."""
+    """Returns the arguments with names and defaults resolved; raises UserError if one is wrong."""
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     metric = ABLATIONS.get(args.train_type)
@@ -162,7 +162,7 @@ def check_arguments(args):
 
 
 def checked_run_name(name, logs_dir):
-    """Returns the name as a plain path; UserError if it does not lie below `logs_dir`."""
+    """Returns the name as a plain path; raises UserError unless it lies below `logs_dir`."""
     plain = os.path.normpath(name)
     if not name.strip() or os.path.isabs(name) or plain == '.' or (
             '..' in name.replace('\\', '/').split('/')):
@@ -171,7 +171,7 @@ def checked_run_name(name, logs_dir):
 
 
 def default_run_name(model_name, dataset_name, train_type, rho, seed):
-    """Returns the name of a run that was given none."""
+    """Returns the name of a run for which --run_name gives none."""
     plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
     data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
     return '{}_{}_{}'.format(plain, data, train_type) + (
@@ -189,7 +189,7 @@ NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'c
 
 
 def decisive_settings(settings):
-    """Returns a dict of the flags that decide a run's outcome: only the same reuse its folder.
+    """Returns a dict of the flags that decide a run's outcome; they must match to reuse its folder.
 
     settings: RunSettings. A flag that does not apply to the scheme is None.
     """
@@ -201,7 +201,7 @@ def decisive_settings(settings):
     scheme = settings.training.train_type
     irrelevant = [] if is_elastic(scheme) else [
         'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop']
-    if not is_elastic(scheme) and settings.data.views != 'held':  # held views last an interval
+    if not is_elastic(scheme) and settings.data.views != 'held':  # held ones last for `interval`
         irrelevant.append('interval')
     if not SCHEMES[scheme].frozen_front:
         irrelevant.append('prefix_cache')

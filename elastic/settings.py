@@ -1,4 +1,4 @@
-"""The settings of a run and their defaults, from which every command line takes its own.
+"""Defines the settings of a run, with the defaults of every command line.
 
 Imports nothing heavy: `--help` and a wrong flag answer at once. flags.py explains each setting.
 """
@@ -17,7 +17,7 @@ PAPER_SETS = {  # the paper's: classes, training images, test images
 
 
 class ModelSettings(NamedTuple):
-    """How models.build_model makes a network."""
+    """Says how models.build_model makes a network."""
     model_name: str = 'resnet50'
     input_size: int = 224
     weights: str = 'imagenet'
@@ -34,15 +34,15 @@ MODEL = ModelSettings()  # the defaults
 
 
 def statistics_of(weights, bn_statistics=None):
-    """Returns `bn_statistics` if given; else 'train' for random weights and 'frozen' for others.
+    """Returns `bn_statistics` if given, else 'train' for random weights and 'frozen' for others.
 
-    Frozen statistics of an untrained network kill the signal.
+    In an untrained network, frozen statistics make the signal vanish.
     """
     return bn_statistics or ('train' if weights == 'none' else 'frozen')
 
 
 class Settings(NamedTuple):
-    """How train.train trains."""
+    """Says how train.train trains."""
     num_epochs: int = 12
     optimizer: str = 'sgd'
     learning_rate: float = 1e-4
@@ -66,16 +66,16 @@ TRAINING = Settings()  # the defaults
 
 
 class DataSettings(NamedTuple):
-    """How datasets.load_dataset reads a data set.
+    """Says how datasets.load_dataset reads a data set.
 
     data_dir: folder of TensorFlow Datasets; default: TFDS_DATA_DIR or ~/tensorflow_datasets.
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
-    steps_per_epoch: batches in an epoch at most; each epoch has other images.
-    validation_steps: batches of test images at most, evenly spaced among all of them.
+    steps_per_epoch: most batches in an epoch; each epoch has other images.
+    validation_steps: most batches of test images, spaced evenly among all of them.
     views: "fresh" shows a new augmented version of the images in each epoch, "held" keeps each
         one for `interval` epochs (0: for the whole run).
     augmentation: one of AUGMENTATIONS, or None for the usual one of the data set.
-    train_images: number of training images, equally many of each class where the class has them.
+    train_images: number of training images, equally many of each class if there are enough.
     skip_bad_images: leave out images of a folder that cannot be read.
     """
     data_dir: Optional[str] = None
@@ -93,7 +93,7 @@ DATA = DataSettings()  # the defaults
 
 
 class CacheSettings(NamedTuple):
-    """Whether a run has a prefix cache, and where it may lie."""
+    """Says whether a run has a prefix cache, and where it is stored."""
     prefix_cache: str = 'auto'
     cache_dir: Optional[str] = None
     cache_gb: Optional[float] = None
@@ -103,7 +103,7 @@ CACHE = CacheSettings()  # the defaults
 
 
 class RecordSettings(NamedTuple):
-    """Where a run is recorded, and what is kept of it."""
+    """Says where a run is recorded, and what is kept of it."""
     logs_dir: str = LOGS_DIR
     run_name: str = 'auto'
     checkpoint_minutes: float = 10
@@ -114,7 +114,7 @@ class RecordSettings(NamedTuple):
 
     @property
     def folder(self):
-        """The run's folder."""
+        """Returns the path of the run's folder."""
         return os.path.join(self.logs_dir, self.run_name)
 
 
@@ -122,12 +122,12 @@ RECORDING = RecordSettings()  # the defaults
 
 
 def settings_of(args, kind):
-    """Returns the NamedTuple `kind`, each field from the argument of its name."""
+    """Returns a NamedTuple of class `kind`; each field is the argument of the same name."""
     return kind(**{field: getattr(args, field) for field in kind._fields})
 
 
 class RunSettings(NamedTuple):
-    """All settings of one run of main.py."""
+    """Holds all settings of one run of main.py."""
     dataset_name: str
     batch_size: int
     num_classes: Optional[int]
