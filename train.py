@@ -212,8 +212,8 @@ class ElasticScheme(Scheme):
 
     Paper, section 4. The selector (selection_solver_DP.py) weighs the importance of each tensor
     (importance.py) against its cost at the present speed of the device (closed_loop.py) and with
-    the prefix cache (cache_costs.py). If steps drift from their predicted time so far that it would
-    cost more than selecting, tensors are selected again before their turn, by the last importance.
+    the prefix cache (cache_costs.py). If steps drift so far from their predicted time that this
+    costs more than selecting, tensors are selected early, by the last importance.
     maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
     the next batches. timings: TensorTimings of this model on this machine.
     settings: settings.Settings; with closed_loop, timings follow the speed of the device.

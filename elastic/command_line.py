@@ -97,10 +97,7 @@ def add_flag(parser, name, help_text, default=False):
 
 
 def add_setting(parser, defaults, name, kind, text, metavar=None):
-    """Adds the flag of a setting, with its default from the NamedTuple `defaults`.
-
-    kind: argparse type, or a tuple of choices.
-    """
+    """Adds the flag of a setting in `defaults`. kind: argparse type, or a tuple of choices."""
     default, choices = getattr(defaults, name), isinstance(kind, tuple)
     parser.add_argument('--' + name, default=default, choices=kind if choices else None,
                         type=None if choices else kind,

@@ -158,7 +158,7 @@ def write_npz(path, kind, arrays, before=None):
 def read_npz(path, kind):
     """Returns name -> array, as write_npz wrote them; runs no code from the file.
 
-    Raises UserError if the file is damaged, by its CRC-32, or is of another kind.
+    Raises UserError if the file is damaged (its CRC-32 does not fit) or of another kind.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end

@@ -83,7 +83,7 @@ def optimizer_variables(optimizer):
 
 
 def slots(optimizer, variables):
-    """Returns a list of the slots of each variable, of SGD or Adam.
+    """Returns, for each variable, the list of its slots in SGD or Adam.
 
     A slot has the shape of its variable, except Adam's count of updates, which is a scalar.
     """
@@ -159,10 +159,7 @@ def functional(model):
 
 
 def graph_nodes(network):
-    """Yields (layer, inputs, outputs) of each call in a functional model, in order.
-
-    inputs, outputs: lists of tensors. Input layers are left out.
-    """
+    """Yields (layer, input tensors, output tensors) of each call in order, without input layers."""
     network = functional(network)
     for depth in sorted(network._nodes_by_depth, reverse=True):
         for node in network._nodes_by_depth[depth]:

@@ -16,10 +16,10 @@ class Stream:
     """
 
     def __init__(self, number, split, batch_size, steps, seed, augmented, ahead):
-        """number: 0 for the epochs, 1 for the probe. split: the training images.
+        """number: 0 for the epochs, 1 for the probe. split: of the training images.
 
-        steps: batches in a pass. seed: int below 2 ** 32. augmented: whether images are flipped and
-        rotated. ahead: whether to make batches in advance.
+        steps: batches per pass. seed: int below 2 ** 32. augmented: whether to flip and rotate.
+        ahead: whether to make batches in advance.
         """
         self._number, self._split, self._seed = number, split, seed
         self._batch_size, self._steps = batch_size, steps
@@ -36,9 +36,9 @@ class Stream:
         return untuned(self._pipeline(*self._drawn(numbers, view)))
 
     def passes(self, view_of, count):
-        """Returns tf.data in which each iteration is the next `count` passes.
+        """Returns tf.data; each iteration yields the next `count` passes (None: endless).
 
-        view_of: the number of a pass, from 0 -> the number of its view. count: None means endless.
+        view_of: number of a pass, from 0 -> number of its view.
         """
         import tensorflow as tf
         indices = itertools.count()  # shared by all iterations
@@ -71,10 +71,7 @@ def in_order(split, batch_size):
 
 
 def _pipeline(split, batch_size, augmented, ahead):
-    """Returns a function (numbers, flip, turn) -> tf.data of these batches.
-
-    Its graph is traced once; each pass supplies new numbers, flips and rotations.
-    """
+    """Returns a function (numbers, flip, turn) -> tf.data of batches. Its graph is traced once."""
     import tensorflow as tf
     size, shape = split.input_size, (None, batch_size)
     batch_spec = (tf.TensorSpec((batch_size, size, size, 3), tf.float32),

@@ -25,7 +25,7 @@ def digit_splits(name, input_size, data_dir):
 
 
 def digit_originals(part):
-    """Returns which of scikit-learn's 1,797 digits the images of 'train' or 'test' show."""
+    """Returns the numbers of scikit-learn's 1,797 digits that 'train' or 'test' images show."""
     from sklearn.datasets import load_digits
     labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
     parts = [train_and_test(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng)

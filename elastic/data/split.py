@@ -95,7 +95,7 @@ class Split(NamedTuple):
             lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
 
     def _unreadable(self, begin, error, title):
-        """Returns the UserError that names the failing image of the batch starting at `begin`."""
+        """Returns the UserError that names the unreadable image in the batch from `begin` on."""
         import tensorflow as tf
         number = begin
         for each in range(begin, min(begin + DECODED_AT_ONCE, self.size)):

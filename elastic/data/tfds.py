@@ -17,10 +17,7 @@ CONNECT_SECONDS = 5
 
 
 def tfds_splits(name, input_size, data_dir):
-    """Returns the class names, the training Split and the test Split of a photo set.
-
-    Downloads and prepares the set first if `data_dir` does not contain it.
-    """
+    """Returns class names, training Split, test Split; downloads and prepares the set if needed."""
     builder = _prepared_builder(name, data_dir)
     label = builder.info.features['label']
     names = tuple(label.int2str(i) for i in range(label.num_classes))

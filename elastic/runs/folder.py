@@ -190,10 +190,7 @@ def selection_per_epoch(run):
 
 
 def changed_settings(before, now):
-    """Returns the differences between two dicts of settings, as ['rho 0.5 there, 0.7 now', ...].
-
-    A missing setting counts as None.
-    """
+    """Returns how two dicts differ, as ['rho 0.5 there, 0.7 now', ...]; a missing key is None."""
     return ['{} {} there, {} now'.format(key, before.get(key), now.get(key))
             for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)]
 

@@ -21,9 +21,9 @@ def peak_bytes():
 def peaks_of(maker, inputs, labels, masks):
     """Returns name -> peak bytes, None if unknown, for each mask and for 'importance'.
 
-    'importance' is an evaluation of importance with one halving of the trial, when it needs most.
-    TensorFlow keeps its memory, so call this before the process runs a larger step; small masks
-    come first. Weights change.
+    'importance' is an evaluation of importance with a halved trial update, when it needs most.
+    TensorFlow keeps its memory, so small masks run first; call this before the process runs a
+    larger step. Weights change.
     maker: masked_step.StepMaker. inputs, labels: one batch. masks: name -> (N,) bool.
     """
     from elastic.selection.importance import Evaluator

@@ -63,7 +63,7 @@ class Scheme:
         self.summary, self.importance_seconds = {}, 0.0
 
     def select(self, epoch, last):
-        """Returns the Choice to train from `epoch` on; None keeps the one in training.
+        """Returns the Choice to use from `epoch` on; None keeps the one in use.
 
         epoch: from 1. last: EpochResult of the previous epoch, None before the first.
         """
@@ -72,7 +72,4 @@ class Scheme:
         """Returns the tree that `restore` takes, or None."""
 
     def restore(self, state, choice):
-        """Resumes from `state`; the caller then sets the values of maker.everything.
-
-        choice: the Choice in training.
-        """
+        """Resumes from `state` with `choice` in use; the caller then assigns maker.everything."""

@@ -232,10 +232,7 @@ def analysable(function_def):
 
 
 class Cutter:
-    """Copies the part of a FunctionDef that given results and effects need.
-
-    function_def: from resolved(). An effect is a node that changes a variable.
-    """
+    """Copies the part of a FunctionDef from resolved() that given results and effects need."""
 
     def __init__(self, function_def):
         self.function = function_def
@@ -253,9 +250,9 @@ class Cutter:
     def cut(self, effects, num_results, left_out, extra=()):
         """Returns the FunctionDef of the first `num_results` results and of `effects`.
 
-        effects: result name -> node name. left_out: names of nodes to omit. extra: (tensor, dtype
-        enum) of each additional result. A control edge from an omitted node is replaced by edges
-        from the nodes it waits for, so the order of execution stays.
+        effects: result name -> name of a node that changes a variable. left_out: names of nodes to
+        omit. extra: (tensor, dtype enum) of each additional result. A control edge from an omitted
+        node is replaced by edges from the nodes it waits for, so the order of execution stays.
         """
         ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
             tensor.split(':')[0] for tensor, _ in extra]
