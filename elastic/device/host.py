@@ -5,7 +5,7 @@ import platform
 
 from elastic import command_line
 
-MEMORY_SHARE = 0.4  # largest share of free memory for decoded images or cached activations
+MEMORY_SHARE = 0.4  # largest share of available memory for decoded images or cached activations
 
 
 def available_bytes():
