@@ -188,7 +188,9 @@ def test_costs_move_the_cut(outcomes):
     steps = [found for name in NETWORKS for found in outcomes[name]['steps']]
     at_dear, at_cheap = [sum(found['recomputed'] for found in steps[i::2]) for i in (0, 1)]
     assert at_cheap > 3 * at_dear
-    assert sum(found['fewer'] > 0 for found in steps) > len(steps) / 2
+    whole = {name for name in NETWORKS if not any(
+        found['fewer'] > 0 for found in outcomes[name]['steps'])}
+    assert whole <= {'random_layers'}  # on Keras 2 nothing lies in front of its first random op
 
 
 @pytest.mark.parametrize('name', SEVERAL)
