@@ -171,19 +171,19 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
     for until in (4, 9):
-        anew, costed = CacheCosts(new, table, 3, until).table, seen[until]
-        assert (anew.cache.fill_share == fill_share(dataset, 3, until)).all()
+        fresh, costed = CacheCosts(new, table, 3, until).table, seen[until]
+        assert (fresh.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
         kept = (costed.cache.fill_share == 0) & costed.cache.serves
         # The present cache wins where it skips more than a new one, which must first be filled.
         gain = old * table.t_fp > (1 - share) * table.t_prefix
         assert kept.tolist() == (MIDDLE & gain).tolist() and kept[4]
         assert (until == 9) == (MIDDLE & ~kept).any()
-        assert (costed.at_deepest[kept] < anew.at_deepest[kept]).all()
-        np.testing.assert_allclose(costed.at_deepest[~kept], anew.at_deepest[~kept], rtol=0.05)
+        assert (costed.at_deepest[kept] < fresh.at_deepest[kept]).all()
+        np.testing.assert_allclose(costed.at_deepest[~kept], fresh.at_deepest[~kept], rtol=0.05)
         np.testing.assert_allclose(costed.cache.skipped[kept], old)
-    anew = CacheCosts(new, table, 3, 9).table
-    np.testing.assert_allclose(seen['view'].at_deepest, anew.at_deepest, rtol=0.05)
+    fresh = CacheCosts(new, table, 3, 9).table
+    np.testing.assert_allclose(seen['view'].at_deepest, fresh.at_deepest, rtol=0.05)
 
 
 def test_a_new_augmentation_empties_the_cache(tmp_path, table):
