@@ -182,10 +182,10 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_warns_once(tmp_path, capsys):
     place = written(tmp_path)
     keeper = checkpoint.Keeper(str(tmp_path))
     with files_of_at_most(2000):
-        for _ in range(2):
+        for printed in (1, 0):
             assert not keeper.keep(lambda: dict(TREE, large=np.zeros(10 ** 5)))
+            assert capsys.readouterr().out.count('no checkpoint could be written') == printed
     assert read(tmp_path)['epoch'] == 3 and os.listdir(str(place)) == ['last']
-    assert capsys.readouterr().out.count('no checkpoint could be written') == 1
     assert keeper.keep(lambda: dict(TREE, epoch=4))
     assert read(tmp_path)['epoch'] == 4
 
