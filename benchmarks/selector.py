@@ -13,9 +13,9 @@ samples are interleaved, so that a busy moment of the machine hits both.
 The recursion rounds times down and so exceeds the budget. Its value is therefore compared twice: as
 it is, and with the exact selection for the time that the recursion's selection really takes.
 
---graph shows what a whole selection takes and how far each way to it stays behind the best set by
-the graph's price: of all sets on small networks drawn here, of the bound that HiGHS proves on real
-ones (scipy.optimize.milp).
+--graph shows how long a whole selection takes, and how far each way to select stays below the best
+set at the costs of the graph: the best of all sets on small networks that are drawn here, and the
+bound that HiGHS (scipy.optimize.milp) proves on real ones.
 """
 
 import argparse
