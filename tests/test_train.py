@@ -28,6 +28,7 @@ from models import build_model
 from small_models import SMALL, small_classifier, values
 
 SIZE, BATCH, STEPS = SMALL[0], 16, 6
+LARGER = (32, 32, 3)  # for tests of times: here the loop is short compared with a step
 
 
 @pytest.fixture(scope='module')
@@ -173,9 +174,12 @@ def test_interval_0_selects_once_however_long_steps_take(tmp_path, dataset, timi
 
 
 @pytest.mark.timing
-def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path, dataset, timings):
+def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path):
     """In the profile, the backward pass takes 40 times as long as the forward pass."""
-    choices = []
+    model, choices = build_model('mobilenetv2', LARGER, 10, 'none', alpha=0.35), []
+    dataset = load_dataset('digits_shifted', LARGER[0], BATCH, steps_per_epoch=STEPS,
+                           validation_steps=2)
+    timings = fixed_profile(model, LARGER, 10, BATCH)
 
     def watching(select):
         def watched(epoch, last):
@@ -186,7 +190,7 @@ def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path, dataset, 
 
     wrong = timings.rescaled(timings.t_fp, 40 * timings.t_fp)
     run(tmp_path / 'r', dataset, 'elastic_training',
-        Settings(num_epochs=2, interval=1, rho=0.6), wrong, spy=watching)
+        Settings(num_epochs=2, interval=1, rho=0.6), wrong, model, spy=watching)
     for choice in choices:
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
@@ -270,19 +274,20 @@ def test_moved_seconds_leave_their_bucket():
 
 @pytest.mark.timing
 def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
-    """An epoch has only two steps, so an error in the first call's bucket would show."""
-    size, settings = 32, Settings(num_epochs=1)  # the loop is short compared with such steps
-    model = build_model('mobilenetv2', (size, size, 3), 10, 'none', alpha=0.35)
-    two_steps = load_dataset('digits_shifted', size, BATCH, steps_per_epoch=2, validation_steps=2)
+    """The first call takes longer than all ten steps, so an error in its bucket would show."""
+    steps, settings = 10, Settings(num_epochs=1)
+    model = build_model('mobilenetv2', LARGER, 10, 'none', alpha=0.35)
+    dataset = load_dataset('digits_shifted', LARGER[0], BATCH, steps_per_epoch=steps,
+                           validation_steps=2)
     recorder = Recorder(str(tmp_path))
     begin = time.perf_counter()
     clock = Clock()
     with clock('selection'):
-        scheme = FixedScheme('full_training', train.step_maker(model, two_steps, settings))
-    result, _ = train.train(scheme, two_steps, settings, Session(recorder, clock))
+        scheme = FixedScheme('full_training', train.step_maker(model, dataset, settings))
+    result, _ = train.train(scheme, dataset, settings, Session(recorder, clock))
     wall = time.perf_counter() - begin
     assert result['train_seconds'] + result['validation_seconds'] == pytest.approx(wall, rel=0.06)
-    assert result['step_seconds'] == pytest.approx(2 * result['step_ms'] / 1e3, rel=0.25)
+    assert result['step_seconds'] == pytest.approx(steps * result['step_ms'] / 1e3, rel=0.25)
 
 
 @pytest.mark.timing
