@@ -69,7 +69,7 @@ class Case:
     def plain_step(self, *batch):
         """Trains all tensors as a Keras user would; returns (loss, penalty, gradients)."""
         results = self.gradients(*batch)
-        keras_stack.apply_gradients(self.optimizer, results[2], self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(results[2], self.model.trainable_variables))
         return results
 
 

@@ -13,6 +13,8 @@ from tensorflow import keras
 
 KERAS_3 = int(keras.__version__.split('.')[0]) >= 3
 MODEL_FILE = 'model.keras' if KERAS_3 else 'model.h5'
+# Decorates a class, so that saved models that contain it can be loaded.
+register = keras.utils.register_keras_serializable(package='elastic')
 
 
 def set_seed(seed):
@@ -70,11 +72,6 @@ def build_optimizer(optimizer, variables):
         optimizer.build(variables)
     else:
         optimizer._create_all_weights(variables)
-
-
-def model_variables(model):
-    """Returns the weights and, in Keras 3, the random states; in Keras 2.7 ops hold the latter."""
-    return model.variables if KERAS_3 else model.weights
 
 
 def optimizer_variables(optimizer):
@@ -169,14 +166,6 @@ def graph_nodes(network):
                 yield layer, inputs, tf.nest.flatten(node.outputs)
 
 
-def apply_gradients(optimizer, gradients, variables):
-    """Updates `variables` once; other tensors and their slots stay."""
-    if KERAS_3:
-        optimizer.apply(gradients, variables)
-    else:
-        optimizer.apply_gradients(zip(gradients, variables))
-
-
 def learning_rate(optimizer):
     """Returns the learning rate of the next step, a scalar tensor."""
     rate = optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']
@@ -241,11 +230,6 @@ def cache_folder():
         return os.environ.get('KERAS_HOME', os.path.join('~', '.keras'))
     home = os.path.join('~', '.keras')
     return home if os.access(os.path.expanduser(home), os.W_OK) else os.path.join('/tmp', '.keras')
-
-
-def register(cls):
-    """Registers a class, so that saved models that contain it can be loaded."""
-    return keras.utils.register_keras_serializable(package='elastic')(cls)
 
 
 @contextlib.contextmanager

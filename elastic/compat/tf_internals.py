@@ -13,10 +13,8 @@ xplane_pb2 = xplane_pb2  # the protos of profiler traces
 
 
 def session_config():
-    """Returns a copy of the ConfigProto with which TensorFlow runs functions by default."""
-    config = type(eager_context.context().config)()
-    config.CopyFrom(eager_context.context().config)
-    return config
+    """Returns a new ConfigProto with which TensorFlow runs functions by default."""
+    return eager_context.context().config
 
 
 def add_function(definition):
@@ -25,12 +23,8 @@ def add_function(definition):
 
 
 def remove_function(name):
-    """Frees a function that add_function added; does nothing at interpreter exit."""
-    if eager_context is not None:
-        try:
-            eager_context.context().remove_function(name)
-        except (AttributeError, TypeError, KeyError):
-            pass
+    """Frees a function that add_function added."""
+    eager_context.context().remove_function(name)
 
 
 def call_function(name, num_outputs, inputs, config):

@@ -4,7 +4,8 @@ Nothing runs here. As in the protocol buffer, a tensor is named `argument` or `n
 and a control edge `^node`.
 """
 
-from tensorflow.core.framework import function_pb2
+import copy
+
 from tensorflow.core.framework.types_pb2 import DT_INT32
 
 from elastic.compat import tf_internals
@@ -24,11 +25,7 @@ def inlined(function_def, library):
     Loops, branches and what XLA compiles (Keras' grouped convolutions on a CPU) stay single nodes.
     library: name -> FunctionDef.
     """
-    plain = function_pb2.FunctionDef()
-    plain.CopyFrom(function_def)
-    plain.ClearField('node_def')
-    plain.ClearField('control_ret')
-    plain.signature.ClearField('control_output')
+    plain = _without_nodes(function_def)
     stands_for, ends = _expanded(function_def, library, plain)
     arguments = {argument.name for argument in function_def.signature.input_arg}
 
@@ -55,14 +52,18 @@ def inlined(function_def, library):
     return plain
 
 
-def _expanded(function_def, library, plain):
-    """Adds all nodes and effects of the function and of those it calls to the FunctionDef `plain`.
+def _without_nodes(function_def):
+    plain = copy.deepcopy(function_def)
+    plain.ClearField('node_def')
+    plain.ClearField('control_ret')
+    plain.signature.ClearField('control_output')
+    return plain
 
-    Returns (stands_for, ends). stands_for: argument of a call -> tensor outside, and output of a
-    call -> tensor inside. ends: call -> the nodes or tensors inside that a control edge from the
-    call waits for.
-    """
-    stands_for, ends = {}, {}
+
+def _expanded(function_def, library, plain):
+    """Adds all nodes and effects of the function and of those that it calls to `plain`."""
+    stands_for = {}  # argument of a call -> tensor outside; output of a call -> tensor inside
+    ends = {}  # call -> nodes or tensors inside that a control edge from the call waits for
 
     def add(function, prefix='', control=()):
         for node in function.node_def:
@@ -80,12 +81,12 @@ def _expanded(function_def, library, plain):
                 ends[name] = [inside + end for end in body.control_ret.values()] or results
                 add(body, inside, [tensor for tensor in inputs if tensor[0] == '^'])
                 continue
-            copy = plain.node_def.add()
-            copy.CopyFrom(node)
-            copy.name = name
-            set_inputs(copy, inputs)
+            added = plain.node_def.add()
+            added.CopyFrom(node)
+            added.name = name
+            set_inputs(added, inputs)
             if prefix:
-                copy.attr.pop('_class', None)  # it holds names of nodes
+                added.attr.pop('_class', None)  # it holds names of nodes
         for name in function.control_ret.values():
             if prefix + name not in ends:  # the effects of a call are those inside it
                 plain.control_ret[prefix + name] = prefix + name
@@ -131,34 +132,34 @@ def called_ops(nodes, library):
 
     nodes: NodeDefs. library: name -> FunctionDef.
     """
-    def bodies(starts):
-        names = reachable(starts, lambda name: [
-            function for inner in body(name) for function in functions_of(inner)])
-        return [inner for name in names for inner in body(name)]
-
     def body(name):
         return library[name].node_def if name in library else ()
-    called = {node.name: {inner.op for inner in bodies(functions_of(node))} for node in nodes}
-    return {name: ops for name, ops in called.items() if ops}
+
+    called = {}
+    for node in nodes:
+        names = reachable(functions_of(node), lambda name: [
+            function for inner in body(name) for function in functions_of(inner)])
+        if names:
+            called[node.name] = {inner.op for name in names for inner in body(name)}
+    return called
 
 
-def resolved(function_def):
-    """Returns a copy of the FunctionDef in which no node ties all tensors together.
+def untie(function_def):
+    """Changes a FunctionDef so that no node ties all tensors together.
 
     All gradients pass through one IdentityN before the optimizer, and results pass through Identity
-    nodes that wait for all updates. In the copy, readers read from the source instead. Fewer nodes
+    nodes that wait for all updates. Their readers now read from the source instead. Fewer nodes
     also make a step quicker to prepare. So equal constants become one, and a read that follows a
     write of its variable is replaced by the value written.
     """
-    plain = function_pb2.FunctionDef()
-    plain.CopyFrom(function_def)
-    _unfuse_biases(plain)
-    nodes = {node.name: node for node in plain.node_def}
-    results = reachable((tensor.split(':')[0] for tensor in plain.ret.values()), lambda name: [
+    _unfuse_biases(function_def)
+    nodes = {node.name: node for node in function_def.node_def}
+    ends = (tensor.split(':')[0] for tensor in function_def.ret.values())
+    results = reachable(ends, lambda name: [
         source.split(':')[0] for source in nodes[name].input if source[0] != '^'
     ] if name in nodes and nodes[name].op in PASSED_ON else ())
     # Equal gradients that are constants stay apart.
-    constants = [node for node in plain.node_def if node.name not in results]
+    constants = [node for name, node in nodes.items() if name not in results]
     same = dict(_equal_constants(constants), **_read_back(nodes))
 
     def source(tensor, passed_on):
@@ -169,19 +170,16 @@ def resolved(function_def):
             parts = tensor.split(':')
         return source(same[tensor], passed_on) if tensor in same else tensor
 
-    for node in plain.node_def:
+    for node in function_def.node_def:
         set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
-    for output in plain.signature.output_arg:
-        plain.ret[output.name] = source(plain.ret[output.name], PASSED_ON)
-    return plain
+    for output, tensor in list(function_def.ret.items()):
+        function_def.ret[output] = source(tensor, PASSED_ON)
 
 
 def _unfuse_biases(function_def):
-    """Inserts an Identity node before each bias gradient that shares its input with a kernel's.
-
-    If they share it, oneDNN computes both gradients in one op. That op is slower than two (full
-    steps of plain convolutional networks took 2 to 24 % longer) and hides their separate times.
-    """
+    """Inserts an Identity node before each bias gradient that shares its input with a kernel's."""
+    # If they share it, oneDNN computes both in one op. That op is slower than two (full steps of
+    # plain convolutional networks took 2 to 24 % longer) and hides their separate times.
     kernels = {node.input[2] for node in function_def.node_def if node.op == 'Conv2DBackpropFilter'}
     for node in list(function_def.node_def):
         if node.op == 'BiasAddGrad' and node.input[0] in kernels:
@@ -191,7 +189,6 @@ def _unfuse_biases(function_def):
 
 
 def _equal_constants(nodes):
-    """Returns tensor of each repeated constant -> tensor of the first equal one."""
     first, same = {}, {}
     for node in nodes:
         if node.op == 'Const' and not node.input:
@@ -217,7 +214,6 @@ def _read_back(nodes):
 
 
 def analysable(function_def):
-    """Returns name -> Node of a FunctionDef, with its arguments and results, for analyse()."""
     nodes = {}
     for i, argument in enumerate(function_def.signature.input_arg):
         nodes[argument.name] = Node('_Arg', [], [], i)
@@ -232,20 +228,20 @@ def analysable(function_def):
 
 
 class Cutter:
-    """Copies the part of a FunctionDef from resolved() that given results and effects need."""
+    """Copies the part of an untied FunctionDef that given results and effects need.
+
+    nodes: name -> NodeDef. analysable: name -> step_graph.Node, with arguments and results.
+    """
 
     def __init__(self, function_def):
         self.function = function_def
         self.nodes = {node.name: node for node in function_def.node_def}
-        self._data = {name: [source.split(':')[0] for source in node.input if source[0] != '^']
-                      for name, node in self.nodes.items()}
+        self.analysable = analysable(function_def)
         self._waits_for = {name: [source[1:] for source in node.input if source[0] == '^']
                            for name, node in self.nodes.items()}
+        self._frame = _without_nodes(function_def)
+        self._frame.ret.clear()
         self._made = 0
-
-    def result_node(self, i):
-        """Returns the name of the node that computes result i."""
-        return self.function.ret[self.function.signature.output_arg[i].name].split(':')[0]
 
     def cut(self, effects, num_results, left_out, extra=()):
         """Returns the FunctionDef of the first `num_results` results and of `effects`.
@@ -254,60 +250,51 @@ class Cutter:
         omit. extra: (tensor, dtype enum) of each additional result. A control edge from an omitted
         node is replaced by edges from the nodes it waits for, so the order of execution stays.
         """
-        ends = list(effects.values()) + [self.result_node(i) for i in range(num_results)] + [
-            tensor.split(':')[0] for tensor, _ in extra]
-        kept = reachable(ends, lambda name: (  # arguments have no data
-            () if name in left_out else self._data.get(name, ()))).difference(left_out)
+        cut = copy.deepcopy(self._frame)
         self._made += 1
-        cut = function_pb2.FunctionDef()
-        cut.signature.CopyFrom(self.function.signature)
-        cut.signature.name = '{}_masked_{}'.format(cut.signature.name, self._made)
-        del cut.signature.output_arg[:]
-        del cut.signature.control_output[:]
-        cut.signature.output_arg.extend(list(self.function.signature.output_arg)[:num_results])
-        cut.signature.control_output.extend(effects)
-        cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
-        for node in cut.node_def:
-            if not kept.issuperset(self._waits_for[node.name]):
-                set_inputs(node, [source for source in node.input if source[0] != '^']
-                           + ['^' + name for name in self._order(node.name, kept)])
+        cut.signature.name += '_masked_{}'.format(self._made)
+        del cut.signature.output_arg[num_results:]
         for output in cut.signature.output_arg:
             cut.ret[output.name] = self.function.ret[output.name]
         for i, (tensor, dtype) in enumerate(extra):
             cut.signature.output_arg.add(name='extra_{}'.format(i), type=dtype)
             cut.ret['extra_{}'.format(i)] = tensor
+        cut.signature.control_output.extend(effects)
         for result, name in effects.items():
             cut.control_ret[result] = name
-        for key, value in self.function.attr.items():
-            cut.attr[key].CopyFrom(value)
-        for key, value in self.function.arg_attr.items():
-            cut.arg_attr[key].CopyFrom(value)
+        ends = list(effects.values()) + [tensor.split(':')[0] for tensor in cut.ret.values()]
+        kept = reachable(ends, lambda name: (
+            () if name in left_out else self.analysable[name].data)).difference(left_out)
+        cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
+        for node in cut.node_def:
+            if not kept.issuperset(self._waits_for[node.name]):
+                set_inputs(node, [source for source in node.input if source[0] != '^']
+                           + ['^' + name for name in self._order(node.name, kept)])
         return cut
 
     def _order(self, name, kept):
-        """Returns the kept nodes, sorted, that a node waits for directly or through omitted ones.
-        """
+        """Returns the kept nodes that a node waits for, directly or through omitted ones."""
         found = reachable(self._waits_for[name], lambda source: (
             () if source in kept else self._waits_for[source]))
         return sorted(found.intersection(kept))
 
 
-def take_from_outside(function_def, arguments, types, tensors):
-    """Replaces tensors of a FunctionDef by new arguments, which come before its others.
+def take_from_outside(function_def, tensors, num_inputs):
+    """Replaces tensors of a FunctionDef by new arguments, in place of its first `num_inputs`.
 
-    arguments: names. types: dtype enum of each. tensors: the tensor that each replaces. If a tensor
-    is listed twice (added weights share a gradient), the last of its arguments replaces it.
+    tensors: (tensor, dtype enum) of each. If a tensor is listed twice (added weights share a
+    gradient), the last of its arguments replaces it.
     """
-    names = dict(zip(tensors, arguments))
+    names = {tensor: 'given_{}'.format(i) for i, (tensor, _) in enumerate(tensors)}
     for node in function_def.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
     for output, tensor in list(function_def.ret.items()):
         function_def.ret[output] = names.get(tensor, tensor)
-    handles = list(function_def.signature.input_arg)
+    handles = list(function_def.signature.input_arg)[num_inputs:]
     del function_def.signature.input_arg[:]
     function_def.arg_attr.clear()
-    for name, dtype in zip(arguments, types):
-        function_def.signature.input_arg.add(name=name, type=dtype)
+    for i, (_, dtype) in enumerate(tensors):
+        function_def.signature.input_arg.add(name='given_{}'.format(i), type=dtype)
     function_def.signature.input_arg.extend(handles)
 
 
@@ -321,10 +308,7 @@ def add_node(function_def, op, name, inputs, **types):
 
 
 def repeat_noise(function_def):
-    """Makes stateful random ops draw the same numbers in every call.
-
-    Ops that draw from a seed, as in Keras 3, already do while the seed is unchanged.
-    """
+    """Makes stateful random ops draw the same numbers in every call, as those from a seed do."""
     for i, node in enumerate(list(function_def.node_def)):
         if node.op in STATELESS:
             dtype = node.attr['Tout' if node.op == 'RandomUniformInt' else 'dtype'].type

@@ -6,6 +6,7 @@ tensors, and is ready in the time of a step or two (benchmarks/overhead.py).
 """
 
 import time
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -15,16 +16,15 @@ from elastic.compat import keras_stack, tf_internals
 from elastic.steps.function_graph import (
     Cutter,
     add_node,
-    analysable,
     inlined,
     library_of,
     repeat_noise,
-    resolved,
     set_inputs,
     take_from_outside,
+    untie,
 )
 from elastic.steps.step_graph import analyse, check_effects
-from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep
+from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep, checked_mask
 
 
 class StepMaker:
@@ -47,14 +47,19 @@ class StepMaker:
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
-                            update=optimizer is not None, penalty=penalty, loss_scale=loss_scale)
+                            penalty=penalty, loss_scale=loss_scale)
         self.loss_scale = full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)
-        _check_results(concrete, self.variables)
+        for name, result in zip(StepResult._fields, concrete.outputs):
+            if result.shape.rank:  # a layer may add such a penalty
+                raise ValueError('the {} of a step has shape {}; needed is a number'.format(
+                    name, result.shape))
         self.concrete = concrete  # keeps alive what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
-        function = resolved(inlined(concrete.function_def, library_of(concrete)))
+        self.library = library_of(concrete)
+        function = inlined(concrete.function_def, self.library)
+        untie(function)
         self.cutter = Cutter(function)
         self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
         dropouts = {product.op.name for product in products}
@@ -64,7 +69,7 @@ class StepMaker:
         handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         self.owners = {i: handles.get(id(handle))  # k for the argument that is tensor k's handle
                        for i, handle in enumerate(self.captured, len(self.shapes))}
-        self.graph = analyse(analysable(function), len(everything), self.owners, {}, NUM_RESULTS)
+        self.graph = analyse(self.cutter.analysable, len(everything), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = None
         self.config = _config()
@@ -79,7 +84,7 @@ class StepMaker:
     @property
     def everything(self):
         """Returns all tf.Variables that training may change: `state`, statistics, random states."""
-        rest = [keras_stack.raw(v) for v in keras_stack.model_variables(self.model)]
+        rest = [keras_stack.raw(v) for v in self.model.variables]
         # Random states outside layers: TensorFlow lists them in any order, and names may repeat.
         places = {id(handle): place for place, handle in enumerate(self.captured)}
         rest += sorted(self.concrete.variables, key=lambda variable: places[id(variable.handle)])
@@ -100,26 +105,12 @@ class StepMaker:
         """Returns the update nodes that serve only tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
 
-    def step(self, mask, update=True):
-        """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one.
-
-        update: False omits decay and update, so that the step changes nothing.
-        """
-        mask = np.asarray(mask, dtype=bool)
-        if mask.shape != (len(self.variables),):
-            raise ValueError('the mask has shape {}, the model {} trainable tensors'.format(
-                mask.shape, len(self.variables)))
-        if not mask.any():
-            raise ValueError('a training step needs at least one selected tensor')
-        if update:
-            left_out = self.left_out(mask)
-            effects = self.effects(left_out)
-        else:
-            # Gradients that are effects are freed at once, as in an update; results would be held.
-            left_out = set(self.graph.update)
-            names = [self.cutter.result_node(NUM_RESULTS + k) for k in np.flatnonzero(mask)]
-            effects = {'gradient_{}'.format(i): name for i, name in enumerate(names)}
-        return MaskedStep(self.cutter.cut(effects, NUM_RESULTS, left_out), mask, self)
+    def step(self, mask):
+        """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one."""
+        mask = checked_mask(mask, len(self.variables))
+        left_out = self.left_out(mask)
+        return MaskedStep(self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out), mask,
+                          self)
 
     def gradients(self):
         """Returns a function (inputs, labels) -> [*StepResult, N gradients], without dropout.
@@ -133,18 +124,14 @@ class StepMaker:
     def with_gradients(self):
         """Returns the full step, with the N gradients after its results.
 
-        They let the profiler find gradients in the executed graph. It is not for timing: holding
-        all gradients until the end slows down the large ones of late layers.
+        It is not for timing: holding all gradients slows down the large ones of late layers.
         """
         mask = np.ones(len(self.variables), dtype=bool)
         cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
         return MaskedStep(cut, mask, self)
 
     def forward(self, dropout=True):
-        """Returns a function (inputs, labels) -> StepResult: the forward pass in training mode.
-
-        It changes neither random states nor BN statistics.
-        """
+        """Returns a function (inputs, labels) -> StepResult: the forward pass, without effects."""
         if not dropout:
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
@@ -152,7 +139,6 @@ class StepMaker:
     def update_alone(self, decay=True):
         """Returns a GraphFunction that updates all tensors by N given gradients.
 
-        It serves to time the update, which would be lost in the noise of a pass ten times as long.
         BN statistics stay. decay: whether to apply weight decay.
         """
         outside = {name for name, node in self.cutter.nodes.items()
@@ -165,18 +151,13 @@ class StepMaker:
         effects = {result: name for result, name in self.effects(left_out).items()
                    if self.cutter.nodes[name].input[0] in handles}
         cut, function = self.cutter.cut(effects, 0, left_out), self.cutter.function
-        del cut.signature.input_arg[:len(self.shapes)]
-        outputs = list(function.signature.output_arg)[NUM_RESULTS:]
-        arguments = ['gradient_{}'.format(k) for k in range(len(outputs))]
-        take_from_outside(cut, arguments, [output.type for output in outputs],
-                          [function.ret[output.name] for output in outputs])
+        gradients = [(function.ret[output.name], output.type)
+                     for output in list(function.signature.output_arg)[NUM_RESULTS:]]
+        take_from_outside(cut, gradients, len(self.shapes))
         return GraphFunction(cut, self)
 
     def _quiet(self, num_results):
-        """Returns the FunctionDef of the first results, without dropout or effects.
-
-        Noise other than dropout repeats in every call.
-        """
+        """Returns the FunctionDef of the first results, without dropout, effects or new noise."""
         noises = {noise.split(':')[0] for noise in self._noises}
         cut = self.cutter.cut({}, num_results, noises.union(self.graph.update))
         ones = {}
@@ -196,23 +177,13 @@ class StepMaker:
 
 
 def _traced(function, inputs, labels):
-    """Returns the concrete function; raises a UserError of the traced code unchanged."""
     try:
         return function.get_concrete_function(inputs, labels)
-    except Exception as error:  # AutoGraph wraps errors in its own
+    except Exception as error:  # AutoGraph wraps a UserError in its own
         refusal = error
         while refusal is not None and not isinstance(refusal, UserError):
             refusal = refusal.__context__
         raise refusal or error
-
-
-def _check_results(concrete, variables):
-    """Raises ValueError unless the function returns a StepResult and a gradient per variable."""
-    shapes = [output.shape for output in concrete.outputs]
-    expected = [tf.TensorShape([])] * NUM_RESULTS + [variable.shape for variable in variables]
-    if len(shapes) != len(expected) or not all(map(tf.TensorShape.is_compatible_with, shapes,
-                                                   expected)):
-        raise ValueError('a traced step returns {}, expected {}'.format(shapes, expected))
 
 
 class GraphFunction:
@@ -227,17 +198,12 @@ class GraphFunction:
         self._name = definition.signature.name
         self._num_outputs = len(definition.signature.output_arg)
         tf_internals.add_function(definition)
+        weakref.finalize(self, tf_internals.remove_function, self._name).atexit = False
 
     def __call__(self, *tensors):
         return tf_internals.call_function(
             self._name, self._num_outputs, list(tensors) + self._maker.captured,
             self._maker.config)
-
-    def __del__(self):
-        try:
-            tf_internals.remove_function(self._name)
-        except (AttributeError, TypeError):  # at interpreter exit modules are empty
-            pass
 
 
 class MaskedStep(GraphFunction):
@@ -276,12 +242,9 @@ class MaskedStep(GraphFunction):
 
 
 def _config():
-    """Returns the serialised ConfigProto that steps run with.
-
-    On a CPU, TensorFlow's graph optimizer is off: for each mask it takes as long as several steps,
-    and makes none faster. On a GPU it is on, because it chooses the memory layout.
-    """
     config = tf_internals.session_config()
+    # TensorFlow's graph optimizer takes as long as several steps for each mask, and makes none
+    # faster on a CPU. On a GPU it is on, because it chooses the memory layout.
     if not tf.config.list_physical_devices('GPU'):
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()

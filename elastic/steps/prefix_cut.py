@@ -2,10 +2,11 @@
 
 The prefix consists of the forward ops that depend on no trained tensor: for an unchanged image they
 return the same. Those outputs that the rest of the step reads are stored and reused. If an op's
-input is cheaper to store than its output, the input is stored and the op recomputed. Nothing runs
-here; nodes are those of step_graph.StepGraph.
+input is cheaper to store than its output, the input is stored and the op recomputed.
 """
 
+import functools
+import operator
 from typing import Dict, FrozenSet, List, NamedTuple
 
 import numpy as np
@@ -38,21 +39,22 @@ class Cut(NamedTuple):
 
 
 class Repeatable(NamedTuple):
-    """Groups the forward nodes that repeat their output by the tensors that they depend on.
+    """Holds the forward nodes that repeat their output.
 
-    group_of: node name -> group. group_tensors: (G, N) bool, the tensors of each group.
+    needs: node name -> bit mask of the tensors that it depends on. num_tensors: N.
     """
-    group_of: Dict[str, int]
-    group_tensors: np.ndarray
+    needs: Dict[str, int]
+    num_tensors: int
 
     def prefix_of(self, mask):
         """Returns the names of the nodes that depend on no tensor of the (N,) bool mask."""
-        kept = (~(self.group_tensors & mask).any(axis=1)).tolist()
-        return frozenset(name for name, group in self.group_of.items() if kept[group])
+        trained = sum(1 << int(k) for k in np.flatnonzero(mask))
+        return frozenset(name for name, bits in self.needs.items() if not bits & trained)
 
     def tensors_of(self, names):
         """Returns the (N,) bool tensors that any of these nodes depends on."""
-        return self.group_tensors[sorted({self.group_of[name] for name in names})].any(axis=0)
+        bits = functools.reduce(operator.or_, (self.needs[name] for name in names), 0)
+        return tensor_sets([bits], self.num_tensors)[0]
 
 
 def repeatable(graph, owners, num_tensors, images, labels, called):
@@ -78,11 +80,8 @@ def repeatable(graph, owners, num_tensors, images, labels, called):
             spoilt.add(name)
         elif argument and node.index in images or any(source in found for source in node.data):
             found[name] = needs[name]
-    found = {name: bits for name, bits in found.items() if name in graph.forward
-             or graph.nodes[name].op == '_Arg'}
-    groups = {bits: group for group, bits in enumerate(sorted(set(found.values())))}
-    return Repeatable({name: groups[bits] for name, bits in found.items()},
-                      tensor_sets(groups, num_tensors))
+    return Repeatable({name: bits for name, bits in found.items() if name in graph.forward
+                       or graph.nodes[name].op == '_Arg'}, num_tensors)
 
 
 def not_repeatable(ops):

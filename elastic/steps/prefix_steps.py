@@ -11,13 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.steps import prefix_cut
-from elastic.steps.function_graph import (
-    called_ops,
-    library_of,
-    output_places,
-    take_from_outside,
-    work_of,
-)
+from elastic.steps.function_graph import called_ops, output_places, take_from_outside, work_of
 from elastic.steps.masked_step import MaskedStep
 from elastic.steps.step_graph import estimated_ms
 from elastic.steps.training_step import NUM_RESULTS
@@ -43,22 +37,22 @@ class PrefixSteps:
     def __init__(self, maker):
         self.maker = maker
         self._num_inputs = len(maker.shapes) - 1
-        self._static = self._static_tensors()
-        called = called_ops(maker.cutter.nodes.values(), library_of(maker.concrete))
+        self._specs = self._batch_tensors()
+        self._nbytes = {tensor: int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+                        for tensor, spec in self._specs.items()}
+        called = called_ops(maker.cutter.nodes.values(), maker.library)
         self._repeatable = prefix_cut.repeatable(
             maker.graph, maker.owners, len(maker.variables), range(self._num_inputs),
             [self._num_inputs], called)
         work = work_of(maker.concrete.graph)
-        self._work = {name: work.get(name) for name in self._repeatable.group_of}
-        self._rows = {tensor: nbytes for tensor, (nbytes, _) in self._static.items()}
-        self._ms = None, {}  # rates, and the ms of each op at these rates
+        self._work = {name: work.get(name) for name in self._repeatable.needs}
 
     @property
     def fingerprint(self):
         """Returns a hash of the graph: equal hashes mean that a Cut fits both."""
         nodes = self.maker.graph.nodes
         text = '\n'.join('{} {} {}'.format(name, nodes[name].op, ' '.join(nodes[name].tensors))
-                         for name in sorted(self._repeatable.group_of))
+                         for name in sorted(self._repeatable.needs))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def cut_off(self, mask, rates, read_ms=None):
@@ -67,14 +61,12 @@ class PrefixSteps:
         rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch; by
         default READ_MS per byte.
         """
-        graph, shapes = self.maker.graph, self.maker.shapes
-        if self._ms[0] is not rates:  # many masks share them
-            self._ms = rates, {name: estimated_ms(graph.nodes[name].op, work, rates)
-                               for name, work in self._work.items()}
-        prefix = self._repeatable.prefix_of(mask)
+        graph, prefix = self.maker.graph, self._repeatable.prefix_of(mask)
+        ms = {name: estimated_ms(graph.nodes[name].op, self._work[name], rates) for name in prefix}
+        batch_size = self.maker.shapes[-1][0]
         return prefix_cut.cheapest_cut(
-            graph, prefix, self._read_from(prefix, mask), self._rows, self._ms[1],
-            read_ms or (lambda nbytes: prefix_cut.READ_MS * shapes[-1][0] * nbytes))
+            graph, prefix, self._read_from(prefix, mask), self._nbytes, ms,
+            read_ms or (lambda nbytes: prefix_cut.READ_MS * batch_size * nbytes))
 
     def serves(self, cut):
         """Returns the (N,) bool mask of the tensors that may be trained with this Cut.
@@ -91,8 +83,8 @@ class PrefixSteps:
         effects = self.maker.effects(self.maker.left_out(mask)).values()
         return prefix_cut.read_outside(self.maker.graph, prefix, results + list(effects))
 
-    def _static_tensors(self):
-        """Returns tensor whose first axis is the batch -> (bytes per image, tf.TensorSpec)."""
+    def _batch_tensors(self):
+        """Returns tensor whose first axis is the batch -> tf.TensorSpec."""
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
             if op.name in maker.cutter.nodes:
@@ -101,8 +93,7 @@ class PrefixSteps:
         arguments = maker.cutter.function.signature.input_arg
         found.update(zip((argument.name for argument in arguments),
                          maker.concrete.inputs[:self._num_inputs]))
-        return {name: (int(np.prod(tensor.shape[1:], dtype=np.int64)) * tensor.dtype.size,
-                       tf.TensorSpec(tensor.shape, tensor.dtype))
+        return {name: tf.TensorSpec(tensor.shape, tensor.dtype)
                 for name, tensor in found.items()
                 if tensor.shape.is_fully_defined() and tensor.shape.rank
                 and tensor.shape[0] == maker.shapes[-1][0]}
@@ -122,23 +113,19 @@ class PrefixSteps:
         return MaskedStep(cut, None, self.maker)
 
     def suffix(self, cut):
-        """Returns a function (stored tensors, labels) -> StepResult: the forward pass after a Cut.
-        """
+        """Returns the forward pass after a Cut: (stored tensors, labels) -> StepResult."""
         left_out = set(self.maker.graph.update).union(cut.skipped)
         return self._after(cut, self.maker.cutter.cut({}, NUM_RESULTS, left_out), None)
 
     def _after(self, cut, definition, mask):
         """Returns the MaskedStep of a FunctionDef, with stored tensors in place of its inputs."""
-        specs = self.specs(cut.tensors)
-        del definition.signature.input_arg[:self._num_inputs]
-        take_from_outside(definition, ['stored_{}'.format(i) for i in range(len(specs))],
-                          [dtype for _, dtype in self._typed(cut.tensors)], cut.tensors)
-        return MaskedStep(definition, mask, self.maker,
-                          [tuple(spec.shape) for spec in specs] + self.maker.shapes[-1:])
+        take_from_outside(definition, self._typed(cut.tensors), self._num_inputs)
+        return MaskedStep(definition, mask, self.maker, [
+            tuple(spec.shape) for spec in self.specs(cut.tensors)] + self.maker.shapes[-1:])
 
     def specs(self, tensors):
         """Returns the tf.TensorSpecs of these tensors."""
-        return [self._static[tensor][1] for tensor in tensors]
+        return [self._specs[tensor] for tensor in tensors]
 
     def _typed(self, tensors):
         return [(tensor, spec.dtype.as_datatype_enum)

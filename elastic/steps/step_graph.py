@@ -1,9 +1,8 @@
-"""Finds out which tensors need which ops of a training step.
+"""Finds out which tensors need which ops of a training step; nothing runs here.
 
 Timings are derived from the graph, not from layer names, so that any Keras model works. B_k is the
 set of ancestors of gradient k that are not ancestors of the loss. The backward pass of a set of
-tensors is the union of their B_k. timing/trace.py makes the graph, timing/attribution.py adds up
-the times of its ops; nothing runs here.
+tensors is the union of their B_k.
 
 A set of tensors is a bit mask (int) in this module and an (N,) bool array elsewhere; tensor_sets
 converts.
@@ -78,9 +77,7 @@ def analyse(nodes, num_tensors, owners, work, num_results):
 
 
 def _needed_by(nodes, order, wanted, stop=frozenset()):
-    """Returns node name -> bits of the `wanted` tensors that need it, without nodes in `stop`.
-
-    order: from topological(). wanted: tensor -> bits.
+    """Returns name -> bits of the `wanted` (tensor -> bits) that need it, for nodes not in `stop`.
     """
     needed = {}
     for tensor, bits in wanted.items():
@@ -168,9 +165,7 @@ def _touches(nodes, outside, wanted, owners):
     """Returns name -> bits of the tensors it serves, for the nodes `outside` both passes.
 
     A node serves a tensor that it reads, writes or descends from. The first round finds variables
-    written for one tensor alone, such as its momentum. In the second round that tensor owns them,
-    so that ops which only read them count for it.
-    wanted: gradient -> bits.
+    written for one tensor alone, such as its momentum; in the second, that tensor owns them.
     """
     owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}

@@ -4,6 +4,7 @@ masked_step.py cuts every step out of the graph of the full step. Such a reduced
 step that is traced here for the same subset.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,6 @@ def cross_entropy(labels, predictions):
 
 
 def _check_predictions(labels, predictions):
-    """Raises UserError unless labels are (B,) integers and predictions (B, classes) scores."""
     if not tf.is_tensor(predictions):
         raise UserError('the model returns a {} of several outputs: only classifiers with one '
                         'output can be trained'.format(type(predictions).__name__))
@@ -133,6 +133,17 @@ def _check_predictions(labels, predictions):
         raise UserError('labels are {} of shape {}; needed is one integer for each example, the '
                         'index of its class (for one-hot labels: their argmax)'.format(
                             labels.dtype.name, tuple(labels.shape)))
+
+
+def checked_mask(mask, num_tensors):
+    """Returns the mask as (N,) bool; raises ValueError for another shape or an empty mask."""
+    mask = np.asarray(mask, dtype=bool)
+    if mask.shape != (num_tensors,):
+        raise ValueError('the mask has shape {}, the model {} trainable tensors'.format(
+            mask.shape, num_tensors))
+    if not mask.any():
+        raise ValueError('a training step needs at least one selected tensor')
+    return mask
 
 
 class LossScale:
@@ -182,32 +193,24 @@ class TrainingStep:
     3, because momentum and decay apply to the whole tensor.
 
     model: any Keras classifier with one output; UserError for others (check_classifier).
+    optimizer: None omits decay and update.
     mask: (N,) bool, in the order of model.trainable_variables.
     weight_decay: decoupled as in the paper (SGDW, AdamW): w -= learning_rate * weight_decay * w
-        before the update. TensorFlow Addons has such optimizers, but cannot be installed on Arm or
-        with today's TensorFlow.
+        before the update.
     outputs_gradients: whether to return a list: the three results, then the selected gradients.
-    update: False omits decay and update; the optimizer may then be None.
     penalty: (model) -> scalar tensor, added to the loss and the model's own losses.
     loss_scale: the LossScale of an earlier step; by default a new one if the model needs one.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
-                 update=True, penalty=None, loss_scale=None):
+                 penalty=None, loss_scale=None):
         check_classifier(model)
         self.model = model
-        self.mask = np.asarray(mask, dtype=bool)
-        if self.mask.shape != (len(model.trainable_variables),):
-            raise ValueError('the mask has shape {}, the model {} trainable tensors'.format(
-                self.mask.shape, len(model.trainable_variables)))
-        self.variables = [v for v, chosen in zip(model.trainable_variables, self.mask)
-                          if chosen]
-        if not self.variables:
-            raise ValueError('a training step needs at least one selected tensor')
+        self.mask = checked_mask(mask, len(model.trainable_variables))
+        self.variables = list(itertools.compress(model.trainable_variables, self.mask))
         self.optimizer = optimizer
         self.weight_decay = weight_decay
         self.outputs_gradients = outputs_gradients
-        self.update = update
         self.penalty = penalty
         self.loss_scale = loss_scale or (
             LossScale() if keras_stack.computes_in_float16(model) else None)
@@ -231,12 +234,11 @@ class TrainingStep:
             objective, sources, unconnected_gradients='zero')])
         if self.loss_scale:
             gradients = self.loss_scale.unscaled(gradients)
-        if self.update:
+        if self.optimizer is not None:
             self._apply(gradients)
         return list(result) + gradients if self.outputs_gradients else result
 
     def _penalty(self):
-        """Returns the sum of regularisers and add_loss of the traced call, and of `penalty`."""
         losses = list(self.model.losses) + ([self.penalty(self.model)] if self.penalty else [])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses] or [tf.zeros(())])
 
@@ -254,15 +256,12 @@ class TrainingStep:
             for variable in map(keras_stack.raw, self.variables):  # a Keras variable reads it twice
                 self.decay_ops.append(variable.assign_sub(
                     tf.cast(decay, variable.dtype) * variable, read_value=False).name)
-        keras_stack.apply_gradients(self.optimizer, gradients, self.variables)
+        self.optimizer.apply_gradients(zip(gradients, self.variables))
 
 
 def _apart(gradients):
-    """Returns the gradients, each as a separate tensor.
-
-    Weights that are added together share one gradient, so the graph would not show which update
-    belongs to which weight.
-    """
+    """Returns the gradients as separate tensors."""
+    # Weights that are added together share one: the graph would not show which update is whose.
     found = []
     for gradient in gradients:
         shared = any(gradient is other for other in found)

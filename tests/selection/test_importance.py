@@ -103,7 +103,7 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     weights = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
     for momentum in keras_stack.momenta(optimizer, model.trainable_variables):
         momentum.assign(tf.zeros_like(momentum))
-    keras_stack.apply_gradients(optimizer, gradients, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     for old, variable, update in zip(weights, model.trainable_variables, updates):
         np.testing.assert_allclose(update.numpy(), keras_stack.raw(variable).numpy() - old,
                                    rtol=1e-3, atol=1e-8)

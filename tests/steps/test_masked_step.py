@@ -105,12 +105,11 @@ def test_unselected_tensors_and_their_slots_stay_bit_identical():
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 def test_passes_without_update_change_nothing(bn_statistics):
     model = small_model(bn_statistics)
-    n = len(model.trainable_variables)
     optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
     images, labels = batches(1)[0]
     maker = StepMaker(model, optimizer, 0.01, images, labels)
     before = values(state_of(model, optimizer))
-    for function in (maker.forward(), maker.gradients(), maker.step(np.ones(n), update=False)):
+    for function in (maker.forward(), maker.forward(dropout=False), maker.gradients()):
         assert np.isfinite(float(function(images, labels)[0]))
         assert all(a.tobytes() == b.tobytes()
                    for a, b in zip(before, values(state_of(model, optimizer))))
@@ -119,21 +118,12 @@ def test_passes_without_update_change_nothing(bn_statistics):
 def test_gradients_are_those_of_the_traced_step():
     model = conv_stack()
     maker = maker_of(model)
-    plain = TrainingStep(model, None, mask_of(*range(N)), update=False, outputs_gradients=True)
+    plain = TrainingStep(model, None, mask_of(*range(N)), outputs_gradients=True)
     loss, correct, _, *gradients = plain(*batch())
     found = maker.gradients()(*batch())
     assert float(found[0]) == pytest.approx(float(loss), rel=1e-5) and int(found[1]) == int(correct)
     for mine, theirs in zip(found[NUM_RESULTS:], gradients):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
-
-
-def test_a_step_without_update_computes_each_selected_gradient():
-    mask = mask_of(KERNEL_4, HEAD_KERNEL)
-    maker = maker_of(conv_stack())
-    found = layers_with_backprop(maker.step(mask, update=False).nodes.items())
-    assert found == layers_with_backprop(maker.step(mask).nodes.items())
-    assert not any('Assign' in op or 'Apply' in op
-                   for op in maker.step(mask, update=False).nodes.values())
 
 
 def test_the_forward_pass_has_no_backward_op():
@@ -149,7 +139,7 @@ def test_dropout_changes_with_each_call_and_can_be_omitted():
     x = keras.layers.Dropout(0.5)(keras.layers.Flatten()(inputs))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
     optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
-    with_dropout = StepMaker(model, optimizer, 0.0, *batch()).step([False, True], update=True)
+    with_dropout = StepMaker(model, optimizer, 0.0, *batch()).step([False, True])
     start = values(model.trainable_variables)
 
     def losses(function):

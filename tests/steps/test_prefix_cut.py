@@ -51,16 +51,16 @@ def found_in(more, left_out=(), called=None):
 
 def test_each_op_depends_on_the_tensors_before_it():
     found = found_in({'third': ('Relu', reading('second'))})
-    assert set(found.group_of) == {'images', 'first', 'second', 'third'}
+    assert set(found.needs) == {'images', 'first', 'second', 'third'}
     assert found.prefix_of([True, False]) == {'images', 'first'}
-    assert found.prefix_of([False, True]) == set(found.group_of)
+    assert found.prefix_of([False, True]) == set(found.needs)
     assert [found.tensors_of(names).tolist() for names in ([], ['first'], ['first', 'third'])] == [
         [False, False], [False, False], [True, False]]
 
 
 def test_weights_and_constants_are_not_repeatable_nodes():
     found = found_in({'cast': ('Cast', reading('weight')), 'number': ('Const', [])})
-    assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found.group_of)
+    assert not {'kernel', 'weight', 'cast', 'number', 'constant'} & set(found.needs)
 
 
 @pytest.mark.parametrize('op', ['RandomUniform', 'StatelessRandomUniformV2', 'Multinomial',
@@ -69,7 +69,7 @@ def test_random_ops_and_all_after_them_are_not_repeatable(op):
     found = found_in({'drawn': (op, reading('constant')),
                       'sum': ('AddV2', reading('first', 'drawn')),
                       'after': ('Relu', reading('sum')), 'beside': ('Relu', reading('first'))})
-    assert set(found.group_of) == {'images', 'first', 'second', 'beside'}
+    assert set(found.needs) == {'images', 'first', 'second', 'beside'}
 
 
 @pytest.mark.parametrize('op', ['While', 'StatelessIf', 'StatefulPartitionedCall'])
@@ -77,16 +77,16 @@ def test_a_function_is_repeatable_unless_it_draws_or_writes(op):
     for inside, there in (({'MatMul', 'TensorListSetItem'}, True), ({'RandomUniform'}, False),
                           ({'MatMul', 'AssignVariableOp'}, False)):
         found = found_in({'loop': (op, reading('first'))}, called={'loop': inside})
-        assert ('loop' in found.group_of) == there
+        assert ('loop' in found.needs) == there
 
 
 def test_readers_of_changing_variables_are_not_repeatable():
     mean = {'mean': ('ReadVariableOp', reading('moving')),
             'normal': ('Sub', reading('first', 'mean')), 'after': ('Relu', reading('normal'))}
-    assert {'normal', 'after'} <= set(found_in(mean).group_of)
+    assert {'normal', 'after'} <= set(found_in(mean).needs)
     for write in ('AssignSubVariableOp', 'ResourceScatterUpdate', 'ResourceApplyGradientDescent'):
         changed = dict(mean, write=(write, reading('moving', 'first')))
-        assert set(found_in(changed, left_out=['write']).group_of) == {'images', 'first', 'second'}
+        assert set(found_in(changed, left_out=['write']).needs) == {'images', 'first', 'second'}
 
 
 def test_an_op_that_reads_a_trainable_weight_is_repeatable():
@@ -98,12 +98,12 @@ def test_an_op_that_reads_a_trainable_weight_is_repeatable():
 def test_ops_that_read_labels_are_not_repeatable():
     found = found_in({'mixed': ('Mul', reading('first', 'labels')),
                       'loss': ('Sum', reading('mixed'))})
-    assert not {'labels', 'mixed', 'loss'} & set(found.group_of)
+    assert not {'labels', 'mixed', 'loss'} & set(found.needs)
 
 
 def test_backward_ops_are_not_repeatable():
     found = found_in({'gradient': ('ReluGrad', reading('first'))}, left_out=['gradient'])
-    assert set(found.group_of) == {'images', 'first', 'second'}
+    assert set(found.needs) == {'images', 'first', 'second'}
 
 
 # ---------------------------------------------------------------- what the rest of the step reads
