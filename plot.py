@@ -87,20 +87,16 @@ def accuracy_over_time(run_folders, output):
 
 
 def curve_rows(curves):
-    """Returns the header and rows of the CSV of some Curves, one row per epoch.
-
-    The last column exists only if an epoch was throttled.
-    """
+    """Returns the header and rows of the CSV of some Curves, one row per epoch."""
+    throttled = any(curve.throttled.any() for curve in curves)
     keys = CONFIGURATION + ('dataset_name', 'host')
-    header = keys + ('n', 'epoch') + tuple(column + part for column in CURVE_COLUMNS
-                                           for part in ('_mean', '_std'))
+    header = keys + ('n', 'epoch') + tuple(
+        column + part for column in CURVE_COLUMNS for part in ('_mean', '_std')) + (
+            'throttled',) * throttled
     rows = [[curve.summary[key] for key in keys] + [curve.n, epoch + 1] + [
         float(values[column][epoch]) for column in CURVE_COLUMNS
-        for values in (curve.mean, curve.std)]
+        for values in (curve.mean, curve.std)] + [int(curve.throttled[epoch])] * throttled
             for curve in curves for epoch in range(curve.summary['epochs'])]
-    if any(curve.throttled.any() for curve in curves):
-        counts = np.concatenate([curve.throttled for curve in curves])
-        return header + ('throttled',), [row + [int(n)] for row, n in zip(rows, counts)]
     return header, rows
 
 
@@ -121,8 +117,7 @@ def check_alike(run, other, keys):
 def curves_of(runs):
     """Returns the Curves of some Runs, in the order of SCHEMES.
 
-    Each has the colour of its scheme or, if there is only one scheme, a different colour. Raises
-    UserError for runs that cannot be compared.
+    Raises UserError for runs that cannot be compared.
     """
     if not runs:
         raise UserError('no run given; name at least one')

@@ -21,7 +21,7 @@ import numpy as np
 
 from elastic import command_line
 from elastic.files import whole_folder
-from elastic.settings import MODEL, TRAINING, settings_of, statistics_of
+from elastic.settings import BASELINES, ELASTIC, MODEL, TRAINING, settings_of, statistics_of
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.table_key import table_key
@@ -298,17 +298,18 @@ def peak_bytes(settings, model):
     """Returns train type -> the most bytes held while it trains; changes the weights."""
     import tensorflow as tf
 
-    from elastic import costs
-    from elastic.compat.keras_stack import variable_name
     from elastic.networks.backbone import statistics_from_batch
+    from elastic.runs import peak_memory
+    from elastic.schemes.fixed import fixed_mask
     begin = time.perf_counter()
     images = tf.random.stateless_uniform(
         (settings.batch_size,) + settings.image_shape, (0, 0), 0, 255)
     labels = tf.zeros((settings.batch_size,), tf.int32)
     statistics_from_batch(model, images[:1])  # one image: a batch would hold more than a step
     maker = step_maker(model, settings, images, labels)
-    peaks = costs.peaks_of(maker, [variable_name(v) for v in model.trainable_variables], images,
-                           labels)
+    peaks = peak_memory.peaks_of(maker, images, labels,
+                                 {name: fixed_mask(name, model) for name in BASELINES})
+    peaks[ELASTIC] = peaks.pop('importance')  # it also evaluates importance
     print('peak memory measured in {:.1f} s'.format(time.perf_counter() - begin))
     return peaks
 
@@ -321,10 +322,8 @@ def print_costs(way, table, path, images, peaks):
     """
     from elastic import costs
     from elastic.cache.copy_costs import CopyCosts
-    from elastic.cache.stores import room
     folder, row_ms = os.path.dirname(path), dict(table.profile.row_ms)
-    copy_costs = CopyCosts(images[0], way.batch_size, folder, memory_bytes=room(folder)[0],
-                         measured=row_ms)
+    copy_costs = CopyCosts(images[0], way.batch_size, folder, measured=row_ms)
     found = [costs.cost_of(each, table, copy_costs, images, peaks)
              for each in costs.ways_like(way, table)]
     profile = table.profile._replace(peak_bytes=peaks, row_ms=row_ms)

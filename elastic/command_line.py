@@ -7,6 +7,7 @@ import argparse
 import difflib
 import errno
 import math
+import operator
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import tempfile
 import traceback
 import warnings
 
-from elastic.settings import AUGMENTATIONS, DATA, MODEL, RECORDING, TRAINING
+from elastic.settings import AUGMENTATIONS, DEFAULTS
 
 VERSION = '1.0.0'
 
@@ -70,20 +71,19 @@ def boolean(text):
 
 def number(kind, low=None, high=None, above=None, below=None):
     """Returns an argparse type: finite numbers of `kind`, low <= x <= high, above < x < below."""
-    limits = [text for text, bound in (('at least {}'.format(low), low),
-                                       ('above {}'.format(above), above),
-                                       ('at most {}'.format(high), high),
-                                       ('below {}'.format(below), below)) if bound is not None]
-    allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(limits))
+    limits = [limit for limit in (
+        ('at least', low, operator.ge), ('above', above, operator.gt),
+        ('at most', high, operator.le), ('below', below, operator.lt)) if limit[1] is not None]
+    allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(
+        '{} {}'.format(*limit) for limit in limits))
 
     def parse(text):
         try:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError("'{}' is not {}".format(text, allowed))
-        if ((kind is float and not math.isfinite(value)) or (low is not None and value < low)
-                or (high is not None and value > high) or (above is not None and value <= above)
-                or (below is not None and value >= below)):
+        if (kind is float and not math.isfinite(value)
+                or not all(holds(value, bound) for _, bound, holds in limits)):
             raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
         return value
     parse.metavar = 'N' if kind is int else 'X'
@@ -96,9 +96,9 @@ def add_flag(parser, name, help_text, default=False):
                         help=help_text + (' (default: true)' if default else ''))
 
 
-def add_setting(parser, defaults, name, kind, text, metavar=None):
-    """Adds the flag of a setting in `defaults`. kind: argparse type, or a tuple of choices."""
-    default, choices = getattr(defaults, name), isinstance(kind, tuple)
+def add_setting(parser, name, kind, text, metavar=None):
+    """Adds the flag of a setting in DEFAULTS. kind: argparse type, or a tuple of choices."""
+    default, choices = DEFAULTS[name], isinstance(kind, tuple)
     parser.add_argument('--' + name, default=default, choices=kind if choices else None,
                         type=None if choices else kind,
                         metavar=metavar or getattr(kind, 'metavar', None),
@@ -108,7 +108,7 @@ def add_setting(parser, defaults, name, kind, text, metavar=None):
 def add_model_flags(parser):
     """Adds --version and the flags that training and profiling share."""
     parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
-    add_setting(parser, MODEL, 'model_name', str,
+    add_setting(parser, 'model_name', str,
                 'resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or the path of '
                 'a saved Keras model', 'NAME')
     add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
@@ -117,29 +117,28 @@ def add_model_flags(parser):
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '
                              '(default: %(default)s)')
-    add_setting(parser, DATA, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
-    add_setting(parser, DATA, 'augmentation', AUGMENTATIONS,
+    add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
+    add_setting(parser, 'augmentation', AUGMENTATIONS,
                 'flip training images at random and rotate them by up to 72 degrees; use none '
                 'where that changes the class, as for letters (default: none for digits*, '
                 'flip+rotate for all other data)')
-    add_setting(parser, MODEL, 'input_size', number(int, low=8),
+    add_setting(parser, 'input_size', number(int, low=8),
                 'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
                         help='images per step (default: %(default)s)')
-    add_setting(parser, MODEL, 'alpha', number(float, above=0),
+    add_setting(parser, 'alpha', number(float, above=0),
                 'width multiplier of the MobileNet families')
-    add_setting(parser, TRAINING, 'optimizer', ('sgd', 'adam'),
+    add_setting(parser, 'optimizer', ('sgd', 'adam'),
                 'SGD with momentum 0.9, or Adam (recommended for vit), both with decoupled weight '
                 'decay')
-    add_setting(parser, TRAINING, 'weight_decay', number(float, low=0),
-                'decoupled, times the learning rate')
-    add_setting(parser, TRAINING, 'clip_norm', number(float, above=0),
+    add_setting(parser, 'weight_decay', number(float, low=0), 'decoupled, times the learning rate')
+    add_setting(parser, 'clip_norm', number(float, above=0),
                 "clip the norm of each tensor's gradient to X, with every scheme: helps where the "
                 'loss stops being finite (default: no clipping)')
     parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
                         help='ops that TensorFlow may run at once; 0: one per core, its own '
                              'choice and the fastest that we measured (default: %(default)s)')
-    add_setting(parser, RECORDING, 'logs_dir', str, 'folder of runs and timing tables', 'DIR')
+    add_setting(parser, 'logs_dir', str, 'folder of runs and timing tables', 'DIR')
 
 
 def in_one_line(error):
@@ -147,28 +146,32 @@ def in_one_line(error):
 
     Returns None for any other error: it is a bug, and its traceback is wanted.
     """
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:
+        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename) if error.filename
+                               else '', DISK_REMEDY if error.errno in DISK_ERRORS else '')
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
+    of_op = errors is not None and isinstance(error, errors.OpError)
     chain = [error]  # tf.function raises a second error, AutoGraph hides the first
     while chain[-1].__context__ is not None and (
             not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
         chain.append(chain[-1].__context__)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:
-        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename) if error.filename
-                               else '', DISK_REMEDY if error.errno in DISK_ERRORS else '')
-    if errors and isinstance(error, errors.OpError) and any(
-            os.strerror(number) in str(error) for number in DISK_ERRORS):
+    layer = _layer(chain, frames)
+    if of_op and any(os.strerror(number) in str(error) for number in DISK_ERRORS):
         remedy = DISK_REMEDY
-    elif isinstance(error, MemoryError) or errors and isinstance(
+    elif isinstance(error, MemoryError) or of_op and isinstance(
             error, errors.ResourceExhaustedError):
         remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
-    elif errors and isinstance(error, errors.OpError):
-        remedy = ''
-    elif _layer(chain, frames) and not _is_ours(frames[-1].f_code.co_filename):
+    elif of_op or layer and not _is_ours(frames[-1].f_code.co_filename):
         remedy = ''
     else:
         return None
-    return '{}{}{}'.format(_place(chain, frames), _reason(chain[-1]), remedy)
+    node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
+    if layer:
+        place = "layer '{}' ({}): ".format(*layer)
+    else:
+        place = 'node {}: '.format(node.group(1) or node.group(2)) if node else ''
+    return place + _reason(chain[-1]) + remedy
 
 
 def _is_ours(path):
@@ -194,17 +197,6 @@ def _layer(chain, frames):
     return None
 
 
-def _place(chain, frames):
-    """Returns `layer 'x' (Class): `, else `node layer/Op: `, else ''."""
-    layer = _layer(chain, frames)
-    if layer:
-        return "layer '{}' ({}): ".format(*layer)
-    node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
-    if not node:
-        return ''
-    return 'node {}: '.format(node.group(1) or node.group(2))
-
-
 def _reason(error):
     """Returns the most specific line of an error's text."""
     text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
@@ -220,10 +212,7 @@ def _reason(error):
 
 
 def run(main, argv=None):
-    """Calls main(argv) and exits with its result.
-
-    Prints a UserError, and any error that a model or a flag causes, as one line; exits with 2.
-    """
+    """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
     try:
         sys.exit(main(argv))

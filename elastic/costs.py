@@ -62,10 +62,7 @@ class Way(NamedTuple):
         return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
 
     def why_not(self, table):
-        """Returns one line that says why rho is out of reach by this table, or None if it is not.
-
-        A prefix cache is taken as ideal; a run, which knows its data, may still refuse.
-        """
+        """Returns one line if rho is out of reach even with an ideal prefix cache, else None."""
         if self.train_type != ELASTIC:
             return None
         return out_of_reach(self.with_cache_cost(table), self.rho)
@@ -93,14 +90,10 @@ class Way(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Holds the costs of a Way, one row of the profiler's table.
-
-    smallest_rho: None unless training is elastic. peak_bytes: None if not measured.
-    step_ms, hours, speed_up (over full training): None if rho is out of reach.
-    """
+    """Holds the costs of a Way; step_ms, hours, speed_up: None if rho is out of reach."""
     way: Way
-    smallest_rho: Optional[float]
-    peak_bytes: Optional[int]
+    smallest_rho: Optional[float]  # None unless training is elastic
+    peak_bytes: Optional[int]  # None if not measured
     step_ms: Optional[float] = None
     hours: Optional[float] = None
     speed_up: Optional[float] = None
@@ -113,10 +106,7 @@ def mask_of(train_type, names):
 
 
 def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
-    """Returns (classes, training images, test images) of the data set.
-
-    Raises UserError if they are unknown until it is prepared, or if a batch is larger than it.
-    """
+    """Returns (classes, training images, test images); raises UserError if they are unknown."""
     sizes = PAPER_SETS.get(dataset_name) or sizes_at_hand(dataset_name, input_size, data_dir)
     if sizes is None:
         raise UserError('data set {} is not prepared yet, so its size is unknown; main.py prepares '
@@ -125,18 +115,6 @@ def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
         raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
             batch_size, sizes[1], dataset_name))
     return sizes
-
-
-def peaks_of(maker, names, images, labels):
-    """Returns train type -> the most bytes that it holds, None if unknown; changes the weights.
-
-    maker: masked_step.StepMaker. names: of its N variables. images, labels: a batch.
-    """
-    from elastic.runs import peak_memory
-    peaks = peak_memory.peaks_of(maker, images, labels,
-                                 {name: mask_of(name, names) for name in BASELINES})
-    peaks[ELASTIC] = peaks.pop('importance')  # it also evaluates importance
-    return peaks
 
 
 def can_use_cache(way, table):
@@ -188,32 +166,19 @@ def notes_on(way, table):
 
 def describe(costs):
     """Returns the Costs as a text table, one row each."""
-    unit, per_hour = _unit([cost.hours for cost in costs])
-    rows = [[_name(cost.way), _cache_text(cost.way),
-             'out of reach' if cost.step_ms is None else '{:.1f}'.format(cost.step_ms),
-             _or_nothing('{:.2f}', cost.speed_up),
-             _or_nothing('{:.3f}', cost.smallest_rho and cost.smallest_rho + 5e-4),  # rounded up
-             _or_nothing('{:.1f}', cost.hours and cost.hours * per_hour),
-             'not measured' if cost.peak_bytes is None else '{:,.0f}'.format(cost.peak_bytes / 1e6)]
-            for cost in costs]
+    longest = max(cost.hours or 0 for cost in costs)
+    unit, per_hour = ('h', 1) if longest >= 1 else ('min', 60) if longest >= 0.05 else ('s', 3600)
+    rows = []
+    for way, least, peak_bytes, step_ms, hours, speed_up in costs:
+        elastic, cacheable = way.train_type == ELASTIC, SCHEMES[way.train_type].frozen_front
+        rows.append([
+            way.train_type + (' rho {:g}'.format(way.rho) if elastic else ''),
+            way.prefix_cache if cacheable else '',
+            'out of reach' if step_ms is None else '{:.1f}'.format(step_ms),
+            '' if speed_up is None else '{:.2f}'.format(speed_up),
+            '{:.3f}'.format(least + 5e-4) if elastic else '',  # rounded up
+            '' if hours is None else '{:.1f}'.format(hours * per_hour),
+            'not measured' if peak_bytes is None else '{:,.0f}'.format(peak_bytes / 1e6)])
     return command_line.table(
         ['way to train', 'prefix cache', 'step (ms)', 'speed-up', 'smallest rho',
          'time ({})'.format(unit), 'peak (MB)'], rows, '<<>>>>>')
-
-
-def _name(way):
-    return way.train_type + (' rho {:g}'.format(way.rho) if way.train_type == ELASTIC else '')
-
-
-def _unit(hours):
-    """Returns (unit, units per hour) that suit the longest of these hours, some of them None."""
-    most = max(each or 0 for each in hours)
-    return ('h', 1) if most >= 1 else ('min', 60) if most >= 0.05 else ('s', 3600)
-
-
-def _or_nothing(form, value):
-    return '' if value is None else form.format(value)
-
-
-def _cache_text(way):
-    return way.prefix_cache if SCHEMES[way.train_type].frozen_front else ''

@@ -7,7 +7,6 @@ import os
 from elastic.command_line import UserError
 from elastic.files import whole
 
-KINDS = ('png', 'pdf', 'csv')
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
              'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
              'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
@@ -25,7 +24,7 @@ def write_figure(output, size, draw, header, rows):
     from matplotlib.figure import Figure
     stem = os.fspath(output)
     stem = stem[:-4] if stem.endswith('.png') else stem
-    paths = [f'{stem}.{kind}' for kind in KINDS]
+    paths = [f'{stem}.{kind}' for kind in ('png', 'pdf', 'csv')]
     try:
         os.makedirs(os.path.dirname(stem) or '.', exist_ok=True)
         with contextlib.ExitStack() as files:

@@ -24,9 +24,8 @@ CHECKSUM = 'sha256'  # key in a JSON file of the checksum of the rest
 def whole(path, before=None):
     """Replaces the file at `path` by one that is written within this context.
 
-    Yields the path of a new file in the same folder. On exit it is flushed to disk and renamed.
-    After an error it is deleted, and the old file stays.
-    before: path to which the old file is moved; None deletes it.
+    Yields the path of a new file, which is flushed to disk and renamed on exit. After an error it
+    is deleted, and the old file stays. before: path to which the old file is moved, or None.
     """
     part = path + PART
     try:
@@ -81,10 +80,7 @@ def _flush(path):
 
 
 def remove_parts(folder):
-    """Removes the unfinished files and folders that a killed process left in a folder.
-
-    No other process may be writing to the folder.
-    """
+    """Removes what a killed process left unfinished in a folder to which no other writes."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.endswith(PART) and os.path.isdir(path):
@@ -96,10 +92,9 @@ def remove_parts(folder):
 # ---------------------------------------------------------------- JSON
 
 def read_json(path, where=''):
-    """Returns the dict in a JSON file, without its checksum.
+    """Returns the dict in a JSON file, without its checksum; one written by hand may have none.
 
-    A file without a checksum was written by hand, and is accepted. Raises UserError if the file is
-    damaged or missing; `where` begins its message.
+    Raises UserError if the file is damaged or missing; `where` begins its message.
     """
     try:
         with open(path, encoding='utf-8') as file:

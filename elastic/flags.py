@@ -11,7 +11,7 @@ from elastic.device.meter_log import check_meter
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import CACHE, DATA, MODEL, PRUNE, RECORDING, TRAINING, VIEWS, statistics_of
+from elastic.settings import DEFAULTS, PRUNE, TRAINING, VIEWS, statistics_of
 
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -26,7 +26,6 @@ def parse_arguments(argv=None):
         epilog='Flags take real booleans: bare, 1/0 or true/false.')
     command_line.add_model_flags(parser)
     _add_training_flags(parser)
-    _add_data_flags(parser)
     _add_elastic_flags(parser.add_argument_group('elastic training'))
     _add_cache_flags(parser.add_argument_group('prefix cache'))
     _add_pruning_flags(parser.add_argument_group('prune_training'))
@@ -35,56 +34,52 @@ def parse_arguments(argv=None):
 
 
 def _add_training_flags(parser):
-    add_setting(parser, TRAINING, 'train_type', str, ', '.join(SCHEMES), 'TYPE')
+    add_setting(parser, 'train_type', str, ', '.join(SCHEMES), 'TYPE')
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='must match the data set (default: that of the data set)')
-    add_setting(parser, TRAINING, 'learning_rate', number(float, low=0),
-                'the peak; decays to 0 on a cosine')
-    add_setting(parser, TRAINING, 'warmup_steps', number(int, low=0),
+    add_setting(parser, 'learning_rate', number(float, low=0), 'the peak; decays to 0 on a cosine')
+    add_setting(parser, 'warmup_steps', number(int, low=0),
                 'raise the learning rate linearly to its peak over the first N steps')
-    add_setting(parser, TRAINING, 'num_epochs', number(int, low=1), 'epochs of training')
-    add_setting(parser, MODEL, 'weights', str,
+    add_setting(parser, 'num_epochs', number(int, low=1), 'epochs of training')
+    add_setting(parser, 'weights', str,
                 'start from ImageNet, from random weights, or from a .npz of this project or a '
                 '.h5 of keras.applications', 'imagenet|none|PATH')
-    add_setting(parser, MODEL, 'bn_statistics', ('frozen', 'train'),
+    add_setting(parser, 'bn_statistics', ('frozen', 'train'),
                 'moving statistics of batch normalization: frozen (default), which also turns off '
                 'dropout and stochastic depth inside the base, as in the original, or train '
                 '(default with --weights none)')
-    add_setting(parser, TRAINING, 'seed', number(int, low=0),
+    add_setting(parser, 'seed', number(int, low=0),
                 'fixes data order, augmentation, dropout and new weights')
     add_flag(parser, '--deterministic',
              'give bit-identical runs for one seed; slower, needs TensorFlow 2.9')
-
-
-def _add_data_flags(parser):
-    add_setting(parser, DATA, 'steps_per_epoch', number(int, low=1),
+    add_setting(parser, 'steps_per_epoch', number(int, low=1),
                 'end each epoch after N steps; every epoch has other images (default: all '
                 'training images)')
-    add_setting(parser, DATA, 'train_images', number(int, low=2),
+    add_setting(parser, 'train_images', number(int, low=2),
                 'train on only N images, the same number of each class where it has enough, and '
                 'the same images for every seed and scheme (default: all)')
     add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read when '
              'the run starts; the summary counts them')
-    add_setting(parser, DATA, 'views', VIEWS,
+    add_setting(parser, 'views', VIEWS,
                 'fresh: draw new augmentations in every epoch; held: keep those of each image for '
                 '--interval epochs (0: for the whole run), with every scheme')
-    add_setting(parser, DATA, 'validation_steps', number(int, low=1),
+    add_setting(parser, 'validation_steps', number(int, low=1),
                 'test on N batches, evenly spaced among the test images (default: all)')
 
 
 def _add_elastic_flags(parser):
-    add_setting(parser, TRAINING, 'rho', number(float, above=0, high=1),
+    add_setting(parser, 'rho', number(float, above=0, high=1),
                 'step time as a share of full training, 0.5 = twice as fast; with a prefix cache '
                 'the mean over the run')
-    add_setting(parser, TRAINING, 'interval', number(int, low=0),
+    add_setting(parser, 'interval', number(int, low=0),
                 'epochs from one selection to the next; 0: select only once; also used by --views',
                 'EPOCHS')
     parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
                         help='{} (default: {}); fisher squares the mean gradient of the batch, '
                              "not each example's".format(', '.join(METRICS), TRAINING.importance))
-    add_setting(parser, TRAINING, 'granularity', ('tensor', 'layer'),
+    add_setting(parser, 'granularity', ('tensor', 'layer'),
                 'select single tensors, or whole layers')
-    add_setting(parser, TRAINING, 'probe_batches', number(int, low=1),
+    add_setting(parser, 'probe_batches', number(int, low=1),
                 'batches that each importance is averaged over')
     add_flag(parser, '--closed_loop',
              'time both passes again at each selection, so that rho holds while the device '
@@ -92,37 +87,37 @@ def _add_elastic_flags(parser):
 
 
 def _add_cache_flags(parser):
-    add_setting(parser, CACHE, 'prefix_cache', ('auto', 'on', 'off'),
+    add_setting(parser, 'prefix_cache', ('auto', 'on', 'off'),
                 'compute the frozen layers in front of the trained tensors once for each image '
                 'and selection, and reuse their output: auto where images come back unchanged; on '
                 'sets --views held')
-    add_setting(parser, CACHE, 'cache_dir', str,
+    add_setting(parser, 'cache_dir', str,
                 'folder for a prefix cache that does not fit into memory (default: --logs_dir)',
                 'DIR')
-    add_setting(parser, CACHE, 'cache_gb', number(float, above=0),
+    add_setting(parser, 'cache_gb', number(float, above=0),
                 'the most disk that it may take (default: half of what is free)', 'GB')
 
 
 def _add_pruning_flags(parser):
-    add_setting(parser, TRAINING, 'prune_interval', number(int, low=0),
+    add_setting(parser, 'prune_interval', number(int, low=0),
                 'epochs from one removal of vanished channels to the next; 0: never remove any',
                 'EPOCHS')
-    add_setting(parser, TRAINING, 'prune_penalty_ratio', number(float, above=0, below=1),
+    add_setting(parser, 'prune_penalty_ratio', number(float, above=0, below=1),
                 'share of the group lasso in loss plus penalty before training')
-    add_setting(parser, TRAINING, 'prune_threshold', number(float, above=0),
+    add_setting(parser, 'prune_threshold', number(float, above=0),
                 'a channel has vanished when all its weights are smaller')
 
 
 def _add_record_flags(parser):
-    parser.add_argument('--run_name', default=RECORDING.run_name, metavar='NAME',
+    parser.add_argument('--run_name', default=DEFAULTS['run_name'], metavar='NAME',
                         help='folder under --logs_dir (default: made from model, data and scheme)')
-    add_setting(parser, RECORDING, 'checkpoint_minutes', number(float, above=0),
+    add_setting(parser, 'checkpoint_minutes', number(float, above=0),
                 'write a checkpoint at least this often, besides those at the end of epochs')
     add_flag(parser, '--restart', 'discard the run of this name, interrupted or finished, and '
              'start over')
     add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
     add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
-    add_setting(parser, RECORDING, 'meter_csv', str,
+    add_setting(parser, 'meter_csv', str,
                 'log of an external power meter, written while training runs: columns timestamp '
                 '(seconds since 1970) and watts', 'FILE')
 
@@ -152,10 +147,10 @@ def check_arguments(args):
             raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
                             "statistics, an image's activations depend on the rest of its batch")
         args.views = 'held'
-    if args.run_name != RECORDING.run_name:
+    if args.run_name != DEFAULTS['run_name']:
         args.run_name = checked_run_name(args.run_name, args.logs_dir)
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
-    if args.run_name == RECORDING.run_name:
+    if args.run_name == DEFAULTS['run_name']:
         args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
                                          args.rho, args.seed)
     return args

@@ -30,9 +30,6 @@ class ModelSettings(NamedTuple):
         return self.input_size, self.input_size, 3
 
 
-MODEL = ModelSettings()  # the defaults
-
-
 def statistics_of(weights, bn_statistics=None):
     """Returns `bn_statistics` if given, else 'train' for random weights and 'frozen' for others.
 
@@ -89,17 +86,11 @@ class DataSettings(NamedTuple):
     skip_bad_images: bool = False
 
 
-DATA = DataSettings()  # the defaults
-
-
 class CacheSettings(NamedTuple):
     """Says whether a run has a prefix cache, and where it is stored."""
     prefix_cache: str = 'auto'
     cache_dir: Optional[str] = None
     cache_gb: Optional[float] = None
-
-
-CACHE = CacheSettings()  # the defaults
 
 
 class RecordSettings(NamedTuple):
@@ -118,7 +109,9 @@ class RecordSettings(NamedTuple):
         return os.path.join(self.logs_dir, self.run_name)
 
 
-RECORDING = RecordSettings()  # the defaults
+KINDS = (ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)
+DEFAULTS = {name: value for kind in KINDS for name, value in kind()._asdict().items()}
+MODEL = ModelSettings()  # the defaults
 
 
 def settings_of(args, kind):
@@ -143,5 +136,4 @@ class RunSettings(NamedTuple):
 def run_settings(args):
     """Returns the RunSettings of checked arguments."""
     return RunSettings(args.dataset_name, args.batch_size, args.num_classes, args.inter_op_threads,
-                       args.deterministic, *[settings_of(args, kind) for kind in (
-                           ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)])
+                       args.deterministic, *[settings_of(args, kind) for kind in KINDS])

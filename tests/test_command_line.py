@@ -10,7 +10,7 @@ import pytest
 import profiler
 from elastic import command_line, flags
 from elastic.command_line import UserError
-from elastic.settings import DATA, MODEL, TRAINING
+from elastic.settings import DEFAULTS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -154,9 +154,8 @@ def test_an_interrupt_exits_130_and_a_bug_keeps_its_traceback(capsys):
 def test_flags_have_the_defaults_of_the_settings(parse):
     given = vars(parse([]))
     assert given.pop('bn_statistics') in (None, 'frozen') and not given.pop('importance', None)
-    for settings in (MODEL, TRAINING, DATA):
-        for name, value in settings._asdict().items():
-            assert given.get(name, value) == value, name
+    for name, value in DEFAULTS.items():
+        assert given.get(name, value) == value, name
 
 
 def test_importing_the_command_line_imports_nothing_heavy():

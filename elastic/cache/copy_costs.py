@@ -12,7 +12,7 @@ class CopyCosts:
     """Computes the cost of copying cached activations to and from the store of a run.
 
     num_images: training images, one record each. folder: for what does not fit into memory.
-    cache_gb: as in stores.room. memory_bytes: as in stores.open_store.
+    cache_gb, memory_bytes: as in stores.open_store.
     measured: dict 'memory' or 'disk' -> (reading, writing) ms a batch, for each of TRIED_BYTES;
     a missing one is measured when it is needed.
     """
@@ -48,45 +48,31 @@ class CopyCosts:
         return float(read(size)) + self._wait_ms, float(write(size))
 
     def too_large(self, nbytes):
-        """Returns a one-line message if not even the smallest of these caches fits, else None.
-
-        nbytes: as in copying.
-        """
+        """Returns one line if not even the smallest of these caches, (N,) bytes, fits, or None."""
         size, room = (np.min(nbytes) + 4) * self._num_images, self._room()
         return stores.no_room(size, *room) if max(room) < size < np.inf else None
 
     def read_ms_by_size(self, nbytes):
-        """Returns a function, bytes of an image -> ms to read a batch.
-
-        It holds for the place, memory or disk, where a cache with `nbytes` an image lies.
-        """
+        """Returns bytes of an image -> ms to read a batch, from where `nbytes` an image fit."""
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self._num_images > memory)[0]
 
     def waited(self, wait_ms):
-        """Records the median wait of reading steps, ms.
-
-        Waiting beyond the measured copy time adds to the cost of reading from now on.
-        """
+        """Adds to the cost of reading what reading steps waited, median ms, beyond copying."""
         if self.cut is not None and self.store is not None:
             on_disk = isinstance(self.store, stores.FileStore)
             self._wait_ms = max(0.0, wait_ms - float(self._rates(on_disk)[0](self.cut.nbytes + 4)))
 
     def _room(self):
-        """Returns the bytes of (memory, disk) for a new cache, once the present one is freed."""
-        memory, disk = stores.room_without(self.store, self._folder, self._cache_gb)
-        return memory if self._memory_bytes is None else self._memory_bytes, disk
+        return stores.room(self._folder, self._cache_gb, self._memory_bytes, self.store)
 
     def _rates(self, on_disk):
-        """Returns two functions (reading, writing), bytes of an image -> ms a batch.
-
-        Files are timed from the disk itself, as they hold what does not fit into memory.
-        """
+        """Returns two functions (reading, writing), bytes of an image -> ms a batch."""
         place = 'disk' if on_disk else 'memory'
         if place not in self._measured:
             try:
                 self._measured[place] = [stores.measured_rates(
-                    size, self._batch_size, self._folder if on_disk else None, on_disk)
+                    size, self._batch_size, self._folder if on_disk else None)
                     for size in TRIED_BYTES]
             except CacheLost as error:
                 print('the prefix cache stays in memory: {}'.format(error))

@@ -86,10 +86,7 @@ class PrefixCache(CopyCosts):
         self.skipped = float(cost.skipped[k]) if self.cut is not None else None
 
     def _begin_without_costs(self, step):
-        """Starts a cache if it is sure to pay and no image depends on others of its batch.
-
-        Steps with costs need not check the latter: the profiler did.
-        """
+        """Starts a cache if it is sure to pay and, as the profiler checks, no images interact."""
         self.end()
         cut = self.prefixes.cut_off(step.mask, TYPICAL_RATES)
         if cut is None or cut.skipped_ms <= 2 * READ_MS * self._batch_size * cut.nbytes:
@@ -136,10 +133,11 @@ class PrefixCache(CopyCosts):
         self.view = view
         fields = [Field(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
                   for spec in self._cut_step.specs] + [Field((), np.int32)]
-        self.store, why_not = stores.open_store(fields, self.dataset.num_images, self._folder,
-                                                self._cache_gb, self._memory_bytes)
-        if self.store is None:
-            self._lose(why_not)
+        try:
+            self.store = stores.open_store(fields, self.dataset.num_images, self._folder,
+                                           self._cache_gb, self._memory_bytes)
+        except CacheLost as error:
+            self._lose(error)
 
     def _close(self):
         if self.store is not None:
@@ -158,16 +156,13 @@ class PrefixCache(CopyCosts):
         cached = None
         if self.cut is not None:
             cached = dict(cut=self.cut, view=self.view,
-                          stored=None if self.store is None else self.store.stored)
+                          stored=None if self.store is None else self.store.stored.copy())
         return dict(measured=self._measured, wait_ms=self._wait_ms, apart=self._apart,
                     exact=self.exact, skipped=self.skipped, totals=self.totals, cached=cached,
                     graph=self.prefixes.fingerprint)
 
     def restore(self, state, step):
-        """Resumes from `state`, and computes the cached activations again.
-
-        state: None if that run had no cache. step: MaskedStep in training.
-        """
+        """Resumes from `state`, None if that run had no cache; computes its activations again."""
         if state is None:
             return
         self._measured, self._wait_ms = state['measured'], state['wait_ms']
@@ -197,46 +192,38 @@ class PrefixCache(CopyCosts):
         steps, numbers = len(numbers), numbers[done:]
         if self._cut_step is not None and view != self.view:
             self._open(view)
-        while self.store is not None and len(numbers):
-            for call in self._cached_calls(numbers):
-                yield call
-                numbers = numbers[1:]
+        for call in self._cached_calls(numbers) if self.store is not None else ():
+            yield call
+            numbers = numbers[1:]
         if self.store is not None:
             self._compute(left_over(self.store.stored, steps, self._batch_size))
         if len(numbers):
             yield from plain_calls(step, self.dataset.batches(numbers, view))
 
     def _cached_calls(self, numbers):
-        """Generates the Calls of these batches, (steps, B) int, until the cache is lost.
-
-        A batch is read if all its images were cached when this began.
-        """
+        """Generates the Calls of these batches, (steps, B) int, until the cache is lost."""
         stored = self.store.has(numbers)
-        cached = _batches_of(self.store, numbers[stored])
+        cached = stores.ahead(self.store, numbers[stored])
         images = iter(self.dataset.batches(numbers[~stored], self.view))
         for batch, read in zip(numbers, stored):
             if self.store is None:  # batches that were read ahead are then of no use
                 return
-            call = self._reading(cached) if read else self._filling(batch, images)
-            if call is None:
+            try:
+                call = self._reading(*next(cached)) if read else self._filling(batch, *next(images))
+            except CacheLost as error:
+                self._lose(error)
                 return
             yield call
 
-    def _reading(self, cached):
-        """Returns the Call that reads the next batch; None if the cache is lost."""
-        try:
-            *tensors, labels = map(tf.constant, next(cached))
-        except CacheLost as error:
-            self._lose(error)
-            return None
+    def _reading(self, *tensors):
+        *tensors, labels = map(tf.constant, tensors)
         self._totals['cache_hits'] += len(labels)
         read = self._cut_step.read
         return Call(READ, lambda: read(tensors, labels), read, len(labels))
 
-    def _filling(self, numbers, images):
-        """Returns the Call that computes the next batch of `images` and stores its activations."""
+    def _filling(self, numbers, inputs, labels):
         self._totals['cache_misses'] += len(numbers)
-        (inputs, labels), fill = next(images), self._cut_step.fill
+        fill = self._cut_step.fill
 
         def run():
             results = fill(inputs, labels)
@@ -263,13 +250,6 @@ class PrefixCache(CopyCosts):
             self._lose(error)
 
 
-def _batches_of(store, numbers):
-    """Generates the stored tensors of these batches, (steps, B) int; a file is read ahead."""
-    if isinstance(store, stores.FileStore):
-        return stores.ahead(store, numbers)
-    return map(store.get, numbers)
-
-
 def left_over(stored, steps, batch_size):
     """Returns the numbers of the images that a whole epoch left out of its full batches.
 
@@ -283,9 +263,8 @@ def left_over(stored, steps, batch_size):
 def fill_share(dataset, epoch, until, stored=None, view=None):
     """Returns the share of the steps from `epoch` to `until` - 1 that fill the cache.
 
-    It follows the orders of these epochs: with --steps_per_epoch each has other images, and a batch
-    is read or computed as a whole.
     stored: (images,) bool, cached before, with the augmentation `view`; None: no image.
+    With --steps_per_epoch each epoch has other images; a batch is read or computed as a whole.
     """
     stored = np.zeros(dataset.num_images, bool) if stored is None else stored.copy()
     computed, steps = 0, (until - epoch) * len(dataset.order(epoch))

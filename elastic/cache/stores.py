@@ -29,12 +29,9 @@ class CacheLost(Exception):
 
 
 class Field(NamedTuple):
-    """Describes one tensor of an image's record.
-
-    shape: without the batch; () for the label. dtype: NumPy's, or TensorFlow's bfloat16 in NumPy.
-    """
-    shape: Tuple[int, ...]
-    dtype: Any
+    """Describes one tensor of an image's record."""
+    shape: Tuple[int, ...]  # without the batch; () for the label
+    dtype: Any  # NumPy's, or TensorFlow's bfloat16 in NumPy
 
     @property
     def nbytes(self):
@@ -50,38 +47,26 @@ class Store(contextlib.AbstractContextManager):
     """Keeps records by the number of their image. One thread may get while another puts.
 
     fields: Field of each tensor, in the order of `put` and `get`. num_images: of the data set.
-    held: arrays, or the file.
+    held: arrays, or the file. stored: (num_images,) bool, the images stored.
     """
 
     def __init__(self, fields, num_images, held):
         self.fields, self.bytes_written, self.bytes_read = list(fields), 0, 0
         self.seconds_writing = self.seconds_reading = 0.0
-        self._stored, self._held = np.zeros(num_images, bool), held
+        self.stored, self._held = np.zeros(num_images, bool), held
         self._lock = threading.Lock()  # a read that fails closes what another thread may write to
 
     def __exit__(self, *_):
         self.close()
 
-    def __len__(self):
-        """Returns the number of images stored."""
-        return int(np.count_nonzero(self._stored))
-
-    @property
-    def stored(self):
-        """Returns the (num_images,) bool of the images stored."""
-        return self._stored.copy()
-
     @property
     def nbytes(self):
         """Returns the bytes of all records."""
-        return len(self) * record_bytes(self.fields)
+        return int(np.count_nonzero(self.stored)) * record_bytes(self.fields)
 
     def has(self, numbers):
-        """Returns whether all images of a batch are stored.
-
-        numbers: (B,) or (steps, B) int; the result is a bool, or (steps,) bool.
-        """
-        return self._stored[np.asarray(numbers)].all(axis=-1)
+        """Returns whether all images of each batch are stored; numbers: (B,) or (steps, B) int."""
+        return self.stored[np.asarray(numbers)].all(axis=-1)
 
     def put(self, numbers, tensors):
         """Stores the records of these images, except those already stored: flash memory wears.
@@ -96,13 +81,13 @@ class Store(contextlib.AbstractContextManager):
             assert tensor.shape == numbers.shape + tuple(field.shape), (tensor.shape, field)
             assert tensor.dtype == field.dtype, (tensor.dtype, field)
             columns.append(tensor.reshape(len(numbers), -1).view(np.uint8))
-        new = ~self._stored[numbers]
+        new = ~self.stored[numbers]
         if not new.all():
             numbers, columns = numbers[new], [column[new] for column in columns]
         with self._closing_on_errors('written'):
             self._write(numbers, columns)
         with self._lock:
-            self._stored[numbers] = self._held is not None
+            self.stored[numbers] = self._held is not None
         self.seconds_writing += time.perf_counter() - began
 
     def get(self, numbers):
@@ -128,7 +113,7 @@ class Store(contextlib.AbstractContextManager):
         """
         with self._lock:
             held, self._held = self._held, None
-            self._stored[:] = False
+            self.stored[:] = False
             if hasattr(held, 'close'):
                 with contextlib.suppress(OSError):  # nobody reads these records any more
                     held.close()
@@ -229,23 +214,19 @@ class FileStore(Store):
         self.seconds_writing += time.perf_counter() - began
 
 
-def room(folder, cache_gb=None):
-    """Returns the bytes of (memory, disk) that a store may take; cache_gb: GB of disk at most."""
-    free = shutil.disk_usage(folder).free
-    disk = DISK_SHARE * free if cache_gb is None else min(cache_gb * GB, MOST_OF_DISK * free)
-    return int(MEMORY_SHARE * available_bytes()), int(disk)
+def room(folder, cache_gb=None, memory_bytes=None, freed=None):
+    """Returns the bytes of (memory, disk) that a store may take.
 
-
-def room_without(store, folder, cache_gb=None):
-    """Returns `room` as it would be with this Store (or None) freed."""
-    memory, disk = room(folder, cache_gb)
-    if isinstance(store, MemoryStore):
-        memory += int(MEMORY_SHARE * store.nbytes)
-    elif store is not None and cache_gb is None:
-        disk += int(DISK_SHARE * store.nbytes)
-    elif store is not None:
-        disk = int(min(cache_gb * GB, disk + MOST_OF_DISK * store.nbytes))
-    return memory, disk
+    cache_gb: GB of disk at most. memory_bytes: of memory; None: MEMORY_SHARE of the available.
+    freed: Store that is closed before, or None.
+    """
+    memory, disk = available_bytes(), shutil.disk_usage(folder).free
+    if isinstance(freed, FileStore):
+        disk += freed.nbytes
+    elif freed is not None:
+        memory += freed.nbytes
+    disk = DISK_SHARE * disk if cache_gb is None else min(cache_gb * GB, MOST_OF_DISK * disk)
+    return int(MEMORY_SHARE * memory) if memory_bytes is None else memory_bytes, int(disk)
 
 
 def no_room(size, memory, disk):
@@ -255,31 +236,27 @@ def no_room(size, memory, disk):
 
 
 def open_store(fields, num_images, folder, cache_gb=None, memory_bytes=None):
-    """Returns (Store, its place), or (None, one line that says why there is none).
+    """Returns a Store in memory if all images fit there, else in a file in `folder`.
 
-    It lies in memory if all images fit there, else in a file in `folder`.
-    memory_bytes: that it may take; None: MEMORY_SHARE of the available memory.
+    cache_gb, memory_bytes: as in room. Raises CacheLost if there is no room.
     """
     size = num_images * record_bytes(fields)
     try:
-        memory, disk = room(folder, cache_gb)
-        memory = memory if memory_bytes is None else memory_bytes
-        if size <= memory:
-            with contextlib.suppress(MemoryError):  # a limit on the process (ulimit -v) is narrower
-                return MemoryStore(fields, num_images), MemoryStore.place
-        if size <= disk:
-            store = FileStore(fields, num_images, folder)
-            return store, store.place
-    except (CacheLost, OSError) as error:
-        return None, str(error)
-    return None, no_room(size, memory, disk)
+        memory, disk = room(folder, cache_gb, memory_bytes)
+    except OSError as error:
+        raise CacheLost(error)
+    if size <= memory:
+        with contextlib.suppress(MemoryError):  # a limit on the process (ulimit -v) is narrower
+            return MemoryStore(fields, num_images)
+    if size <= disk:
+        return FileStore(fields, num_images, folder)
+    raise CacheLost(no_room(size, memory, disk))
 
 
-def measured_rates(size, batch_size, folder=None, from_disk=False):
+def measured_rates(size, batch_size, folder=None):
     """Measures (reading, writing), ms a batch each, for records of `size` bytes.
 
-    folder: of the file; None: in memory. from_disk: whether the file is read from the disk itself,
-    like one larger than free memory, and not from the page cache.
+    folder: of a file, which is read from the disk itself; None: in memory.
     Takes 0.1 s, on a slow disk the time to copy TRIAL_BYTES. Raises CacheLost.
     """
     count = min(batch_size, max(1, TRIAL_BYTES // (2 * size)))  # records at once
@@ -290,7 +267,7 @@ def measured_rates(size, batch_size, folder=None, from_disk=False):
             FileStore(fields, images, folder)) as store:
         for numbers in rng.permutation(images).reshape(batches, count):
             store.put(numbers, values)
-        if from_disk:
+        if folder is not None:
             store.to_disk()
         for numbers in rng.permutation(images).reshape(batches, count):
             store.get(numbers)
@@ -309,11 +286,14 @@ def check_cache_dir(path):
 
 
 def ahead(store, batches, depth=2):
-    """Generates store.get(numbers) for each of `batches`, (B,) int, and reads `depth` ahead.
+    """Generates store.get(numbers) for each of `batches`, (B,) int; reads a file `depth` ahead.
 
-    This pays for a file; from memory, `get` is faster than passing arrays between threads. Errors
-    of `get` are raised here. The reading thread ends with this generator.
+    From memory, `get` is faster than passing arrays between threads. Errors of `get` are raised
+    here. The reading thread ends with this generator.
     """
+    if isinstance(store, MemoryStore):
+        yield from map(store.get, batches)
+        return
     waiting = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
         try:

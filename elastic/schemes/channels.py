@@ -85,8 +85,6 @@ def structure(model):
 
 
 class _Analysis:
-    """Collects Channels and widths while it walks through the graph."""
-
     def __init__(self):
         self.every, self.widths, self._of_layer = [], {}, {}
 
@@ -151,9 +149,10 @@ class _Analysis:
         return channels
 
     def _hidden(self, layer):
-        """Adds the hidden units of a transformer block's MLP."""
-        dense = _hidden_layers(layer)
-        if dense:
+        """Adds the hidden units of the MLP if the layer is a vit-keras block."""
+        dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
+                 if isinstance(part, keras.layers.Dense)]
+        if len(dense) == 2:
             units = self.new(dense[0].units)
             units.judged += [(dense[0].kernel, 1), (dense[1].kernel, 0)]
             units.carried.append((dense[0].bias, 0))
@@ -199,10 +198,3 @@ def _wide_axes(tensor):
     """Returns the sizes of an image's axes, without those of size 1 before the channels."""
     sizes = list(tensor.shape)[1:]
     return [size for size in sizes[:-1] if size != 1] + sizes[-1:]
-
-
-def _hidden_layers(layer):
-    """Returns the two Dense layers of the MLP of a vit-keras block; None for other layers."""
-    dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
-             if isinstance(part, keras.layers.Dense)]
-    return dense if len(dense) == 2 else None

@@ -8,6 +8,7 @@ channels belong together.
 The flags default to the authors' settings for ImageNet; for CIFAR their interval is 10.
 """
 
+from functools import partial
 from itertools import islice
 from typing import List, NamedTuple
 
@@ -63,16 +64,12 @@ class GroupLasso:
 
 
 class Pruned(NamedTuple):
-    """Holds a model without its vanished channels.
-
-    removed: number of removed channels. channels: number of removable ones before.
-    widths: new size of each of structure(...).channels.
-    """
+    """Holds a model without its vanished channels."""
     model: keras.Model
     optimizer: object
-    removed: int
-    channels: int
-    widths: List = []
+    removed: int  # number of channels
+    channels: int  # number of removable ones before
+    widths: List = []  # new size of each of structure(...).channels
 
 
 def prune(model, optimizer, threshold, make_optimizer):
@@ -84,16 +81,15 @@ def prune(model, optimizer, threshold, make_optimizer):
     old model with the vanished weights set to 0.
     """
     found = structure(model)
-    kept = {id(channels): channels.kept(threshold) for channels in found.channels}
-    removed = found.size - sum(map(len, kept.values()))
+    kept = [channels.kept(threshold) for channels in found.channels]
+    widths = [len(stay) for stay in kept]
+    removed = found.size - sum(widths)
     if not removed:
         return Pruned(model, optimizer, 0, found.size)
     indices = {}  # id of a variable -> [(axis, indices that stay)]
-    for channels in found.channels:
+    for channels, stay in zip(found.channels, kept):
         for variable, axis in channels.judged + channels.carried:
-            indices.setdefault(id(keras_stack.raw(variable)), []).append(
-                (axis, kept[id(channels)]))
-    widths = [len(kept[id(channels)]) for channels in found.channels]
+            indices.setdefault(id(keras_stack.raw(variable)), []).append((axis, stay))
     smaller = _narrower(model, found, widths)
     for old, new in zip(model.weights, smaller.weights):
         new.assign(_sliced(old, indices.get(id(keras_stack.raw(old)), ())))
@@ -111,12 +107,7 @@ def prune(model, optimizer, threshold, make_optimizer):
 def _narrower(model, found, widths):
     """Returns the model with new weights. widths: new size of each of found.channels."""
     size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
-    return _rebuilt(model, {layer: (field, size_of[id(channels)])
-                            for layer, (field, channels) in found.widths.items()})
 
-
-def _rebuilt(model, widths):
-    """Returns the model with new weights. widths: id of a layer -> (configuration field, size)."""
     def narrower(layer):
         if isinstance(layer, keras.layers.Lambda):
             return layer  # has no weights, and Keras 3 refuses to deserialize its function
@@ -124,10 +115,11 @@ def _rebuilt(model, widths):
             return Backbone(narrower(layer.base), layer.preprocessing, layer.train_statistics,
                             name=layer.name)
         if network_of(layer) is not None:
-            return _rebuilt(layer, widths)
+            return keras.models.clone_model(layer, clone_function=narrower)
         config = layer.get_config()
-        if id(layer) in widths:
-            field, size = widths[id(layer)]
+        if id(layer) in found.widths:
+            field, channels = found.widths[id(layer)]
+            size = size_of[id(channels)]
             config[field] = (tuple(config[field][:-1]) + (size,) if field == 'target_shape'
                              else size)
         return layer.__class__.from_config(config)
@@ -151,6 +143,7 @@ class PruneTrainScheme(Scheme):
     def __init__(self, maker, dataset, settings):
         super().__init__('prune_training', maker)
         self._dataset, self._settings = dataset, settings
+        self._make_optimizer = partial(optimizer_for, dataset, settings)
         self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
         self._widths = []  # Pruned.widths of each pruning
 
@@ -165,9 +158,9 @@ class PruneTrainScheme(Scheme):
         return Choice(np.ones(len(self.maker.variables), dtype=bool))
 
     def _shrunk(self):
-        """Rebuilds the network without its vanished channels; returns whether there were any."""
+        """Removes vanished channels; returns whether there were any."""
         pruned = prune(self.maker.model, self.maker.optimizer, self._settings.prune_threshold,
-                       self._optimizer)
+                       self._make_optimizer)
         print('{:,} of {:,} channels have vanished{}'.format(
             pruned.removed, pruned.channels,
             ': the network is rebuilt without them' if pruned.removed else ''))
@@ -176,9 +169,6 @@ class PruneTrainScheme(Scheme):
             self._widths.append(pruned.widths)
             self._use(pruned.model, pruned.optimizer)
         return bool(pruned.removed)
-
-    def _optimizer(self, variables):
-        return optimizer_for(self._dataset, self._settings, variables)
 
     def _use(self, model, optimizer):
         self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
@@ -190,11 +180,7 @@ class PruneTrainScheme(Scheme):
                     coefficient=self.maker.penalty.coefficient)
 
     def restore(self, state, choice):
-        """Prunes the network to the widths of `state`.
-
-        The caller must have made the penalty with the coefficient in `state`, because it is a
-        constant in maker's graph.
-        """
+        """Prunes the network to the widths of `state`, whose coefficient the penalty must have."""
         self.summary, self._widths = state['summary'], state['widths']
         model = self.maker.model
         for widths in self._widths:
@@ -204,4 +190,4 @@ class PruneTrainScheme(Scheme):
                     new.assign(old)
             keras_stack.weights_were_set(model)
         if self._widths:
-            self._use(model, self._optimizer(model.trainable_variables))
+            self._use(model, self._make_optimizer(model.trainable_variables))

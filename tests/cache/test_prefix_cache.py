@@ -271,7 +271,7 @@ def test_a_write_that_fails_while_reading_ahead_loses_the_cache_once(
 
 def test_a_run_without_room_for_a_cache_says_so_and_trains(tmp_path, dataset, monkeypatch, capsys):
     plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 4))
+    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 4))
     cache = Watched(dataset, str(tmp_path))
     assert ran(tmp_path, dataset, {1: MIDDLE}, cache)[0] == plain
     assert 'of disk are allowed' in capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_a_run_without_room_for_a_cache_says_so_and_trains(tmp_path, dataset, mo
 
 def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, capsys,
                                                             timings):
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (10 ** 5, 10 ** 9))
+    monkeypatch.setattr(stores, 'room', lambda *_: (10 ** 5, 10 ** 9))
     with files_of_at_most(10 ** 5):
         cost = CacheCosts(PrefixCache(dataset, str(tmp_path)), timings, 1, 3).table.cache
     in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
@@ -295,7 +295,7 @@ def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, ca
 def test_a_cache_that_does_not_fit_has_infinite_cost(tmp_path, dataset, timings,
                                                              monkeypatch):
     cache = PrefixCache(dataset, str(tmp_path))
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 5))
+    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 5))
     cost = CacheCosts(cache, timings, 1, 3).table.cache
     there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert there.any() and not there.all()
@@ -310,7 +310,7 @@ def test_the_store_is_freed_at_a_new_cut_and_at_the_end(tmp_path, dataset):
         stores.append(cache.store)
     cache = Watched(dataset, str(tmp_path), at={(2, 0): keep, (4, 0): keep})
     ran(tmp_path, dataset, {1: MIDDLE, 3: DEEP}, cache)
-    assert stores[0] is not stores[1] and not any(map(len, stores))
+    assert stores[0] is not stores[1] and not any(store.nbytes for store in stores)
     assert cache.cut is None
 
 

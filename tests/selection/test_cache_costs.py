@@ -209,13 +209,12 @@ def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, on_disk):
         for cache_gb in (None, 1e-4, 1e9):
             limit = 1e-4 * stores.GB if cache_gb == 1e-4 else np.inf
             now = stores.room(str(tmp_path), cache_gb)
-            then = stores.room_without(store, str(tmp_path), cache_gb)
+            then = stores.room(str(tmp_path), cache_gb, freed=store)
             more = [b - a for a, b in zip(now, then)]
             if on_disk:
                 assert then[1] <= limit and (more[1] > 3e6) == (cache_gb != 1e-4)
             else:
                 assert more[0] > 3e6  # the store takes 1e7; other programs use memory, too
-    assert stores.room_without(None, str(tmp_path))[1] > 0
 
 
 # ---------------------------------------------------------------- a mask's own cut
@@ -276,11 +275,11 @@ def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, d
     k = chain.deepest(mask)
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (between, between))
+    monkeypatch.setattr(stores, 'room', lambda *_: (between, between))
     costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut.nbytes == branching.cut_bytes[k]
     assert costed.step_time(mask) == pytest.approx(chain.step_time(mask))
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10))
+    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10))
     costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut is None and not costed.is_cached(mask)
 
@@ -291,7 +290,7 @@ def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branchi
     cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
     least = int((branching.cut_bytes.min() + 4) * IMAGES)
     for disk, said in ((least - 1, 1), (least, 0)):
-        monkeypatch.setattr(stores, 'room', lambda folder, cache_gb, disk=disk: (0, disk))
+        monkeypatch.setattr(stores, 'room', lambda *_, disk=disk: (0, disk))
         choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
         announce(choice, Settings(rho=0.5), 1.0, cache)
         assert capsys.readouterr().out.count('of disk are allowed') == said

@@ -95,7 +95,7 @@ def kinds(*epochs):
 
 
 def in_a_file(monkeypatch):
-    monkeypatch.setattr(stores, 'room', lambda folder, cache_gb=None: (0, 10 ** 9))
+    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 9))
 
 
 def watched(scheme, chosen, seen=lambda last, choice: last):
