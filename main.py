@@ -14,11 +14,9 @@ import numpy as np
 
 from elastic import command_line
 from elastic.command_line import UserError
-from elastic.device.host import host_description
 from elastic.flags import check_arguments, decisive_settings, is_elastic, parse_arguments
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
-from elastic.runs.recorder import open_run
 from elastic.runs.signals import Signals
 from elastic.schemes.fixed import SCHEMES, FixedScheme
 from elastic.settings import PRUNE, run_settings
@@ -30,11 +28,10 @@ def run(settings, signals):
     training, records = settings.training, settings.records
     command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
     import train
-    from elastic.runs import resume
-    from elastic.runs.session import bad_image_named, open_session
+    from elastic.runs.session import here, interrupted_run, open_session
     from models import build_model
     decisive = decisive_settings(settings)
-    resumed = resume.interrupted_run(records.folder, decisive, records.restart)
+    resumed = interrupted_run(records.folder, decisive, records.restart)
 
     dataset = load_data(settings)
     network = settings.model
@@ -45,29 +42,22 @@ def run(settings, signals):
     if is_elastic(training.train_type):
         table, cache = timing_table(settings, model, dataset, cache, resumed is not None)
 
-    resume.check_images(resumed, dataset.fingerprint)
-    lock = open_run(records.folder, decisive, resumed, records.restart)
-    if lock is None:
-        return already_finished(records.folder)
-    print_start(settings, dataset, model, resumed)
-    about = dict(resume.about_this(decisive), images=dataset.fingerprint)
-    with open_session(records, lock, about, resumed, signals) as (session, meter):
+    with open_session(records, decisive, dataset, resumed, signals) as session:
+        if session is None:
+            return already_finished(records.folder)
+        print_start(settings, dataset, model, resumed)
         penalty = penalty_of(model, dataset, training, resumed)
         with session.preparing():
             maker = train.step_maker(model, dataset, training, penalty)
             scheme = scheme_of(maker, dataset, training, table, cache)
-        with bad_image_named(dataset):
-            result, model = train.train(scheme, dataset, training, session, cache)
-
+        result, model = train.train(scheme, dataset, training, session, cache)
         if records.save_txt:
             session.recorder.text()
         if records.save_model:
             session.recorder.save(model)
-        result.update(energy_of(meter, records.meter_csv))
         summary = dict(
-            decisive, **measured_beside(settings, dataset, cache), **result,
-            run_name=records.run_name, scheme=training.train_type, host=host_description(),
-            stack=resume.stack_description())
+            decisive, **result, **measured_beside(settings, dataset, cache, session.clock.meter),
+            **here(), run_name=records.run_name, scheme=training.train_type)
         session.recorder.finish(summary)
     print_end(summary, dataset)
     if records.meter_csv:
@@ -180,21 +170,13 @@ def scheme_of(maker, dataset, settings, table, cache):
 
 # ---------------------------------------------------------------- what a run leaves
 
-def energy_of(meter, meter_csv):
-    """Returns what the Meter measured, a dict; an external meter's log replaces it later.
-
-    That log is read only once the run is safe, because it may be damaged.
-    """
-    used = meter.result()
-    if meter_csv:
-        used.update(energy_joules=None, energy_source=None,
-                    energy_note='{} was not read'.format(meter_csv))
-    return used
-
-
-def measured_beside(settings, dataset, cache):
-    """Returns what the summary says of memory, cache and images."""
-    found = dict(peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+def measured_beside(settings, dataset, cache, meter):
+    """Returns what the summary says of energy, memory, cache and images."""
+    found = dict(meter.result(),
+                 peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
+        found.update(energy_joules=None, energy_source=None,
+                     energy_note='{} was not read'.format(settings.records.meter_csv))
     if SCHEMES[settings.training.train_type].frozen_front:
         found['prefix_cache'] = 'off' if cache is None else 'on'
     if settings.data.skip_bad_images:

@@ -11,14 +11,12 @@ The clock of a run sorts all of its time, except the writing of records, into bu
 The reported training time is step + selection.
 """
 
-import contextlib
 import itertools
 import time
 
 import numpy as np
 
 from elastic.compat import keras_stack
-from elastic.device.thermal import Monitor
 from elastic.runs.checkpoint import Interrupted
 from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
 from elastic.schemes.scheme import Choice, Scheme
@@ -67,10 +65,10 @@ class _Run:
     def select(self):
         """Asks the scheme what to train in the next epoch, and makes its step."""
         self.importance_before = self.scheme.importance_seconds
-        self.chosen = choice = self.scheme.select(self.epoch, self.result)
-        if choice is None:
+        self.chosen = self.scheme.select(self.epoch, self.result)
+        if self.chosen is None:
             return
-        self.choice = choice
+        self.choice = choice = self.chosen
         if self.scheme.maker is not self.maker:
             self._use(self.scheme.maker)
         if self.step is None or (choice.mask != self.step.mask).any():
@@ -91,14 +89,6 @@ class _Run:
     def learning_rate(self):
         return float(keras_stack.learning_rate(self.maker.optimizer))
 
-    @contextlib.contextmanager
-    def naming_the_rate(self):
-        """Within this context, adds the learning rate to the message of a Diverged."""
-        try:
-            yield
-        except Diverged as error:
-            raise Diverged('{} (it was {:.3g})'.format(error, self.learning_rate))
-
     def row(self, tested):
         """Returns the record of the epoch that has ended. tested: (loss, accuracy)."""
         result, seconds = self.result, self.clock.seconds
@@ -107,7 +97,7 @@ class _Run:
             train_loss=result.loss, train_penalty=result.penalty, test_accuracy=tested[1],
             test_loss=tested[0], step_ms=float(np.median(result.step_ms)),
             importance_seconds=self.scheme.importance_seconds - self.importance_before,
-            train_seconds=self.clock.train_seconds, **(self.clock.monitor or Monitor()).epoch(),
+            train_seconds=self.clock.train_seconds, **self.clock.monitor.epoch(),
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
 
     def next_epoch(self, row):
@@ -152,9 +142,7 @@ class _Run:
 def train(scheme, dataset, settings, session, cache=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
-    scheme: scheme.Scheme, whose maker holds the model. dataset: datasets.Dataset.
-    settings: settings.Settings. session: session.Session.
-    cache: prefix_cache.PrefixCache of this data set, or None.
+    scheme: scheme.Scheme, whose maker holds the model. cache: prefix_cache.PrefixCache or None.
     Raises Diverged if the loss is not finite. Raises Interrupted, after trying to write a
     checkpoint, if the session's keeper says stop.
     """
@@ -182,10 +170,13 @@ def train(scheme, dataset, settings, session, cache=None):
         with clock('step'):
             calls, run.result = run.calls(dataset), None
         while run.result is None:
-            with clock('step'), run.naming_the_rate():
-                run.result = run_epoch(calls, dataset.steps,
-                                       epoch_label(run.epoch, settings.num_epochs), run.progress,
-                                       keeper.due)
+            with clock('step'):
+                try:
+                    run.result = run_epoch(calls, dataset.steps,
+                                           epoch_label(run.epoch, settings.num_epochs),
+                                           run.progress, keeper.due)
+                except Diverged as error:
+                    raise Diverged('{} (it was {:.3g})'.format(error, run.learning_rate))
             if run.result is None:
                 keep()
         with clock('validation'):
@@ -217,8 +208,7 @@ class ElasticScheme(Scheme):
     maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
     the next batches. timings: TensorTimings of this model on this machine.
     settings: settings.Settings; with closed_loop, timings follow the speed of the device.
-    cache: prefix_cache.PrefixCache or None. With one, its costs count, and rho holds for the whole
-    run (cache_costs.Budget).
+    cache: prefix_cache.PrefixCache or None. With one, rho holds for the whole run.
     The first selection raises InfeasibleBudget if rho is out of reach: check smallest_rho before.
     """
 
@@ -281,12 +271,8 @@ class ElasticScheme(Scheme):
         """Records what the last epoch's steps spent of the budget, and how long they waited."""
         if self._cache is not None:
             self._budget.spend(self._current, last)
-        if self._loop is None:
-            return
-        if last.kind != READ:
-            self._loop.waited(last.wait_ms)
-        elif self._cache is not None:
-            self._cache.waited(last.wait_ms)
+        if self._loop is not None:
+            (self._cache if last.kind == READ else self._loop).waited(last.wait_ms)
 
     def _drifted(self, epoch, last):
         """Returns whether drift until the next selection would cost more time than selecting."""
@@ -299,11 +285,11 @@ class ElasticScheme(Scheme):
 
     def _importance(self, batch, epoch, trials):
         """Returns the (N,) importance on this batch and the next; appends to `trials`."""
-        begin, maker = time.perf_counter(), self.maker
+        begin = time.perf_counter()
         others = (self._next_batch() for _ in range(self._settings.probe_batches - 1))
-        importance = evaluate_importance(maker.model, maker.optimizer,
-                                         itertools.chain([batch], others),
-                                         self._settings.importance, self._evaluator, trials)
+        importance = evaluate_importance(
+            self.maker.model, self.maker.optimizer, itertools.chain([batch], others),
+            self._settings.importance, self._evaluator, trials)
         if not np.isfinite(importance).all():
             raise Diverged('gradients are no longer finite at the selection before epoch {}: '
                            'use a smaller --learning_rate'.format(epoch))
@@ -311,13 +297,11 @@ class ElasticScheme(Scheme):
         return importance
 
     def _table_now(self, batch, last):
-        """Returns (TensorTimings at the device's present speed, drift of shares since profiling).
-        """
+        """Returns (TensorTimings at the device's present speed, drift of their shares)."""
         if self._loop is None:
             return self._timings, 0.0
-        current = self._current
-        ran = () if last is None else (
-            current.mask, last.ms[last.kind], last.wait_ms, current.cost_of(last.kind))
+        ran = () if last is None else (self._current.mask, last.ms[last.kind], last.wait_ms,
+                                       self._current.cost_of(last.kind))
         drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
         return self._loop.timings, drift
 

@@ -22,7 +22,7 @@ import _root
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.device import thermal
-from elastic.device.sensors import READ_ERRORS, paths, text
+from elastic.device.sensors import paths, text_or_nothing
 
 OK, PROBLEM, ABSENT = 'ok', '!!', '--'
 ROOT = _root.ROOT
@@ -57,14 +57,6 @@ def output_of(command, **options):
     except (OSError, subprocess.SubprocessError) as error:
         return None, '', getattr(error, 'strerror', None) or str(error)
     return done.returncode, done.stdout.strip(), done.stderr.strip()
-
-
-def text_or_nothing(*parts):
-    """Returns the text of the file with this path; '' if it cannot be read."""
-    try:
-        return text(os.path.join(*parts)).strip('\x00')
-    except READ_ERRORS:
-        return ''
 
 
 def last_line(message):
@@ -270,10 +262,10 @@ def data(folder=None, free=None):
 
 def throttling(root):
     """Returns the Rows of heat and power supply, now and since the device started."""
-    device, firmware = thermal.find_device(root), thermal.firmware_of(root)
+    device = thermal.find_device(root)
     if device is None:
         return [Row('heat', ABSENT, thermal.NOTHING)]
-    reading, bits = device.read(), (firmware.read()[0] if firmware else None) or 0
+    reading, bits = device.read(), device.firmware.read()[0] or 0
     degrees = '' if reading.temperature_c is None else '{:.0f} °C'.format(reading.temperature_c)
     rows, ever = [], bits | bits >> SINCE_BOOT
     if ever & UNDERVOLTAGE:

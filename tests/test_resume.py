@@ -27,11 +27,11 @@ from elastic.cache import stores
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
-from elastic.runs import checkpoint, resume
+from elastic.runs import checkpoint
 from elastic.runs.checkpoint import Interrupted, Keeper
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS
 from elastic.runs.recorder import Recorder
-from elastic.runs.session import Session
+from elastic.runs.session import RECORDS, Session, here, interrupted_run
 from elastic.settings import Settings
 from fixed_tables import COPY_MS, fixed_profile
 
@@ -106,7 +106,7 @@ class Setting:
         """
         keras.backend.clear_session()  # layers get the names of a new process
         dataset, model = digits(**self.data), self.model()
-        resumed = checkpoint.read(self.folder, resume.RECORDS)
+        resumed = checkpoint.read(self.folder, RECORDS)
         cache = None
         if self.cached:
             cache = PrefixCache(dataset, self.folder, exact=True)
@@ -216,9 +216,9 @@ def test_the_closed_loop_resumes_with_its_corrected_table(tmp_path, timings):
     """Real times decide here, so no two runs are the same, but the corrections must survive."""
     run = Setting('elastic_training', tmp_path, timings, interval=1, closed_loop=True)
     assert run.process(STEPS + 3) is None
-    before = checkpoint.read(run.folder, resume.RECORDS)['run']['scheme']
+    before = checkpoint.read(run.folder, RECORDS)['run']['scheme']
     assert run.process(1) is None
-    after = checkpoint.read(run.folder, resume.RECORDS)['run']['scheme']
+    after = checkpoint.read(run.folder, RECORDS)['run']['scheme']
     assert before['loop'][0].t_step != timings.t_step
     for one, other in zip(before['loop'], after['loop']):
         assert one.t_step == other.t_step
@@ -256,7 +256,7 @@ def test_a_run_resumes_in_each_epoch_of_another_cache(tmp_path):
         for steps in stops + [10 ** 9]:
             keras.backend.clear_session()
             dataset, model = digits(), network()
-            resumed = checkpoint.read(folder, resume.RECORDS)
+            resumed = checkpoint.read(folder, RECORDS)
             cache = PrefixCache(dataset, folder, exact=True)
             cache._measured = dict(COPY_MS)
             recorder = Recorder(folder, resumed=resumed and resumed['records'])
@@ -287,19 +287,19 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
     settings = main.decisive_settings(main.run_settings(args))
     folder = str(tmp_path / 'run')
     os.mkdir(folder)
-    about = resume.about_this(settings)
+    about = dict(here(), settings=settings)
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
         checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
-        assert resume.interrupted_run(folder, settings) is not None
+        assert interrupted_run(folder, settings) is not None
         assert words in capsys.readouterr().out
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
-    assert resume.interrupted_run(folder, settings) is not None  # the run is older than the flag
+    assert interrupted_run(folder, settings) is not None  # the run is older than the flag
     checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
     with pytest.raises(UserError, match='has other settings .seed 9 there, 0 now.*--restart'):
-        resume.interrupted_run(folder, settings)
-    assert resume.interrupted_run(folder, settings, restart=True) is None
+        interrupted_run(folder, settings)
+    assert interrupted_run(folder, settings, restart=True) is None
 
 
 def test_records_later_than_the_checkpoint_are_removed(tmp_path):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 
-from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
+from elastic.device.sensors import READ_ERRORS, paths, sampled, text
 
 PERIOD = 0.5  # s between two readings
 CLOCK_STEP = 1.0  # s; a larger jump of the system clock makes a meter's log useless
@@ -92,26 +92,23 @@ def rapl_counters(root, notes):
 
     Returns none if one cannot be read, because the others would pass for the whole.
     """
-    counters, unreadable = [], []
-    for zone in paths(root, 'sys/class/powercap/*'):
-        name_file, energy = [os.path.join(zone, name) for name in ('name', 'energy_uj')]
-        if 'mmio' in os.path.basename(zone) or not os.path.exists(name_file):
+    counters, faults = [], []
+    for path in paths(root, 'sys/class/powercap/*/name'):
+        zone, name = os.path.dirname(path), text(path)
+        energy = os.path.join(zone, 'energy_uj')
+        if 'mmio' in os.path.basename(zone) or not (name.startswith('package') or name == 'dram'):
             continue  # memory-mapped zones count the same packages again
-        name = text(name_file)
-        if not (name.startswith('package') or name == 'dram'):
-            continue
         try:
             wraps_at = float(text(os.path.join(zone, 'max_energy_range_uj'))) / 1e6
             float(text(energy))
         except READ_ERRORS as error:
-            unreadable.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
-                              .format(name, energy, getattr(error, 'strerror', None) or error,
-                                      energy))
+            faults.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
+                          .format(name, energy, getattr(error, 'strerror', None) or error, energy))
             continue
         counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
                                 lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
-    notes += unreadable
-    return [] if unreadable else counters
+    notes += faults
+    return [] if faults else counters
 
 
 def nvidia_gpus(notes):
@@ -149,17 +146,12 @@ def nvidia_gpus(notes):
 
 
 def _gpu_sensor(pynvml, handle, name):
-    def checked(read):
-        try:
-            return read(handle) / 1e3  # mJ, mW
-        except pynvml.NVMLError as error:
-            raise RuntimeError(str(error))
     try:
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        return Counter(name, lambda: checked(pynvml.nvmlDeviceGetTotalEnergyConsumption))
+        return Counter(name, lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)  # mJ
     except pynvml.NVMLError:  # GPUs before Volta do not count
         pynvml.nvmlDeviceGetPowerUsage(handle)
-        return Power(name, lambda: checked(pynvml.nvmlDeviceGetPowerUsage))
+        return Power(name, lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3)  # mW
 
 
 # ---------------------------------------------------------------- energy of training
@@ -173,11 +165,10 @@ class Meter:
 
     def __init__(self, sensors, notes=(), period=PERIOD):
         self.intervals = []  # [start, end] of all that was measured, in seconds since 1970
-        self._sensors, self._notes = sensors, list(notes)
+        self._sensors, self._notes, self._period = sensors, notes, period
         self._joules, self._fault = 0.0, None
         self._was_set = False  # whether an earlier process of this run saw the system clock set
         self._clock_offset = None  # from the monotonic to the system clock, at the start
-        self._sampler = Sampler(self._sample, period)
 
     @contextlib.contextmanager
     def running(self):
@@ -186,7 +177,8 @@ class Meter:
             self._clock_offset = time.time() - time.perf_counter()
         begin = time.perf_counter()
         try:
-            with self._sampler.running() if self._sensors else contextlib.ExitStack():
+            with (sampled(self._sample, self._period) if self._sensors
+                  else contextlib.ExitStack()):
                 yield
         finally:
             self.intervals.append([self._clock_offset + begin,
@@ -210,29 +202,22 @@ class Meter:
         self._was_set = state['clock_was_set']
 
     def _clock_was_set(self):
-        """Returns whether the system clock jumped since the first interval.
-
-        A board without a clock battery gets the time from the network, perhaps during training.
-        """
+        # A board without a clock battery gets the time from the network, perhaps during training.
         return self._was_set or self._clock_offset is not None and abs(
             time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
 
     def _sample(self, begins):
-        joules = self._read()
-        self._joules += 0 if begins else joules
-
-    def _read(self):
         joules = 0.0
         for sensor in self._sensors if self._fault is None else ():
             for _ in range(2):  # a busy bus answers the second time
                 try:
                     joules += sensor.advance(time.perf_counter())
                     break
-                except READ_ERRORS as error:
+                except Exception as error:  # whatever it raises, training continues
                     reason = error
             else:
                 self._fault = '{} stopped answering: {}'.format(sensor.name, reason)
-        return joules
+        self._joules += 0 if begins else joules
 
     def result(self):
         """Returns the keys of summary.json on energy.

@@ -2,19 +2,28 @@
 
 import os
 import platform
+import re
 
 from elastic import command_line
+from elastic.device.sensors import text_or_nothing
 
 MEMORY_SHARE = 0.4  # largest share of available memory for decoded images or cached activations
 
 
 def available_bytes():
     """Returns the bytes of memory that can be used without swapping."""
-    try:
-        with open('/proc/meminfo') as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if 'MemAvailable' in line)
-    except (OSError, StopIteration):
-        return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
+    return _bytes_in('/proc/meminfo', 'MemAvailable') or (
+        os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2)
+
+
+def peak_bytes():
+    """Returns this process's peak memory so far in bytes; None if the system does not report it."""
+    return _bytes_in('/proc/self/status', 'VmHWM')
+
+
+def _bytes_in(path, field):
+    found = re.search(r'^{}:\s*(\d+) kB'.format(field), text_or_nothing(path), re.M)
+    return 1024 * int(found.group(1)) if found else None
 
 
 def host_description():
@@ -28,23 +37,17 @@ def host_description():
 
 
 def _processor():
-    for path, field in (('/proc/device-tree/model', ''), ('/proc/cpuinfo', 'model name')):
-        if os.path.exists(path):
-            with open(path, errors='replace') as lines:
-                found = [line.split(':', 1)[-1] for line in lines if field in line]
-            if found:
-                return found[0].strip(' \x00\n\t')
-    return platform.processor() or platform.machine()
+    board = text_or_nothing('/proc/device-tree/model')
+    found = re.search(r'^model name\s*:(.*)', text_or_nothing('/proc/cpuinfo'), re.M)
+    return (board or found and found.group(1).strip()
+            or platform.processor() or platform.machine())
 
 
 def cpu_quota(root='/sys/fs/cgroup'):
     """Returns how many cores a container may use (cgroup version 2 or 1); None if unlimited."""
     found = []
     for files in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
-        try:
-            text = ' '.join(open(os.path.join(root, name)).read() for name in files)
-            quota, period = text.split()
-            found += [float(quota) / float(period)] if quota not in ('max', '-1') else []
-        except (OSError, ValueError):
-            pass
-    return min(found) if found else None
+        numbers = ' '.join(text_or_nothing(root, name) for name in files).split()
+        if len(numbers) == 2 and numbers[0] not in ('max', '-1'):
+            found.append(float(numbers[0]) / float(numbers[1]))
+    return min(found, default=None)

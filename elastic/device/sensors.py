@@ -8,7 +8,7 @@ import glob
 import os
 import threading
 
-READ_ERRORS = (OSError, ValueError, RuntimeError)  # what a sensor that does not answer raises
+READ_ERRORS = (OSError, ValueError)  # what the file of a sensor that does not answer raises
 
 
 def paths(root, pattern):
@@ -22,29 +22,32 @@ def text(path):
         return file.read().strip()
 
 
-class Sampler:
-    """Within `running()`, calls `sample` on entry, on exit, and every `period` seconds.
+def text_or_nothing(*parts):
+    """Returns the text of the file with this path; '' if it cannot be read."""
+    try:
+        return text(os.path.join(*parts)).strip('\x00')
+    except READ_ERRORS:
+        return ''
+
+
+@contextlib.contextmanager
+def sampled(sample, period):
+    """Within this context, calls `sample` on entry, on exit, and every `period` seconds.
 
     The calls in between come from a background thread; no two calls overlap.
     sample: (begins: bool) -> None.
     """
+    ended = threading.Event()
 
-    def __init__(self, sample, period):
-        self._sample, self._period = sample, period
-
-    @contextlib.contextmanager
-    def running(self):
-        ended = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(ended,), daemon=True)
-        self._sample(True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            self._sample(False)
-
-    def _watch(self, ended):
-        while not ended.wait(self._period):
-            self._sample(False)
+    def watch():
+        while not ended.wait(period):
+            sample(False)
+    thread = threading.Thread(target=watch, daemon=True)
+    sample(True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sample(False)

@@ -21,7 +21,7 @@ import time
 from typing import Dict, NamedTuple, Optional
 
 from elastic import command_line
-from elastic.device.sensors import READ_ERRORS, Sampler, paths, text
+from elastic.device.sensors import READ_ERRORS, paths, sampled, text, text_or_nothing
 
 PERIOD = 2.0  # s between two readings
 FIRMWARE_PERIOD = 10.0  # s between two calls of vcgencmd, each of which starts a process
@@ -52,28 +52,29 @@ class Reading(NamedTuple):
 # ---------------------------------------------------------------- what this device reports
 
 def find_device(root='/', cpus=None):
-    """Returns the Device, or None if it reports nothing.
-
-    root: of the file system. cpus: numbers of the CPUs to read; default: those of this process.
-    """
+    """Returns the Device, or None if it reports nothing. cpus: default: those of this process."""
     device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
     return None if device.read() == Reading() else device
 
 
 class Device:
-    """Reads the files in which a device reports heat and speed. Arguments as in find_device."""
+    """Reads what a device reports of heat and speed.
+
+    root: of the file system. cpus: numbers of the CPUs to read.
+    """
 
     def __init__(self, root, cpus):
         self.zones = [path for path in paths(root, 'sys/class/thermal/thermal_zone*/temp')
                       if not _has_type(path, OTHER_ZONES)]
         self.coolers = [path for path in paths(root, 'sys/class/thermal/cooling_device*/cur_state')
                         if _has_type(path, SLOWS_DOWN)]
-        self.firmware = firmware_of(root)
+        self.firmware = Firmware(root)
+        model = text_or_nothing(root, 'proc/device-tree/model')
         # CPUs with one policy share a file, which counts once per CPU.
         # A Raspberry Pi's cpufreq gives the clock that was requested, not the true one.
-        self.clocks = {} if self.firmware or _is_raspberry_pi(root) else collections.Counter(
-            os.path.realpath(path) for cpu in sorted(cpus) for path in paths(
-                root, '{}cpu{}/cpufreq/scaling_cur_freq'.format(CPUS, cpu)))
+        self.clocks = {} if self.firmware.exists or 'Raspberry Pi' in model else (
+            collections.Counter(os.path.realpath(path) for cpu in sorted(cpus) for path in paths(
+                root, '{}cpu{}/cpufreq/scaling_cur_freq'.format(CPUS, cpu))))
         self.counters = [path for cpu in sorted(cpus) for path in paths(
             root, '{}cpu{}/thermal_throttle/*_throttle_count'.format(CPUS, cpu))]
 
@@ -81,42 +82,54 @@ class Device:
         """Returns the current Reading, without the parts that do not answer."""
         heat = [degrees for degrees in _numbers(self.zones, 1e3).values()
                 if PLAUSIBLE[0] < degrees < PLAUSIBLE[1]]
-        bits, mhz = self.firmware.read() if self.firmware else (None, self._mean_clock())
-        throttled, counts = self._throttling(bits)
-        return Reading(max(heat) if heat else None, mhz, throttled, counts)
-
-    def _mean_clock(self):
-        mhz = _numbers(self.clocks, 1e3)  # kHz
-        cpus = sum(self.clocks[path] for path in mhz)
-        return sum(mhz[path] * self.clocks[path] for path in mhz) / cpus if cpus else None
-
-    def _throttling(self, bits):
-        """Returns `throttled` and `counts` of a Reading. bits: the firmware's number or None."""
+        bits, mhz = self.firmware.read()
+        clocks = _numbers(self.clocks, 1e3)  # kHz
+        if clocks:
+            mhz = (sum(clocks[path] * self.clocks[path] for path in clocks)
+                   / sum(self.clocks[path] for path in clocks))
         states, counts, now = _numbers(self.coolers), _numbers(self.counters), False
         if bits is not None:
             now = any(bits >> bit & 1 for bit in BITS)
             counts.update({'bit {}'.format(bit): bits >> (bit + SINCE_BOOT) & 1 for bit in BITS})
-        if not states and not counts:
-            return None, counts
-        return now or any(state > 0 for state in states.values()), counts
+        slowed = now or any(state > 0 for state in states.values())
+        return Reading(max(heat) if heat else None, mhz, slowed if states or counts else None,
+                       counts)
 
 
 class Firmware:
-    """Asks a Raspberry Pi's firmware through vcgencmd, but rarely: read() repeats its answers."""
+    """Reads what the firmware of a Raspberry Pi reports. exists: whether there is any.
 
-    def __init__(self, program):
-        self._program, self._asked, self._said = program, None, None
+    vcgencmd alone knows the true clock. It is asked rarely, and never again if it does not answer
+    at first. Without it, a file has the bits that the kernel last got; its driver is deprecated.
+    """
+
+    def __init__(self, root):
+        self._file = os.path.join(root, GET_THROTTLED)
+        self._program = shutil.which('vcgencmd', path=os.pathsep.join(
+            os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
+        if self._program and self._ask() == (None, None):
+            self._program = None
+        self.exists = bool(self._program) or os.path.exists(self._file)
 
     def read(self):
         """Returns the number of get_throttled and the MHz of the processor, or None for either."""
-        now = time.perf_counter()
-        if self._asked is None or now - self._asked >= FIRMWARE_PERIOD:
-            bits = self._ask(r'throttled=(0x[0-9a-f]+)', 'get_throttled')
-            hertz = self._ask(r'frequency\(\d+\)=([1-9]\d*)', 'measure_clock', 'arm')
-            self._asked, self._said = now, (bits and int(bits, 16), hertz and int(hertz) / 1e6)
+        if self._program is None:
+            try:
+                return int(text(self._file), 16), None
+            except READ_ERRORS:
+                return None, None
+        if time.perf_counter() - self._asked >= FIRMWARE_PERIOD:
+            self._ask()
         return self._said
 
-    def _ask(self, pattern, *question):
+    def _ask(self):
+        self._asked = time.perf_counter()
+        bits = self._answer(r'throttled=(0x[0-9a-f]+)', 'get_throttled')
+        hertz = self._answer(r'frequency\(\d+\)=([1-9]\d*)', 'measure_clock', 'arm')
+        self._said = bits and int(bits, 16), hertz and int(hertz) / 1e6
+        return self._said
+
+    def _answer(self, pattern, *question):
         try:
             # close_fds=False lets Python spawn instead of fork. A fork would copy the page tables
             # of the training process, and make each of its pages fault once.
@@ -128,47 +141,9 @@ class Firmware:
         return found and found.group(1)
 
 
-class FirmwareFile:
-    """Reads the throttling bits, but no clock, that the kernel last got from a Pi's firmware."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def read(self):
-        try:
-            return int(text(self._path), 16), None
-        except READ_ERRORS:
-            return None, None
-
-
-def firmware_of(root):
-    """Returns the Firmware or FirmwareFile of a Raspberry Pi; None if there is neither.
-
-    vcgencmd comes first, because it alone knows the true clock. The kernel's file needs a driver
-    that is deprecated and may be missing.
-    """
-    program = shutil.which('vcgencmd', path=os.pathsep.join(
-        os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
-    firmware = program and Firmware(program)
-    if firmware and firmware.read() != (None, None):
-        return firmware
-    path = os.path.join(root, GET_THROTTLED)
-    return FirmwareFile(path) if os.path.exists(path) else None
-
-
-def _is_raspberry_pi(root):
-    try:
-        return 'Raspberry Pi' in text(os.path.join(root, 'proc/device-tree/model'))
-    except READ_ERRORS:
-        return False
-
-
 def _has_type(path, patterns):
     """Returns whether the file `type` in the same folder matches one of the patterns."""
-    try:
-        kind = text(os.path.join(os.path.dirname(path), 'type'))
-    except READ_ERRORS:
-        return False
+    kind = text_or_nothing(os.path.dirname(path), 'type')
     return any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns)
 
 
@@ -183,20 +158,19 @@ def _numbers(files, divisor=1):
 
 # ---------------------------------------------------------------- records of training
 
+UNSEEN = dict(temperature_c=None, throttled=None, mhz_seconds=0.0, seconds=0.0)
+
+
 class Monitor:
     """Records, for each epoch, what a Device (or None) reports within `running()`."""
 
     def __init__(self, device=None, period=PERIOD):
-        self._device, self._sampler = device, Sampler(self._sample, period)
-        self._counts, self._last = {}, None
-        self._begin_epoch()
-
-    def _begin_epoch(self):
-        self._seen = dict(temperature_c=None, throttled=None, mhz_seconds=0.0, seconds=0.0)
+        self._device, self._period = device, period
+        self._counts, self._last, self._seen = {}, None, dict(UNSEEN)
 
     def running(self):
         """Returns a context in which the device is watched."""
-        return self._sampler.running() if self._device else contextlib.ExitStack()
+        return sampled(self._sample, self._period) if self._device else contextlib.ExitStack()
 
     def _sample(self, begins):
         reading, now, seen = self._device.read(), time.perf_counter(), self._seen
@@ -215,8 +189,7 @@ class Monitor:
 
     def epoch(self):
         """Returns the dict of folder.DEVICE_COLUMNS for the time since the last call."""
-        seen = self._seen
-        self._begin_epoch()
+        seen, self._seen = self._seen, dict(UNSEEN)
         return dict(temperature_c=seen['temperature_c'], throttled=seen['throttled'],
                     cpu_mhz=seen['mhz_seconds'] / seen['seconds'] if seen['seconds'] else None)
 

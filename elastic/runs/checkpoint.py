@@ -60,8 +60,6 @@ def _packed(value, arrays):
         if isinstance(value, kind):
             items = sorted(value) if kind is frozenset else value
             return {name: [_packed(item, arrays) for item in items]}
-    if not (value is None or isinstance(value, (bool, int, float, str))):
-        raise TypeError('a checkpoint cannot hold {!r}'.format(value))
     return value
 
 
@@ -69,7 +67,7 @@ COLLECTIONS = {'list': list, 'tuple': tuple, 'frozenset': frozenset}
 
 
 def _unpacked(value, arrays, records):
-    """Returns the tree that was packed. records: name -> NamedTuple class."""
+    """Returns the tree that was packed."""
     if not isinstance(value, dict):
         return value
     if 'array' in value:
@@ -89,7 +87,8 @@ def write(folder, tree):
 
     tree: dicts with str keys, lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None,
     and tf.Variables, which become arrays.
-    Raises OSError if it cannot be written; nothing has changed then.
+    Raises OSError if it cannot be written, and TypeError if the tree holds anything else; nothing
+    has changed then.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
     packed = json.dumps(_packed(tree, arrays)).encode()
@@ -107,13 +106,17 @@ def read(folder, records=()):
     Raises UserError if there are checkpoints but none is whole.
     """
     reasons, found = [], stamps(folder)
+    records = {kind.__name__: kind for kind in records}
     for path in _paths(folder):
         try:
-            tree = _read_file(path, records)
+            arrays = read_npz(path, FORMAT)
+            tree = _unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
             return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
                         lost_seconds=max(0.0, os.path.getmtime(path) - tree['written']))
         except UserError as error:
             reasons.append(str(error))
+        except (ValueError, KeyError, TypeError) as error:
+            reasons.append('{} was written by another version: {}'.format(path, error))
     if reasons:
         raise UserError('no checkpoint of {} can be used ({}); start over with --restart'.format(
             folder, '; '.join(reasons)))
@@ -134,15 +137,6 @@ def _paths(folder):
     """Returns the paths of the existing checkpoints, newest first."""
     paths = [os.path.join(folder, FOLDER, name) for name in (LAST, BEFORE)]
     return [path for path in paths if os.path.exists(path)]
-
-
-def _read_file(path, records):
-    arrays = read_npz(path, FORMAT)
-    try:
-        tree = json.loads(arrays[TREE].tobytes().decode())
-        return _unpacked(tree, arrays, {kind.__name__: kind for kind in records})
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError('{} was written by another version: {}'.format(path, error))
 
 
 def remove_damaged(folder):
@@ -183,18 +177,12 @@ class Keeper:
         return self.stop() or now - self._last > self._seconds
 
     def pays(self):
-        """Returns whether to write a checkpoint after the epoch that has just ended.
-
-        After short epochs, a checkpoint that would take more than COST is left out.
-        """
+        """Returns whether to write a checkpoint after the epoch that has just ended."""
         passed = time.perf_counter() - self._last
         return self.stop() or self._folder is not None and passed * COST >= self._took
 
     def keep(self, tree):
-        """Writes a checkpoint of tree(); returns whether that worked.
-
-        Prints the first of several failures in a row; the run continues.
-        """
+        """Writes a checkpoint of tree(); returns whether that worked. Prints its first failure."""
         if self._folder is None:
             return False
         written, begin = time.time(), time.perf_counter()

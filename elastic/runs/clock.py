@@ -3,26 +3,26 @@
 import contextlib
 import time
 
+from elastic.device.energy import Meter
+from elastic.device.thermal import Monitor
+
 
 class Clock:
     """Adds up seconds in named buckets: `with clock('step'):` adds to one of them.
 
-    meter: energy.Meter or None. monitor: thermal.Monitor or None. Both run during the buckets in
-    TRAINING.
+    meter, monitor: by default without sensors. Both run during the buckets in TRAINING.
     """
     TRAINING = ('step', 'selection')
     OTHER = ('validation', 'checkpoint', 'resume', 'lost')
 
     def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)
-        self.monitor = monitor
-        self._watches = {name: watch for name, watch in (('meter', meter), ('monitor', monitor))
-                         if watch is not None}
+        self.meter, self.monitor = meter or Meter([]), monitor or Monitor()
 
     @contextlib.contextmanager
     def __call__(self, bucket):
         with contextlib.ExitStack() as stack:
-            for watch in self._watches.values() if bucket in self.TRAINING else ():
+            for watch in (self.meter, self.monitor) if bucket in self.TRAINING else ():
                 stack.enter_context(watch.running())
             begin = time.perf_counter()
             try:
@@ -41,13 +41,11 @@ class Clock:
 
     def state(self):
         """Returns what was counted so far, for `restore`."""
-        return dict(seconds=self.seconds,
-                    **{name: watch.state() for name, watch in self._watches.items()})
+        return dict(seconds=self.seconds, meter=self.meter.state(), monitor=self.monitor.state())
 
     def restore(self, state):
         """Adds what an interrupted run counted."""
         for name, seconds in state['seconds'].items():
             self.seconds[name] += seconds
-        for name, watch in self._watches.items():
-            if state.get(name) is not None:
-                watch.restore(state[name])
+        self.meter.restore(state['meter'])
+        self.monitor.restore(state['monitor'])

@@ -28,11 +28,12 @@ def table(runs):
     """
     groups = {}
     for run in runs:
-        key = (run.summary['scheme'], run.summary['rho']) + tuple(
-            run.summary[name] for name in VARIED)
+        found, seconds = dict(run.summary), run.epochs['selection_seconds']
+        found['selection_share'] = found['selection_seconds'] / found['train_seconds']
         # Before the first epoch every scheme compiles its step; later selections are extra time.
-        later = sum(run.epochs['selection_seconds'][1:])
-        groups.setdefault(key, []).append(dict(run.summary, reselection_seconds=later))
+        found['reselection_share'] = sum(seconds[1:]) / found['train_seconds']
+        key = tuple(found[name] for name in ('scheme', 'rho') + VARIED)
+        groups.setdefault(key, []).append(found)
     full, head = [next((group for key, group in groups.items() if key[0] == name), None)
                   for name in ('full_training', 'traditional_tl_training')]
     throttled = [_throttled(group) for group in groups.values()]
@@ -52,13 +53,12 @@ def _label(key, keys):
 
 
 def _numbers(group, full):
-    share = _median(group, lambda s: s['selection_seconds'] / s['train_seconds'])
-    return [len(group), _spread([100 * s['final_accuracy'] for s in group], '{:.1f}'),
-            _spread([100 * s['best_accuracy'] for s in group], '{:.1f}'),
-            _spread([s['train_seconds'] for s in group], '{:.1f}'),
-            _spread([s['step_ms'] for s in group], '{:.1f}'), '{:.1f}'.format(100 * share)] + [
-                _spread(_ratios(full, group, key), '{:.2f}') if full else ''
-                for key in ('train_seconds', 'step_ms')]
+    share = _median(group, 'selection_share')
+    measured = [_spread([scale * s[key] for s in group], '{:.1f}') for key, scale in (
+        ('final_accuracy', 100), ('best_accuracy', 100), ('train_seconds', 1), ('step_ms', 1))]
+    speed_ups = [_spread(_ratios(full, group, key), '{:.2f}') if full else ''
+                 for key in ('train_seconds', 'step_ms')]
+    return [len(group)] + measured + ['{:.1f}'.format(100 * share)] + speed_ups
 
 
 def _targets(key, group, full, head):
@@ -66,12 +66,12 @@ def _targets(key, group, full, head):
     scheme, rho = key[:2]
     targets = []
     if full and scheme == 'full_training' and head:
-        gain = _points(full) - _points(head)
+        gain = 100 * _median(full, 'final_accuracy') - 100 * _median(head, 'final_accuracy')
         targets = [('{:+.1f} points over head only ({})'.format(gain, HEAD_POINTS),
                     gain >= HEAD_POINTS)]
     elif full and scheme.startswith('elastic'):
-        loss = _points(full) - _points(group)
-        share = _median(group, lambda s: s['reselection_seconds'] / s['train_seconds'])
+        loss = 100 * _median(full, 'final_accuracy') - 100 * _median(group, 'final_accuracy')
+        share = _median(group, 'reselection_share')
         speed = float(np.median(_ratios(full, group, 'step_ms')))
         allowed = FEW_POINTS if rho >= FEW_POINTS_FROM else MORE_POINTS
         targets = [('{:+.1f} points to full (-{:g})'.format(-loss, allowed), loss <= allowed),
@@ -81,16 +81,12 @@ def _targets(key, group, full, head):
     return '; '.join(text + ('' if met else ' MISSED') for text, met in targets)
 
 
-def _points(group):
-    return 100 * _median(group, lambda s: s['final_accuracy'])
-
-
-def _median(group, value):
-    return float(np.median([value(s) for s in group]))
+def _median(group, key):
+    return float(np.median([s[key] for s in group]))
 
 
 def _throttled(group):
-    """Returns '3 of 24' if 3 of the 24 epochs of all runs were throttled, or '' if none was."""
+    """Returns '3 of 24' if 3 of the 24 epochs of all runs were throttled, else ''."""
     count = sum(s['throttled_epochs'] or 0 for s in group)
     return '{} of {}'.format(count, sum(s['epochs'] for s in group)) if count else ''
 
@@ -98,7 +94,7 @@ def _throttled(group):
 def _ratios(full, group, key):
     """Returns the ratio of full training (of the same seed, else the median) to each run."""
     by_seed = {s['seed']: s[key] for s in full}
-    usual = _median(full, lambda s: s[key])
+    usual = _median(full, key)
     return [by_seed.get(s['seed'], usual) / s[key] for s in group]
 
 

@@ -100,11 +100,7 @@ def read_run(folder):
 
 
 def _read_csv(folder, name, kinds):
-    """Returns the rows of a CSV file as dicts.
-
-    kinds: column -> function from a cell's text to its value. Raises UserError that names run,
-    file, row and column for a missing column and for a cell that this function refuses.
-    """
+    """Returns the rows of a CSV file as dicts. kinds: column -> function from a cell's text."""
     try:
         with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
             reader = csv.DictReader(file)
@@ -131,13 +127,13 @@ def _read_epochs(folder, count):
     kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
     kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
     rows = _read_csv(folder, 'epochs.csv', kinds)
-    for index, row in enumerate(rows):
-        if row['epoch'] != index + 1:
-            raise fault(folder, f"epochs.csv, row {index + 1}: epoch is {row['epoch']:g}; epochs "
-                         'must be 1, 2, ... in order')
+    for number, row in enumerate(rows, 1):
+        if row['epoch'] != number:
+            raise fault(folder, f"epochs.csv, row {number}: epoch is {row['epoch']:g}; epochs must "
+                        'be 1, 2, ... in order')
     if not rows or len(rows) != count:
         raise fault(folder, f'unfinished: epochs.csv has {len(rows)} of the {count} epochs in '
-                     'summary.json')
+                    'summary.json')
     epochs = {column: [row[column] for row in rows] for column in EPOCH_COLUMNS}
     if np.any(np.diff(epochs['train_seconds']) <= 0):
         raise fault(folder, 'epochs.csv: train_seconds does not grow from epoch to epoch')
@@ -190,9 +186,9 @@ def selection_per_epoch(run):
 
 
 def changed_settings(before, now):
-    """Returns how two dicts differ, as ['rho 0.5 there, 0.7 now', ...]; a missing key is None."""
-    return ['{} {} there, {} now'.format(key, before.get(key), now.get(key))
-            for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)]
+    """Returns how two dicts differ, as 'rho 0.5 there, 0.7 now, ...'; a missing key is None."""
+    return ', '.join('{} {} there, {} now'.format(key, before.get(key), now.get(key))
+                     for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key))
 
 
 def is_finished(folder, settings, restart=False):
@@ -212,7 +208,7 @@ def is_finished(folder, settings, restart=False):
     changed = changed_settings(read_json(path), settings)
     if changed:
         raise fault(folder, 'exists with other settings ({}); choose another --run_name, or start '
-                    'over with --restart'.format(', '.join(changed)))
+                    'over with --restart'.format(changed))
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path) or not os.path.getsize(path):  # a power cut may leave an empty file
         return False

@@ -3,19 +3,8 @@
 It includes Python, TensorFlow, weights and the optimizer's state, but no data set.
 """
 
-import re
-
-STATUS = '/proc/self/status'  # Linux's
-
-
-def peak_bytes():
-    """Returns this process's peak memory so far in bytes; None if the system does not report it."""
-    try:
-        with open(STATUS) as status:
-            found = re.search(r'^VmHWM:\s*(\d+) kB', status.read(), re.M)
-    except OSError:
-        return None
-    return 1024 * int(found.group(1)) if found else None
+from elastic.device.host import peak_bytes
+from elastic.selection.importance import Evaluator
 
 
 def peaks_of(maker, inputs, labels, masks):
@@ -26,7 +15,6 @@ def peaks_of(maker, inputs, labels, masks):
     larger step. Weights change.
     maker: masked_step.StepMaker. inputs, labels: one batch. masks: name -> (N,) bool.
     """
-    from elastic.selection.importance import Evaluator
     peaks = {}
     for name, mask in sorted(masks.items(), key=lambda item: item[1].sum()):
         maker.step(mask)(inputs, labels)[0].numpy()

@@ -8,40 +8,27 @@ from elastic.compat import keras_stack
 def summary_of(rows, clock, scheme, step_ms, cache):
     """Returns the measured part of summary.json, a dict.
 
-    rows: from record_epoch. step_ms: kind of step -> ms of each step.
+    rows: of the epochs, from train.train. step_ms: kind of step -> ms of each step.
     scheme, cache: as in train.train.
     """
     throttled = [row['throttled'] for row in rows if row.get('throttled') is not None]
-    return dict(
+    typical = np.median if len(step_ms) == 1 else np.mean
+    found = dict(
         epochs=len(rows), throttled_epochs=sum(throttled) if throttled else None,
         final_accuracy=rows[-1]['test_accuracy'],
         best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
-        train_seconds=clock.train_seconds, step_seconds=clock.seconds['step'],
-        selection_seconds=clock.seconds['selection'],
-        importance_seconds=scheme.importance_seconds,
-        **{name + '_seconds': clock.seconds[name] for name in (
-            'validation', 'checkpoint', 'resume', 'lost')},
-        **_step_summary(step_ms, cache), **scheme.summary)
-
-
-def _step_summary(step_ms, cache):
-    """Returns the step times and the totals of the cache, as summary.json names them.
-
-    step_ms there is the median if all steps are of one kind, else the mean.
-    """
-    everything = np.concatenate(list(step_ms.values()))
-    found = dict(step_ms=float((np.mean if len(step_ms) > 1 else np.median)(everything)))
-    for kind in (step_ms if cache is not None else ()):
-        found[kind + '_step_ms'] = float(np.median(step_ms[kind]))
-    return dict(found, **(cache.totals if cache is not None else {}))
+        step_ms=float(typical(np.concatenate(list(step_ms.values())))),
+        train_seconds=clock.train_seconds, importance_seconds=scheme.importance_seconds,
+        **{bucket + '_seconds': seconds for bucket, seconds in clock.seconds.items()},
+        **scheme.summary)
+    if cache is not None:
+        found.update(cache.totals, **{kind + '_step_ms': float(np.median(ms))
+                                      for kind, ms in step_ms.items()})
+    return found
 
 
 def record_epoch(recorder, scheme, choice, row, result, cache):
-    """Records one epoch.
-
-    choice: the Choice made before it, or None. row: dict of folder.EPOCH_COLUMNS.
-    result: its EpochResult.
-    """
+    """Records one epoch; choice: made before it, or None. row: dict of folder.EPOCH_COLUMNS."""
     if choice is not None:
         _record_choice(recorder, scheme.maker.model, choice, row['epoch'])
     recorder.epoch(row)

@@ -3,16 +3,25 @@
 import contextlib
 import csv
 import errno
-import glob
+import fcntl
 import os
 import shutil
 
 import numpy as np
+import tensorflow as tf
 
 from elastic import command_line
+from elastic.compat.keras_stack import MODEL_FILE
 from elastic.files import checksum_of_file, remove_parts, whole_folder, write_json
+from elastic.networks.weights import save_weights
 from elastic.runs import checkpoint
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, SelectionRow, fault, is_finished
+
+TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
+        'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
+        'test/accuracy': 'test_accuracy', 'test/classification_loss': 'test_loss',
+        'time/step_ms': 'step_ms', 'time/train_seconds': 'train_seconds'}
+TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
 
 
 def open_run(folder, settings, resumed=None, restart=False):
@@ -21,13 +30,18 @@ def open_run(folder, settings, resumed=None, restart=False):
     settings: dict of flags.decisive_settings.
     resumed: the tree of the checkpoint that the run resumes from; None if it starts.
     restart: whether to replace any run in the folder.
-    Returns the lock for Recorder, or None, with nothing changed, if the run is already finished.
+    Returns the lock for Recorder, which os.close or the end of the process frees; None, with
+    nothing changed, if the run is already finished.
     Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
     os.makedirs(folder, exist_ok=True)
-    lock = _lock(folder)
+    lock = os.open(folder, os.O_RDONLY)
     with contextlib.ExitStack() as unless_opened:
         unless_opened.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise fault(folder, 'another process is training it; wait for it or stop it')
         if is_finished(folder, settings, restart):  # another process may have finished it
             return None
         expected = [] if resumed is None else resumed['stamps']
@@ -45,9 +59,8 @@ def open_run(folder, settings, resumed=None, restart=False):
 
 def records_of(folder):
     """Returns the names of the files that grow while a run trains."""
-    paths = glob.glob(os.path.join(glob.escape(folder), 'events.out.*')) + [
-        os.path.join(folder, name) for name in ('epochs.csv', 'selections.csv')]
-    return [os.path.basename(path) for path in paths if os.path.exists(path)]
+    return [name for name in os.listdir(folder) if name.startswith('events.out.')
+            or name in ('epochs.csv', 'selections.csv')]
 
 
 def _clear(folder):
@@ -59,46 +72,29 @@ def _clear(folder):
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
 
 
-def _lock(folder):
-    """Returns an exclusive lock on a run's folder; os.close or the end of the process frees it."""
-    import fcntl
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise fault(folder, 'another process is training it; wait for it or stop it')
-    return lock
-
-
 class Recorder:
     """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
-    lock: from open_run; freed when the run is finished or this object is deleted.
+    lock: from open_run; freed on exit, or when this object is deleted.
     resumed: the result of `state` to resume from; what was written later is removed.
     As a context manager, it removes the records of a run that fails before it can be resumed.
     """
 
     def __init__(self, folder, lock=None, resumed=None):
-        import tensorflow as tf
         self.folder, self._lock = folder, lock
         self.masks = []  # (first epoch, mask) of each selection
         if resumed is not None:
             self._rewind(resumed)
-        self.summary = tf.summary
         self.writer = tf.summary.create_file_writer(folder)
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
 
     def epoch(self, row):
         """Records an epoch; row: dict of EPOCH_COLUMNS."""
         self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
-        tags = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
-                'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
-                'test/accuracy': 'test_accuracy',
-                'test/classification_loss': 'test_loss', 'time/step_ms': 'step_ms',
-                'time/train_seconds': 'train_seconds'}
-        tags.update({'device/' + column: column for column in DEVICE_COLUMNS
-                     if row[column] is not None})
-        self._scalars({tag: row[column] for tag, column in tags.items()}, int(row['epoch']))
+        self._scalars({tag: row[column] for tag, column in TAGS.items()
+                       if row[column] is not None}, int(row['epoch']))
 
     def elastic(self, scalars, epoch):
         """Records scalars, name -> value, in TensorBoard as elastic/<name>."""
@@ -107,7 +103,7 @@ class Recorder:
     def _scalars(self, values, epoch):
         with self.writer.as_default():
             for tag, value in values.items():
-                self.summary.scalar(tag, value, step=epoch)
+                tf.summary.scalar(tag, value, step=epoch)
         self.writer.flush()
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
@@ -120,7 +116,7 @@ class Recorder:
         self._append('selections.csv', SelectionRow._fields, rows)
         self.masks.append((epoch, np.asarray(mask, dtype=bool)))
         with self.writer.as_default():
-            self.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
+            tf.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
         self.writer.flush()
 
     def state(self):
@@ -128,15 +124,14 @@ class Recorder:
         self.writer.flush()
         sizes = {}
         for name in records_of(self.folder):
-            with open(os.path.join(self.folder, name), 'rb') as file:
+            with open(self._path(name), 'rb') as file:
                 os.fsync(file.fileno())
                 sizes[name] = os.fstat(file.fileno()).st_size
         return dict(sizes=sizes, masks=self.masks)
 
     def _rewind(self, state):
         self.masks, sizes = list(state['masks']), state['sizes']
-        present = {name: os.path.getsize(os.path.join(self.folder, name))
-                   for name in records_of(self.folder)}
+        present = {name: os.path.getsize(self._path(name)) for name in records_of(self.folder)}
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
                  and name.endswith('.csv')]  # TensorBoard's may be deleted
         if short:
@@ -144,30 +139,27 @@ class Recorder:
                         '--restart'.format(', '.join(short)))
         for name in present:
             if name in sizes and present[name] > sizes[name]:
-                os.truncate(os.path.join(self.folder, name), sizes[name])
+                os.truncate(self._path(name), sizes[name])
             elif name not in sizes:
-                os.remove(os.path.join(self.folder, name))
+                os.remove(self._path(name))
 
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
         self.state()  # puts all records on the disk before the summary
         self.writer.close()
-        files = {name: checksum_of_file(os.path.join(self.folder, name))
+        files = {name: checksum_of_file(self._path(name))
                  for name in records_of(self.folder) if name.endswith('.csv')}
-        write_json(os.path.join(self.folder, 'summary.json'),
-                   dict(summary, finished=True, files=files))
+        write_json(self._path('summary.json'), dict(summary, finished=True, files=files))
         checkpoint.remove(self.folder)
-        self._unlock()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         self.writer.close()
-        if not (os.path.exists(os.path.join(self.folder, 'epochs.csv'))
-                or checkpoint.stamps(self.folder)):
+        if not (os.path.exists(self._path('epochs.csv')) or checkpoint.stamps(self.folder)):
             _clear(self.folder)
-            os.remove(os.path.join(self.folder, 'settings.json'))
+            os.remove(self._path('settings.json'))
             if not os.listdir(self.folder):
                 os.rmdir(self.folder)
         self._unlock()
@@ -181,18 +173,16 @@ class Recorder:
 
     def text(self):
         """Writes epochs.txt, the table of epochs for people."""
-        with open(os.path.join(self.folder, 'epochs.csv'), newline='') as source:
+        with open(self._path('epochs.csv'), newline='') as source:
             header, *rows = list(csv.reader(source))
         rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
                 for row in rows]
-        with open(os.path.join(self.folder, 'epochs.txt'), 'w') as out:
+        with open(self._path('epochs.txt'), 'w') as out:
             out.write(command_line.table(header, rows) + '\n')
 
     def save(self, model):
         """Writes checkpoint/ whole: portable weights, and the model in this stack's format."""
-        from elastic.compat.keras_stack import MODEL_FILE
-        from elastic.networks.weights import save_weights
-        path = os.path.join(self.folder, 'checkpoint')
+        path = self._path('checkpoint')
         with whole_folder(path) as new:
             weights = os.path.join(new, 'weights.npz')
             save_weights(model, weights)
@@ -203,7 +193,7 @@ class Recorder:
         print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
     def _append(self, name, header, rows):
-        path = os.path.join(self.folder, name)
+        path = self._path(name)
         new = not os.path.exists(path)
         with open(path, 'a', newline='') as out:
             table = csv.writer(out, lineterminator='\n')

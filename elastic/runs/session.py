@@ -1,26 +1,68 @@
-"""One process of a run: its records, times and checkpoints while it trains."""
+"""One process of a run: what it resumes from; its records, times and checkpoints."""
 
 import contextlib
 import gc
+import platform
+
+import tensorflow as tf
+from tensorflow import keras
 
 from elastic.command_line import UserError
 from elastic.device import energy, thermal
-from elastic.runs.checkpoint import Keeper
+from elastic.device.host import host_description
+from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
-from elastic.runs.recorder import Recorder
+from elastic.runs.folder import changed_settings
+from elastic.runs.recorder import Recorder, open_run
+from elastic.schemes.scheme import Choice
+from elastic.selection.importance import Trial
+from elastic.steps.epoch import EpochResult
+from elastic.steps.prefix_cut import Cut
+from elastic.timing.table import CacheCost, Profile, TensorTimings
+
+RECORDS = (Choice, Trial, TensorTimings, Profile, CacheCost, Cut, EpochResult)  # in checkpoints
+
+
+def here():
+    """Returns the machine and the software, which should be the same when a run resumes."""
+    stack = 'TensorFlow {}, Keras {}, Python {}.{}'.format(
+        tf.__version__, keras.__version__, *platform.python_version_tuple()[:2])
+    return dict(host=host_description(), stack=stack)
+
+
+def interrupted_run(folder, decisive, restart=False):
+    """Returns the tree of the checkpoint that this run resumes from; None if it starts.
+
+    decisive: dict of flags.decisive_settings. Raises UserError if those of the checkpoint differ.
+    """
+    resumed = None if restart else checkpoint.read(folder, RECORDS)
+    if resumed is None:
+        return None
+    before, now = resumed['about'], here()
+    changed = changed_settings(before['settings'], decisive)
+    if changed:
+        raise UserError('the checkpoint in {} has other settings ({}); start over with --restart'
+                        .format(folder, changed))
+    if resumed['damaged']:
+        print('warning: {}: resuming from the checkpoint before it'.format(resumed['damaged']))
+    for what, differs in (('stack', 'the weights by rounding, and the noise of dropout'),
+                          ('host', 'times, and with them the selections')):
+        if before[what] != now[what]:
+            print('warning: interrupted on {}, resumes on {}: {} will differ'.format(
+                before[what], now[what], differs))
+    return resumed
 
 
 class Session:
     """Holds what the training loop writes to.
 
-    recorder: recorder.Recorder. clock: clock.Clock.
     keeper: checkpoint.Keeper; by default one that keeps nothing.
     resumed: the tree of the checkpoint that the run resumes from; None if it starts.
     """
 
     def __init__(self, recorder, clock=None, keeper=None, resumed=None):
         self.recorder, self.resumed = recorder, resumed
-        self.clock, self.keeper = clock or Clock(), keeper or Keeper()
+        self.clock, self.keeper = clock or Clock(), keeper or checkpoint.Keeper()
 
     def preparing(self):
         """Returns a context whose time counts as selection, or as resume if the run resumes."""
@@ -33,27 +75,35 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(records, lock, about, resumed, signals):
-    """Yields (Session, energy.Meter) of a run that begins to train; closes its records on exit.
+def open_session(records, decisive, dataset, resumed, signals):
+    """Yields the Session of a run that begins to train; None if it is already finished.
 
-    records: settings.RecordSettings. lock: from recorder.open_run. about: dict that goes into each
-    checkpoint. signals: signals.Signals, which from now on stop the loop only between steps.
+    records: settings.RecordSettings. decisive, resumed: as in open_run. dataset: datasets.Dataset.
+    signals: signals.Signals, which from now on stop the loop only between steps.
+    Raises UserError as open_run does, if a run resumes on other images, and with the path of an
+    image that becomes unreadable within this context.
     """
-    keeper = Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
-                    resumed and resumed['written'])
-    with Recorder(records.folder, lock, resumed and resumed['records']) as recorder:
+    if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
+        raise UserError('the images have changed since the run was interrupted: restore them or '
+                        'start over with --restart')
+    lock = open_run(records.folder, decisive, resumed, records.restart)
+    if lock is None:
+        yield None
+        return
+    about = dict(here(), settings=decisive, images=dataset.fingerprint)
+    keeper = checkpoint.Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
+                               resumed and resumed['written'])
+    with Recorder(records.folder, lock, resumed and resumed['records']) as recorder, (
+            _bad_image_named(dataset)):
         signals.deferred = True
-        meter = energy.Meter(*energy.find_sensors())
-        clock = Clock(meter, thermal.Monitor(thermal.find_device()))
+        clock = Clock(energy.Meter(*energy.find_sensors()), thermal.Monitor(thermal.find_device()))
         gc.collect()
         getattr(gc, 'freeze', int)()  # from now on collections need not scan TensorFlow
-        yield Session(recorder, clock, keeper, resumed), meter
+        yield Session(recorder, clock, keeper, resumed)
 
 
 @contextlib.contextmanager
-def bad_image_named(dataset):
-    """Within this context, an image that became unreadable raises a UserError with its path."""
-    import tensorflow as tf
+def _bad_image_named(dataset):
     try:
         yield
     except tf.errors.OpError as error:

@@ -25,11 +25,11 @@ from boards import (
 from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
-from elastic.runs import checkpoint, resume
+from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
-from elastic.runs.session import Session
+from elastic.runs.session import RECORDS, Session
 from elastic.schemes.fixed import FixedScheme
 from elastic.settings import Settings
 
@@ -266,7 +266,7 @@ def trained(folder, keeper, device):
     """Trains one process of a run of 14 steps; returns its summary, None if interrupted."""
     model, dataset = network(), digits()
     settings = Settings(num_epochs=2, learning_rate=0.01)
-    resumed = checkpoint.read(str(folder), resume.RECORDS)
+    resumed = checkpoint.read(str(folder), RECORDS)
     recorder = Recorder(str(folder), resumed=resumed and resumed['records'])
     try:
         return train.train(
