@@ -11,7 +11,8 @@ from elastic.compat import keras_stack
 from elastic.runs.folder import read_run
 from fixed_tables import fixed_profile
 from refusals import assert_refused
-from small_runs import flags, script
+from small_models import SMALL, saved, user_classifier
+from small_runs import flags, quick_flags, script
 
 FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
           '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']
@@ -132,19 +133,21 @@ def set_times(monkeypatch):
 
 
 def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_times):
-    assert main.main(flags(logs, *FROZEN, '--rho', '0.6', '--run_name', 'elastic',
-                           '--closed_loop', '0')) == 0
+    given = quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2')
+    assert main.main(given + ['--rho', '0.6', '--run_name', 'elastic']) == 0
     out, summary = capsys.readouterr().out, read_run(str(logs / 'elastic')).summary
     assert 'no prefix cache' not in out and summary['prefix_cache'] == 'on'
-    assert summary['cache_hits'] + summary['cache_misses'] == 512
+    assert summary['cache_hits'] + summary['cache_misses'] == 4 * 48
     with pytest.raises(UserError, match='--rho 0.001 is out of reach.*, and the prefix cache has'):
-        main.main(flags(logs, *FROZEN, '--rho', '0.001', '--run_name', 'never'))
+        main.main(given + ['--rho', '0.001', '--run_name', 'never'])
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3,
                     reason='in Keras 2.6 and 2.7 the first convolution is a prefix')
 def test_trained_batch_statistics_leave_nothing_to_cache(logs, capsys, set_times):
-    trained = [flag if flag != 'frozen' else 'train' for flag in FROZEN]
-    assert main.main(flags(logs, *trained, '--rho', '0.9', '--run_name', 'statistics')) == 0
+    model = saved(user_classifier(10), logs, 'normalised_' + keras_stack.MODEL_FILE)
+    assert main.main(quick_flags(
+        logs, '--prefix_cache', 'auto', '--model_name', model, '--input_size', str(SMALL[0]),
+        '--bn_statistics', 'train', '--rho', '0.9', '--run_name', 'statistics')) == 0
     assert 'no prefix cache: no part of the network can be cut off' in capsys.readouterr().out
     assert 'cache_hits' not in read_run(str(logs / 'statistics')).summary

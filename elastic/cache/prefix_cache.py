@@ -153,10 +153,9 @@ class PrefixCache(CopyCosts):
 
     def state(self):
         """Returns the state for `restore`: which images are cached, without their activations."""
-        cached = None
-        if self.cut is not None:
-            cached = dict(cut=self.cut, view=self.view,
-                          stored=None if self.store is None else self.store.stored.copy())
+        cached = None if self.cut is None else dict(
+            cut=self.cut, view=self.view,
+            stored=None if self.store is None else self.store.stored.copy())
         return dict(measured=self._measured, wait_ms=self._wait_ms, apart=self._apart,
                     exact=self.exact, skipped=self.skipped, totals=self.totals, cached=cached,
                     graph=self.prefixes.fingerprint)

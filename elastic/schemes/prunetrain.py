@@ -10,7 +10,7 @@ The flags default to the authors' settings for ImageNet; for CIFAR their interva
 
 from functools import partial
 from itertools import islice
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -69,7 +69,6 @@ class Pruned(NamedTuple):
     optimizer: object
     removed: int  # number of channels
     channels: int  # number of removable ones before
-    widths: List = []  # new size of each of structure(...).channels
 
 
 def prune(model, optimizer, threshold, make_optimizer):
@@ -101,7 +100,7 @@ def prune(model, optimizer, threshold, make_optimizer):
             keras_stack.slots(new_optimizer, smaller.trainable_variables)):
         for old, new in zip(of_old, of_new):
             new.assign(_sliced(old, indices.get(id(keras_stack.raw(variable)), ())))
-    return Pruned(smaller, new_optimizer, removed, found.size, widths)
+    return Pruned(smaller, new_optimizer, removed, found.size)
 
 
 def _narrower(model, found, widths):
@@ -145,7 +144,6 @@ class PruneTrainScheme(Scheme):
         self._dataset, self._settings = dataset, settings
         self._make_optimizer = partial(optimizer_for, dataset, settings)
         self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
-        self._widths = []  # Pruned.widths of each pruning
 
     def select(self, epoch, last):
         interval = self._settings.prune_interval
@@ -166,7 +164,6 @@ class PruneTrainScheme(Scheme):
             ': the network is rebuilt without them' if pruned.removed else ''))
         if pruned.removed:
             self.summary['channels_removed'] += pruned.removed
-            self._widths.append(pruned.widths)
             self._use(pruned.model, pruned.optimizer)
         return bool(pruned.removed)
 
@@ -176,18 +173,17 @@ class PruneTrainScheme(Scheme):
                                loss_scale=self.maker.loss_scale)
 
     def state(self):
-        return dict(summary=self.summary, widths=self._widths,
-                    coefficient=self.maker.penalty.coefficient)
+        return dict(summary=self.summary, coefficient=self.maker.penalty.coefficient,
+                    widths=[channels.size for channels in structure(self.maker.model).channels])
 
     def restore(self, state, choice):
         """Prunes the network to the widths of `state`, whose coefficient the penalty must have."""
-        self.summary, self._widths = state['summary'], state['widths']
-        model = self.maker.model
-        for widths in self._widths:
-            larger, model = model, _narrower(model, structure(model), widths)
+        self.summary = state['summary']
+        if self.summary['channels_removed']:
+            larger = self.maker.model
+            model = _narrower(larger, structure(larger), state['widths'])
             for old, new in zip(larger.weights, model.weights):
                 if old.shape == new.shape:  # keeps constants, e.g. of a Normalization layer
                     new.assign(old)
             keras_stack.weights_were_set(model)
-        if self._widths:
             self._use(model, self._make_optimizer(model.trainable_variables))
