@@ -23,11 +23,14 @@ from elastic import command_line
 from elastic.files import whole_folder
 from elastic.settings import BASELINES, ELASTIC, MODEL, TRAINING, settings_of, statistics_of
 from elastic.steps.prefix_cut import ROUNDING
+from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 
 MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
+MAX_SPREAD = 0.10  # of the time of a step; above it, something else was running
+MIN_KERNELS = 0.8  # of a step on a GPU; below it, the step waits for launches
 TABLE_FILE = 'timings.json'
 
 
@@ -75,36 +78,30 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     optimizer, settings: fields of ProfileSettings.
     """
     import tensorflow as tf
-    settings = ProfileSettings(optimizer, **settings)
-    if batch is None:
-        batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
-                 tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
-    batch = tf.nest.map_structure(_drawn, batch)
-    if settings.folder is not None:
-        return _profile(model, batch, settings)
-    with tempfile.TemporaryDirectory() as folder:
-        return _profile(model, batch, settings._replace(folder=folder))
 
-
-def _profile(model, batch, settings):
     from elastic.compat.keras_stack import restored_afterwards, variable_name
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.prefix_steps import PrefixSteps
-    from elastic.timing.trace import executed_graph, op_times, record_trace
-    variables, (inputs, labels) = model.trainable_variables, batch
-    everything = np.ones(len(variables), dtype=bool)
-    with restored_afterwards(model.variables):
+    from elastic.timing.op_times import read_trace
+    from elastic.timing.trace import executed_graph, record_trace
+    settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
+    if batch is None:
+        batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
+                 tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
+    inputs, labels = tf.nest.map_structure(_drawn, batch)
+    with contextlib.ExitStack() as stack:
+        folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(restored_afterwards(model.variables))
         statistics_from_batch(model, inputs)
         maker = step_maker(model, settings, inputs, labels)
         graph = executed_graph(maker, inputs, labels)
         release_memory()
-        trace = record_trace(maker.step(everything), inputs, labels, settings.folder,
-                             settings.num_steps)
-        times = op_times(graph, trace, settings.num_steps, len(variables))
+        trace = record_trace(maker.step(np.ones(len(variables), dtype=bool)), inputs, labels,
+                             folder, settings.num_steps)
+        ms, kernel_ms = read_trace(trace, settings.num_steps)
+        times = attribute(graph, ms, len(variables), kernel_ms)
         prefixes = PrefixSteps(maker)
-        cuts = prefix_cuts(prefixes, times) if (
-            prefixes.rows_apart(inputs, labels) <= ROUNDING) else [None] * len(variables)
-        prefix = prefix_costs(cuts, times)
+        cuts, *prefix = prefix_cuts(prefixes, times, inputs, labels)
         release_memory()
         totals = measure_totals(prefixes, times, inputs, labels, settings.seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
@@ -135,18 +132,17 @@ def release_memory():
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def prefix_cuts(prefixes, times):
-    """Returns a list of N prefix_cut.Cut or None; item k is for steps whose deepest tensor is k.
+def prefix_cuts(prefixes, times, inputs, labels):
+    """Returns a list of N prefix_cut.Cut, (N,) traced ms that each saves, (N,) bytes of one image.
 
-    It suits a step that trains all tensors nearer to the output too: an upper bound, like t_dy.
+    Cut k is for steps whose deepest tensor is k, and suits those that train all tensors nearer to
+    the output too: an upper bound, like t_dy. It is None where the prefix cannot be cut off.
     prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
     """
     depth = chain_timings(times.group_tensors, times.group_ms)[2]
-    return [prefixes.cut_off(depth <= depth[k], times.rates) for k in range(len(depth))]
-
-
-def prefix_costs(cuts, times):
-    """Returns the traced ms that each of N cuts saves, and the bytes of one image that it reads."""
+    cuts = [None] * len(depth)
+    if prefixes.rows_apart(inputs, labels) <= ROUNDING:
+        cuts = [prefixes.cut_off(depth <= depth[k], times.rates) for k in range(len(depth))]
     # Sorted, so that sums have equal bits in every process.
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
@@ -183,11 +179,11 @@ def stored_table(path, key):
     except (ValueError, KeyError, TypeError) as error:
         print('the timing table cannot be used ({}): profiling again'.format(error))
         return None
-    differing = sorted(k for k in set(key) | set(table.key) if key.get(k) != table.key.get(k))
+    differing = [f'{k}: {table.key.get(k)} there, {key.get(k)} now'
+                 for k in sorted(set(key).union(table.key)) if key.get(k) != table.key.get(k)]
     if differing:
-        print('the timing table at {} is for other settings ({}): profiling again'.format(
-            path, ', '.join('{}: {} there, {} now'.format(k, table.key.get(k), key.get(k))
-                            for k in differing)))
+        print(f'the timing table at {path} is for other settings ({", ".join(differing)}): '
+              'profiling again')
         return None
     print('timing table: {}'.format(path))
     return table
@@ -203,7 +199,7 @@ def table_for(settings, model, logs_dir, draw, again=False):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
     settings: StepSettings. again: measure in any case.
-    draw: () -> (images, labels) to time steps on; or None for noise, whose step time may differ.
+    draw: () -> (images, labels) to time steps on, or None for noise, whose step time may differ.
     """
     key, path = table_key(settings, model), path_of_table(settings, logs_dir)
     table = None if again else stored_table(path, key)
@@ -222,33 +218,30 @@ def table_for(settings, model, logs_dir, draw, again=False):
 
 
 def batch_for(settings, dataset_name, data_dir=None):
-    """Returns (images, labels) of the data set, or None if it is not at hand; prints which.
-
-    settings: StepSettings.
-    """
+    """Returns (images, labels) of the data set, or None if it is not at hand; prints which."""
     from datasets import batch_at_hand
     batch, reason = batch_at_hand(dataset_name, settings.input_size, settings.batch_size,
                                   settings.num_classes, data_dir, settings.augmentation)
-    print('steps are timed on ' + ('a batch of {}'.format(dataset_name) if reason is None
-                                   else 'noise: {}'.format(reason)))
+    print('steps are timed on',
+          f'a batch of {dataset_name}' if reason is None else f'noise: {reason}')
     return batch
 
 
 def warn_of(profile):
     """Warns if step times varied, if steps wait for launches on a GPU, or if ops were left out."""
-    if profile.disturbed:
-        print('warning: the same step took {:.0f} % more or less from one call to the next; is '
-              'something else running? On a quiet machine, profiler.py --force measures again'
-              .format(100 * profile.spread))
-    if profile.launch_bound:
-        print('warning: the GPU runs kernels during only {:.0f} % of a step and waits for launches '
-              'in the rest, but the cost of a tensor is its kernel time: rho may be missed; a '
-              'larger --batch_size helps'.format(100 * profile.kernel_share))
+    if profile.spread > MAX_SPREAD:
+        print(f'warning: the same step took {100 * profile.spread:.0f} % more or less from one '
+              'call to the next; is something else running? On a quiet machine, profiler.py '
+              '--force measures again')
+    if profile.kernel_share is not None and profile.kernel_share < MIN_KERNELS:
+        print(f'warning: the GPU runs kernels during only {100 * profile.kernel_share:.0f} % of a '
+              'step and waits for launches in the rest, but the cost of a tensor is its kernel '
+              'time: rho may be missed; a larger --batch_size helps')
     if profile.coverage < MIN_COVERAGE:
-        print('warning: only {:.1f} % of the traced time outside the forward pass was attributed '
-              '(at least {:.0f} % is usual); left out: {}'.format(
-                  100 * profile.coverage, 100 * MIN_COVERAGE, ', '.join(
-                      '{} ({:.2f} ms)'.format(name, ms) for name, ms in profile.left_out[:10])))
+        left_out = ', '.join(f'{name} ({ms:.2f} ms)' for name, ms in profile.left_out[:10])
+        print(f'warning: only {100 * profile.coverage:.1f} % of the traced time outside the '
+              f'forward pass was attributed (at least {100 * MIN_COVERAGE:.0f} % is usual); '
+              f'left out: {left_out}')
 
 
 def describe(table):
@@ -261,15 +254,15 @@ def describe(table):
     tensors = command_line.table(
         ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
         rows, '><>>>>><')
-    full = table.t_step
     totals = command_line.table(['per step', 'ms', '%'], [
-        [name, '%.2f' % ms, '%.1f' % (100 * ms / full)] for name, ms in (
+        [name, '%.2f' % ms, '%.1f' % (100 * ms / table.t_step)] for name, ms in (
             ('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
-            ('update (t_update)', table.t_update), ('full step', full))])
-    kernels = '' if table.profile.kernel_share is None else (
-        '\nkernels run during {:.1f} % of a full step'.format(100 * table.profile.kernel_share))
-    return '{}\n\n{}\n\nattributed: {:.1f} % of the traced time outside the forward pass{}'.format(
-        tensors, totals, 100 * table.profile.coverage, kernels)
+            ('update (t_update)', table.t_update), ('full step', table.t_step))])
+    profile = table.profile
+    kernels = '' if profile.kernel_share is None else (
+        f'\nkernels run during {100 * profile.kernel_share:.1f} % of a full step')
+    return (f'{tensors}\n\n{totals}\n\nattributed: {100 * profile.coverage:.1f} % of the traced '
+            f'time outside the forward pass{kernels}')
 
 
 def parse_arguments(argv=None):
@@ -281,9 +274,9 @@ def parse_arguments(argv=None):
                              'on a batch of --dataset_name if that has this number of classes and '
                              'is prepared, else on noise')
     parser.add_argument('--num_epochs', type=command_line.number(int, low=1),
-                        default=TRAINING.num_epochs,
-                        metavar='N', help='epochs of a training run, for the table of what each '
-                                          'way to train costs (default: %(default)s)')
+                        default=TRAINING.num_epochs, metavar='N',
+                        help='epochs of a training run, for the table of what each way to train '
+                             'costs (default: %(default)s)')
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'),
                         default=statistics_of(MODEL.weights),
                         help='as in training: frozen (without dropout and stochastic depth inside '
@@ -295,7 +288,7 @@ def parse_arguments(argv=None):
 
 
 def peak_bytes(settings, model):
-    """Returns train type -> the most bytes held while it trains; changes the weights."""
+    """Returns train type -> the most bytes held, None if unknown; changes the weights."""
     import tensorflow as tf
 
     from elastic.networks.backbone import statistics_from_batch
@@ -322,13 +315,13 @@ def print_costs(way, table, path, images, peaks):
     """
     from elastic import costs
     from elastic.cache.copy_costs import CopyCosts
-    folder, row_ms = os.path.dirname(path), dict(table.profile.row_ms)
+    folder, profile = os.path.dirname(path), table.profile
+    row_ms = dict(profile.row_ms)
     copy_costs = CopyCosts(images[0], way.batch_size, folder, measured=row_ms)
     found = [costs.cost_of(each, table, copy_costs, images, peaks)
              for each in costs.ways_like(way, table)]
-    profile = table.profile._replace(peak_bytes=peaks, row_ms=row_ms)
-    if (peaks, row_ms) != (table.profile.peak_bytes, table.profile.row_ms):
-        table._replace(profile=profile).save(path)
+    if (peaks, row_ms) != (profile.peak_bytes, profile.row_ms):
+        table._replace(profile=profile._replace(peak_bytes=peaks, row_ms=row_ms)).save(path)
     print(costs.describe(found))
     print('\n' + '\n'.join(costs.notes_on(way, table)))
 
@@ -362,9 +355,9 @@ def main(argv=None):
         from elastic.timing.bars import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
     peaks = table.profile.peak_bytes or peaks or peak_bytes(settings, model)
-    print('\n{} on {} on this device, {} epoch{} of {:,} images, {} at a time\n'.format(
-        args.model_name, args.dataset_name, args.num_epochs, 's' * (args.num_epochs > 1), images[0],
-        args.batch_size))
+    epochs = f'{args.num_epochs} epoch' + 's' * (args.num_epochs > 1)
+    print(f'\n{args.model_name} on {args.dataset_name} on this device, {epochs} of {images[0]:,} '
+          f'images, {args.batch_size} at a time\n')
     way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
                     augmentation=args.augmentation)
     print_costs(way, table, path, images, peaks)

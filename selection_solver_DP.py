@@ -58,7 +58,7 @@ class InfeasibleBudget(ValueError):
         self.smallest_budget = smallest_budget
 
 
-def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest=None):
+def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest=0.0):
     """Returns the Selection with the largest importance within the budget (paper, equation 4).
 
     Costs are rounded UP to whole bins, so that the result never exceeds the budget. It is at least
@@ -72,13 +72,11 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
     importance: (N,) predicted loss drop, any sign.
     budget: ms of backward time, > 0. resolution: number of bins, >= 1.
     at_deepest: (N,) ms per step, any sign, added once for the deepest selected tensor: the effect
-    of a prefix cache. With it the budget may be negative. None: 0.
+    of a prefix cache. With it the budget may be negative.
     Raises InfeasibleBudget if no single tensor fits; ValueError for wrong shapes, negative or
     non-finite times, NaN importance, a budget or resolution that is not positive.
     """
-    if at_deepest is None:
-        at_deepest = np.zeros(len(t_dw))
-    at_deepest = np.asarray(at_deepest, dtype=np.float64)
+    at_deepest = np.broadcast_to(np.asarray(at_deepest, dtype=np.float64), np.shape(t_dw))
     _require_finite('at_deepest', at_deepest)
     t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution,
                                       signed=at_deepest.any())
@@ -88,7 +86,8 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
         raise InfeasibleBudget(budget, float(to_reach.min()))
     value, fallback = _values(importance, feasible)
 
-    # A tensor that takes the whole budget fits, though division may round it up to one bin more.
+    # Whole bins that a tensor costs if a deeper one is selected too, and as the deepest. One that
+    # takes the whole budget fits, though division may round it up to one bin more.
     whole = max(budget - float(at_deepest[feasible].min()), 1e-300)
     item_bins = np.ceil(t_dw * resolution / whole)
     reach_bins = np.where(feasible, np.clip(np.ceil(
@@ -113,12 +112,7 @@ def _values(importance, feasible):
 
 
 def _prefix_knapsack(item_bins, reach_bins, value, resolution):
-    """Returns the best (N,) bool mask; tries every tensor as the deepest selected one.
-
-    item_bins: (N,) whole bins that a tensor costs if a deeper one is selected too.
-    reach_bins: (N,) whole bins that it costs as the deepest, with the path of the error gradient;
-    inf if it does not fit.
-    """
+    """Returns the best (N,) bool mask; tries every tensor as the deepest selected one."""
     n = len(value)
     reach_bins = np.where(value > 0, reach_bins, np.inf)
     # The most bins that a deeper tensor leaves: `best` is never read beyond them.
@@ -353,6 +347,5 @@ def filled(items, value, mask, budget, power=1.0):
         if items.depth[best] > depth:
             depth, at_deepest = items.depth[best], items.at_deepest[best]
         new = np.flatnonzero(needed_by[best] & ~paid)
-        if len(new):
-            paid[new] = True
-            cost -= time_of_groups(items.group_ms[new], items.needs[new])
+        paid[new] = True
+        cost -= time_of_groups(items.group_ms[new], items.needs[new])

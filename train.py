@@ -300,8 +300,8 @@ class ElasticScheme(Scheme):
         """Returns (TensorTimings at the device's present speed, drift of their shares)."""
         if self._loop is None:
             return self._timings, 0.0
-        ran = () if last is None else (self._current.mask, last.ms[last.kind], last.wait_ms,
-                                       self._current.cost_of(last.kind))
+        ran = () if last is None else (
+            self._current.mask, last.ms[last.kind], self._current.cost_of(last.kind))
         drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
         return self._loop.timings, drift
 

@@ -18,6 +18,7 @@ from elastic.steps.training_step import make_optimizer
 from profiler import profile_model
 from selection_solver_DP import choose_tensors, smallest_rho
 from small_steps import random_masks, still
+from timing_tables import chain_time
 from zoo import APPLICATIONS, ZOO
 
 # Leaves out deep networks whose parts (joins of branches, depthwise convolutions) others cover.
@@ -234,7 +235,7 @@ def check_profile(case):
     # A tensor in no group would cost nothing to train, but each gradient takes time.
     assert table.group_tensors.any(axis=0).all()
     for mask in random_masks(5, n):
-        assert table.backward_time(mask) <= min(table.chain_time(mask), table.t_bp) + 1e-9
+        assert table.backward_time(mask) <= min(chain_time(table, mask), table.t_bp) + 1e-9
     rho = (1 + smallest_rho(table)) / 2
     mask = choose_tensors(table, np.random.RandomState(0).rand(n), rho)[0]
     assert mask.any() and table.step_time(mask) <= rho * table.t_step * (1 + 1e-9)

@@ -17,8 +17,8 @@ from elastic.files import checksum_of_file, read_json, write_json
 from elastic.networks.saved_model import from_saved_model
 from elastic.runs import checkpoint
 from elastic.runs.folder import read_run
+from elastic.timing.op_times import read_trace
 from elastic.timing.table import TensorTimings
-from elastic.timing.trace import read_trace
 from made_runs import make_run
 from models import load_weights, save_weights
 from timing_tables import table_of_branching
@@ -150,7 +150,7 @@ def trace(folder):
         GPU: [('sgemm', 3, {'tf_op': ('ref', 'b/MatMul:MatMul'), 'kernel_details': 'regs:32'})]})
 
     def check():
-        times = read_trace(str(path), 1, gpu=False)
+        times, _ = read_trace(str(path), 1, gpu=False)
         assert all(0 <= ms < 1e6 for ms in times.values())
     return folder / 'host.xplane.pb', check
 

@@ -46,16 +46,19 @@ class CacheCosts:
         self._cache, self._timings = cache, timings
         self._fill_share = fill_share(cache.dataset, epoch, until)
         costs = [self._cost(timings.cut_bytes, timings.t_prefix / timings.t_fp)]
-        self._present, present_tables = self._cost_of_present(epoch, until), []
+        self._present, self.tables = self._cost_of_present(epoch, until), []
         if self._present is not None:
             from_output, serves = np.argsort(timings.depth), self._present.serves
             chains = np.empty(len(serves), bool)  # served with all tensors nearer to the output
             chains[from_output] = np.logical_and.accumulate(serves[from_output])
             costs.insert(0, self._present.only_for(chains))
             if serves.any():
-                present_tables = [_serving_alone(timings._replace(cache=self._present))]
-        self.table = timings.with_cheapest(costs)
-        self.tables = [self.table] + present_tables
+                self.tables = [_serving_alone(timings._replace(cache=self._present))]
+        # The first of the cheapest for each deepest tensor; each has its own cut.
+        best = np.argmin([timings._replace(cache=cost).at_deepest for cost in costs], axis=0)
+        self.table = timings._replace(cache=CacheCost(*(
+            np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
+        self.tables.insert(0, self.table)
 
     def smallest_rho(self, layers=None):
         """Returns the smallest rho at which some tensor can be trained."""
@@ -67,15 +70,11 @@ class CacheCosts:
         Candidates are the mask's own cut, that of its deepest tensor, and the present one. If none
         pays, the CacheCost serves no tensor.
         """
-        k, costs = self.table.deepest(mask), self._costs_of_cuts(mask)
+        k, costs = self.table.deepest(mask), [self.table.cache.only_for(np.zeros(len(mask), bool))]
         if self._present is not None and self._present.serves[mask].all():
-            costs.insert(0, self._present)
-        tables = [self._timings._replace(cache=cost) for cost in costs]
-        best = min(tables, key=lambda table: table.at_deepest[k], default=None)
-        if best is None or best.at_deepest[k] >= 0:
-            none = self.table.cache.only_for(np.zeros(len(mask), bool))
-            return self._timings._replace(cache=none)
-        return best
+            costs.append(self._present)
+        tables = [self._timings._replace(cache=cost) for cost in costs + self._costs_of_cuts(mask)]
+        return min(tables, key=lambda table: table.at_deepest[k])
 
     def _cost(self, nbytes, skipped, cut=None):
         """Returns the CacheCost of a new cache; nbytes, skipped: (N,), see TensorTimings."""
@@ -103,7 +102,11 @@ class CacheCosts:
         own = prefixes.cut_off(mask, timings.op_rates,
                                self._cache.read_ms_by_size(timings.cut_bytes[k]))
         if own is not None and own != cut:
-            saved = timings.t_prefix[k] + self._scale * (own.skipped_ms - cut.skipped_ms)
+            nearest = int(np.argmin(timings.depth))  # its prefix is the longest
+            longest, _ = self._chain(nearest)
+            scale = 0.0 if longest is None else (  # measured over estimated ms
+                timings.t_prefix[nearest] / max(longest.skipped_ms, 1e-9))
+            saved = timings.t_prefix[k] + scale * (own.skipped_ms - cut.skipped_ms)
             found.append((own, mask, np.clip(saved, 0, timings.t_prefix.max())))
         n = len(timings.names)
         return [self._cost(np.full(n, float(cut.nbytes)), np.full(n, saved / timings.t_fp), cut)
@@ -116,14 +119,6 @@ class CacheCosts:
         if k not in cuts:
             cuts[k] = self._cache.prefixes.cut_off(chain, self._timings.op_rates)
         return cuts[k], chain
-
-    @property
-    def _scale(self):
-        """Returns measured over estimated ms of the longest prefix, that of the last tensor."""
-        nearest = int(np.argmin(self._timings.depth))
-        cut, _ = self._chain(nearest)
-        return 0.0 if cut is None else float(
-            self._timings.t_prefix[nearest] / max(cut.skipped_ms, 1e-9))
 
 
 def _serving_alone(table):

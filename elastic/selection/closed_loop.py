@@ -35,18 +35,17 @@ class ClosedLoop:
         """Records how long a step without a cache waits for its batch, in ms."""
         self.timings = self.timings._replace(t_loop=wait_ms)
 
-    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), wait_ms=0.0, cache=None):
+    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), cache=None):
         """Measures both passes on this batch, corrects `timings`, and returns the drift of shares.
 
         The drift is the change of backward over forward time since the last correction of shares, 0
         within NOISE. With drift, the table follows the passes. Without, its shares stay, and the
         steps give the speed: there are hundreds of them, and few passes. If steps and passes
-        disagree, weight gradients overlap with the error gradient more or less than before (less on
-        one core); the table follows that until the next update. Steps that read cached activations
-        show such overlap but not the speed: they are short, and an error in their cost weighs much.
+        disagree, weight gradients overlap with the error gradient more or less than before; the
+        table follows that until the next update.
         both_ms: ms of forward and backward passes of all tensors that were just run, if any.
-        mask, step_ms: of the steps so far. wait_ms: what each spent outside the step.
-        cache: CacheCost if these steps read cached activations, else None.
+        mask, step_ms: of the steps so far. cache: CacheCost if they read cached activations, else
+        None. Call `waited` first.
         """
         old = self.reference
         for calls, noise in zip(CALLS, NOISE):
@@ -64,15 +63,14 @@ class ClosedLoop:
             def predicted(timings):
                 return timings.step_time(mask) if cache is None else timings._replace(
                     cache=cache).reading_time(mask)
-            taken = float(np.median(step_ms[-WINDOW:])) - (wait_ms if cache is None else 0)
+            taken = float(np.median(step_ms[-WINDOW:])) - (
+                self.timings.t_loop if cache is None else 0)
             more_ms = taken - predicted(table)
             if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
                 table = explaining(table, mask, more_ms)  # not kept: an epoch may be disturbed
             if not drift and cache is None:  # a reading step is too short to show the speed
                 speed = taken / predicted(table)
                 table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
-            if cache is None:
-                self.waited(wait_ms)
         self.timings = table._replace(t_loop=self.timings.t_loop)
         return drift
 

@@ -13,6 +13,7 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import NUM_RESULTS, StepResult
 
 SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is halved
+EASILY = 1.25  # if the drops agree within this factor, twice the update would likely hold too
 
 
 class Trial(NamedTuple):
@@ -27,18 +28,14 @@ class Trial(NamedTuple):
 
     @property
     def holds(self):
-        """Returns whether both are drops within a factor of two of each other, or mere rounding.
+        """Returns whether the drops agree within a factor of two."""
+        return self.agrees_within(2)
 
-        Two rises do not hold: such a trial only shows which tensors do least harm.
+    def agrees_within(self, factor):
+        """Returns whether both are drops within a factor of each other, or mere rounding.
+
+        Two rises do not agree: such a trial only shows which tensors do least harm.
         """
-        return self._agree_within(2)
-
-    @property
-    def holds_easily(self):
-        """Returns whether the drops are so close that twice the update would likely hold, too."""
-        return self._agree_within(1.25)
-
-    def _agree_within(self, factor):
         low, high = sorted((self.predicted_drop, self.real_drop))
         return max(abs(low), abs(high)) < 1e-6 or (low > 0 and high <= factor * low)
 
@@ -144,17 +141,22 @@ class Probe:
     """Gives a metric the weights, gradients, and loss drops of a trial update.
 
     model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
-    a metric first asks for gradients.
+    a metric first asks for gradients. variables: list of N.
     random: np.random.RandomState of the run. trials: one Trial a batch, once `drops` was called.
     """
 
     def __init__(self, model, optimizer, batches, evaluator=None):
         self.random = evaluator.random if evaluator else np.random.RandomState()
         # The model's own list takes Keras milliseconds to gather.
-        self.weights = _Weights(evaluator.variables if evaluator else model.trainable_variables)
+        self.variables = evaluator.variables if evaluator else model.trainable_variables
         self.trials = []
         self._model, self._optimizer = model, optimizer
         self._batches, self._evaluator = batches, evaluator
+
+    @property
+    def weights(self):
+        """Returns a generator of N arrays; it reads one variable at a time."""
+        return (keras_stack.raw(variable).numpy() for variable in self.variables)
 
     def gradients(self):
         """Yields, for each batch, a generator of N arrays, the gradients at w."""
@@ -172,7 +174,7 @@ class Probe:
             if len({trial.scale for _, trial in found}) == 1:
                 break
         self.trials = [trial for _, trial in found]
-        if all(trial.holds_easily for trial in self.trials):
+        if all(trial.agrees_within(EASILY) for trial in self.trials):
             self._evaluator.scale = min(1.0, 2 * self._evaluator.scale)
         return [drops for drops, _ in found]
 
@@ -182,19 +184,6 @@ class Probe:
         if not self._batches:
             raise ValueError('at least one probe batch is needed')
         if self._evaluator is None:
-            maker = StepMaker(self._model, self._optimizer, 0.0, *self._batches[0])
-            self._evaluator = Evaluator(maker)
+            self._evaluator = Evaluator(
+                StepMaker(self._model, self._optimizer, 0.0, *self._batches[0]))
         return self._batches
-
-
-class _Weights:
-    """Iterates over the weights as arrays, reading one variable at a time; len() reads none."""
-
-    def __init__(self, variables):
-        self._variables = variables
-
-    def __len__(self):
-        return len(self._variables)
-
-    def __iter__(self):
-        return (keras_stack.raw(variable).numpy() for variable in self._variables)

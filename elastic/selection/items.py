@@ -77,10 +77,7 @@ def layers_of(model):
 
 
 def smallest_rho(timings, layers=None):
-    """Returns the smallest rho at which some item can be trained (paper, section 4.3).
-
-    layers: as in items_of.
-    """
+    """Returns the smallest rho at which some item of items_of can be trained (section 4.3)."""
     items = items_of(timings, layers)
     least = timings.step_time(items.cheapest[items.of])
     rho = least / timings.t_step
@@ -100,10 +97,7 @@ def out_of_reach(timings, rho, layers=None):
 
 
 def reachable(timings, rho, layers=None):
-    """Returns rho; if it is too small, prints and returns the smallest that trains an item.
-
-    That happens when the device has become slower since the profile.
-    """
+    """Returns rho; if the device has become too slow for it, prints and returns smallest_rho."""
     least = smallest_rho(timings, layers)
     if rho < least:
         print('rho {:g} is out of reach as the device is now: training at {:.3f}'.format(

@@ -45,10 +45,10 @@ def fisher(probe):
 @metric
 def random(probe):
     """Returns new random numbers at each selection."""
-    return probe.random.random_sample(len(probe.weights))
+    return probe.random.random_sample(len(probe.variables))
 
 
 @metric
 def depth(probe):
     """Returns powers of two: each tensor outweighs all tensors nearer to the input together."""
-    return 0.5 ** np.minimum(np.arange(len(probe.weights))[::-1], 1000)
+    return 0.5 ** np.minimum(np.arange(len(probe.variables))[::-1], 1000)

@@ -68,13 +68,10 @@ def attribute(graph, times, num_tensors, kernels=None):
 
 
 def _by_node(nodes, times):
-    """Returns (node -> ms, [(event, ms) that belong to no node, the longest first]).
-
-    An event inside a loop or a branching, `<its name>/...`, belongs to that node.
-    """
+    """Returns (node -> ms, [(event, ms) that belong to no node, the longest first])."""
     found, left_out = {}, []
     for event, ms in times.items():
-        name = event
+        name = event  # one inside a loop or a branching, `<its name>/...`, belongs to that node
         while name and (name not in nodes
                         or name != event and nodes[name].op not in CONTROL_FLOW):
             name = name.rpartition('/')[0]

@@ -1,8 +1,4 @@
-"""Times calls in turn, on a machine that other programs may slow down.
-
-Calls are timed round by round, so that a slow spell affects all alike. Disturbed rounds can be
-dropped.
-"""
+"""Times calls round by round, so that a slow spell of the machine affects all alike."""
 
 import time
 
@@ -33,7 +29,7 @@ def undisturbed(rounds_ms, least=3):
     """Returns the rounds, (rounds, functions) ms, whose sum is within DISTURBED of the quickest.
 
     Keeps at least the quickest `least` rounds. Other guests of a shared host, invisible from here,
-    slow it down by a third, for seconds, and change which ops overlap.
+    slow it down by a third for seconds.
     """
     whole = rounds_ms.sum(axis=1)
     limit = max(DISTURBED * whole.min(), np.sort(whole)[:least][-1])
@@ -41,12 +37,8 @@ def undisturbed(rounds_ms, least=3):
 
 
 def settled_ms(function):
-    """Returns the ms of the second of two calls in a row, as a training step follows itself.
-
-    After a larger function, a call finds the processor's caches cold: after a full step of 17 ms,
-    the head's step took 1.5 ms more.
-    """
-    function()
+    """Returns the ms of the second of two calls in a row, as a training step follows itself."""
+    function()  # else the call would find the processor's caches cold after a larger function
     begin = time.perf_counter()
     function()
     return 1e3 * (time.perf_counter() - begin)

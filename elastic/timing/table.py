@@ -12,9 +12,6 @@ import numpy as np
 from elastic.command_line import UserError
 from elastic.files import read_json, whole, write_json
 
-MAX_SPREAD = 0.10  # of a step; above it, something else was running
-MIN_KERNELS = 0.8  # of a step on a GPU; below it, the step waits for launches
-
 
 class CacheCost(NamedTuple):
     """Holds what a prefix cache costs and saves if tensor k is the deepest trained (DESIGN 5).
@@ -46,8 +43,7 @@ class Profile(NamedTuple):
     """Explains a measurement; no cost depends on it.
 
     estimated: (N,) bool, tensors whose time was partly estimated, as the trace had no event.
-    coverage: share of the traced time outside the forward pass that was attributed, 0..1.
-    left_out: (event, ms) that was not attributed, the longest first.
+    coverage, left_out: as in attribution.OpTimes.
     spread: half the interquartile range of the full step's time, over its median.
     traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
     kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
@@ -63,16 +59,6 @@ class Profile(NamedTuple):
     kernel_share: Any = None
     peak_bytes: Dict = {}
     row_ms: Dict = {}
-
-    @property
-    def disturbed(self):
-        """Returns whether something else kept the device busy during the profile."""
-        return self.spread > MAX_SPREAD
-
-    @property
-    def launch_bound(self):
-        """Returns whether steps wait for kernel launches on the GPU."""
-        return self.kernel_share is not None and self.kernel_share < MIN_KERNELS
 
 
 STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of a Profile
@@ -149,12 +135,6 @@ class TensorTimings(NamedTuple):
         needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
         return float(self.group_ms[needed].sum())
 
-    def chain_time(self, mask):
-        """Returns backward_time by t_dw and t_dy: exact for all tensors, else an upper bound."""
-        mask = np.asarray(mask, dtype=bool)
-        reached = self.depth <= self.depth[mask].max(initial=-1)
-        return float(self.t_dw[mask].sum() + self.t_dy[reached].sum())
-
     def step_time(self, mask):
         """Returns the ms of a step; with a cache, the mean of filling and reading steps."""
         return self.plain_time(mask) + float(self.at_deepest[self.deepest(mask)])
@@ -201,12 +181,6 @@ class TensorTimings(NamedTuple):
     def _more_to_read(self):
         """Returns the (N,) ms by which a reading step is longer than one without a cache."""
         return self.cache.read_ms - self.cache.skipped * self.t_fp - self.t_loop
-
-    def with_cheapest(self, costs):
-        """Returns this table with the first of the cheapest CacheCosts for each deepest tensor."""
-        best = np.argmin([self._replace(cache=cost).at_deepest for cost in costs], axis=0)
-        return self._replace(cache=CacheCost(*(
-            np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
 
     def cached_at_best(self, epochs):
         """Returns this table with an ideal cache: filled once in `epochs` epochs, free to copy.
@@ -270,15 +244,11 @@ def chain_timings(group_tensors, group_ms):
     order = np.argsort(-shared_ms(group_tensors, group_ms), kind='stable')
     depth = np.empty(n, dtype=np.int64)
     depth[order[::-1]] = np.arange(n)
-    shared = group_tensors.sum(axis=1) > 1
+    count = group_tensors.sum(axis=1)
+    own, shared = count == 1, count > 1
     pays = np.where(group_tensors[shared], depth, n).argmin(axis=1)
-    return own_ms(group_tensors, group_ms), np.bincount(pays, group_ms[shared], n), depth
-
-
-def own_ms(group_tensors, group_ms):
-    """Returns the (N,) ms of the ops that no other tensor needs."""
-    own = group_tensors.sum(axis=1) == 1
-    return time_of_groups(group_ms[own], group_tensors[own])
+    return (time_of_groups(group_ms[own], group_tensors[own]),
+            np.bincount(pays, group_ms[shared], n), depth)
 
 
 def shared_ms(group_tensors, group_ms):

@@ -40,7 +40,7 @@ class Totals(NamedTuple):
 def build_table(names, shapes, times, totals, key, prefix=None):
     """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals.
 
-    prefix: (traced ms, bytes), (N,) each, as of profiler.prefix_costs; None: no prefix can be cut.
+    prefix: (traced ms, bytes), (N,) each, from profiler.prefix_cuts; None: no prefix can be cut.
     """
     n = len(names)
     timed = times.group_ms > 0
@@ -70,8 +70,7 @@ def explained(group_tensors, traced, t_up, full, totals):
 
     Weight gradients have one scale; the path of the error gradient has one for each stretch between
     timed tensors. With several inter-op threads, weight gradients partly overlap with the error
-    gradient, and cost less than in the trace, where ops run one at a time. The last three blocks of
-    ResNet50 take 65 % of the path in the trace and 71 % untraced (paper's stack, 64x64, batch 4).
+    gradient, and cost less than in the trace, where ops run one at a time.
     traced: (G,) ms, > 0. t_up: (N,) ms. full: ms of the full step without forward pass and update.
     """
     tensors = list(totals.tensors)
@@ -118,15 +117,16 @@ def suffixes_of(prefixes, cuts, skipped, images, labels):
     skipped: (N,) share of the traced forward pass before each cut.
     """
     there = np.flatnonzero([cut is not None for cut in cuts])
-    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))])
-              for share in (SUFFIXES if len(there) else ())}
+    if not len(there):
+        return []
+    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))]) for share in SUFFIXES}
     tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
-    stored = dict(zip(tensors, prefixes.outputs(tensors)(images, labels) if tensors else ()))
-    calls = []
-    for k in sorted(chosen):
-        suffix, taken = prefixes.suffix(cuts[k]), [stored[tensor] for tensor in cuts[k].tensors]
-        calls.append((k, lambda suffix=suffix, taken=taken: suffix(taken, labels)[0].numpy()))
-    return calls
+    stored = dict(zip(tensors, prefixes.outputs(tensors)(images, labels)))
+
+    def call(cut):
+        suffix, taken = prefixes.suffix(cut), [stored[tensor] for tensor in cut.tensors]
+        return lambda: suffix(taken, labels)[0].numpy()
+    return [(k, call(cuts[k])) for k in sorted(chosen)]
 
 
 def tensors_to_time(group_tensors, group_ms):
@@ -135,8 +135,8 @@ def tensors_to_time(group_tensors, group_ms):
     The others need about PLACES of the shared ops, and few that no other tensor needs.
     """
     t_dw, _, depth = chain_timings(group_tensors, group_ms)
-    ends, to_reach = [int(np.argmax(depth)), int(np.argmin(depth))], shared_ms(
-        group_tensors, group_ms)
+    to_reach = shared_ms(group_tensors, group_ms)
+    ends = [int(np.argmax(depth)), int(np.argmin(depth))]
     between = {int(np.argmin(abs(to_reach - share * to_reach[ends[0]]) + t_dw)) for share in PLACES}
     return ends + sorted(between.difference(ends))
 
@@ -147,7 +147,7 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     Whole steps are timed, to include work outside the passes: moving statistics, the iteration
     count. The optimizer's update is timed alone, as the difference of two steps is too noisy.
     prefixes: PrefixSteps of the training step's StepMaker. times: its attribution.OpTimes.
-    cuts, skipped: of profiler.prefix_cuts and prefix_costs.
+    cuts, skipped: from profiler.prefix_cuts.
     """
     import tensorflow as tf
     maker = prefixes.maker

@@ -1,4 +1,4 @@
-"""Records what TensorFlow really executes in a training step: its graph, and the time of each op.
+"""Records what TensorFlow really executes in a training step: its graph, and a trace of its ops.
 
 The graph is the one after TensorFlow's own optimisation. Its node names are the event names of a
 profiler trace, so that fused and folded ops need no guessing.
@@ -7,29 +7,19 @@ profiler trace, so that fused and folded ops need no guessing.
 import contextlib
 import glob
 import os
-import re
 import threading
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import message
 
 from elastic.command_line import UserError
 from elastic.compat import tf_internals
 from elastic.steps.function_graph import work_of
 from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged, topological
 from elastic.steps.training_step import NUM_RESULTS
-from elastic.timing.attribution import attribute
-from elastic.timing.gpu_trace import GPU, busy_ps, gpu_work, stats_of
 
-# `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
-OP_EVENT = re.compile(r'^([^:]+):(\w+)$')
-HOST = '/host:CPU'  # the plane of all its threads; what CUPTI saw of them has another plane
-# The event of a called function, such as one of jit_compile, today; its stat `name` is the node's.
-ASYNCHRONOUS = 'ExecutorState::ProcessAsync::Start'
 # With these ops, TensorFlow's auto-clustering replaces the ops that it compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
-LONGEST = 10 ** 15  # ps; no op takes a quarter of an hour
 PATIENCE = 1.0  # seconds within which an op starts if there is a thread for it
 
 
@@ -67,11 +57,7 @@ def executed_nodes(graphs):
 
 
 def _check_clusters(graph):
-    """Raises UserError if XLA joined ops into clusters.
-
-    A function that the user compiles (jit_compile) is no cluster: every step has one node for its
-    forward pass and one for its backward pass.
-    """
+    # A function that the user compiles (jit_compile) is no cluster: it has one node in every step.
     for node in graph.node:
         if node.op in CLUSTERS:
             raise UserError(
@@ -92,8 +78,7 @@ def serial_ops():
     """Makes TensorFlow run one op at a time within the context: one inter-op thread stays free.
 
     Op times only add up if ops do not overlap. Once TensorFlow runs, the number of inter-op threads
-    can be neither changed nor read: it follows from flags, environment and container. So threads
-    are occupied until an op finds none.
+    can be neither changed nor read, so threads are occupied until an op finds none.
     """
     occupied, release, left = [threading.Semaphore(0) for _ in range(3)]
 
@@ -140,75 +125,3 @@ def record_trace(step, inputs, labels, folder, num_steps):
             tf.profiler.experimental.stop()
     traces = glob.glob(os.path.join(folder, 'plugins', 'profile', '*', '*.xplane.pb'))
     return max(traces, key=os.path.getmtime)
-
-
-def op_times(graph, path, num_steps, num_tensors, gpu=None):
-    """Returns the attribution.OpTimes of an xplane file; gpu: as in read_trace."""
-    space = _space(path)
-    work = _work(space, gpu)
-    return attribute(graph, _ms_of_ops(path, space, work, num_steps), num_tensors,
-                     busy_ps(work) / 1e9 / num_steps if work else None)
-
-
-def read_trace(path, num_steps, gpu=None):
-    """Returns name -> ms per step of every op event in an xplane file.
-
-    On the host, it is the median of the op's events times events per step, so that one pre-empted
-    step does not count. On a GPU, it is the sum of the op's kernels, without their launch. In a
-    GPU's trace, an op with an event on the host ran there: at record_trace's level, ops on a GPU
-    have no such event.
-    gpu: whether ops ran on a GPU (default: whether TensorFlow sees one). Raises UserError if the
-    trace then has no kernels.
-    """
-    space = _space(path)
-    return _ms_of_ops(path, space, _work(space, gpu), num_steps)
-
-
-def _work(space, gpu):
-    work = gpu_work(space)
-    planes = [plane.name for plane in space.planes if plane.name.startswith(GPU)]
-    if not work and (planes or tf.config.list_physical_devices('GPU') if gpu is None else gpu):
-        raise UserError(
-            'the trace has no kernels ({}): the driver lets only root look at them; load its '
-            'module with NVreg_RestrictProfilingToAdminUsers=0, run as root, or run on the CPU '
-            "with CUDA_VISIBLE_DEVICES=''".format(
-                '{} is empty'.format(planes[0]) if planes else 'no plane of a GPU'))
-    return work
-
-
-def _ms_of_ops(path, space, work, num_steps):
-    host, device = {}, {}
-    for times, name, ps in [(device, item.op, item.duration) for item in work] + [
-            (host, name, ps) for name, ps in _host_events(space)]:
-        if not 0 <= ps <= LONGEST:
-            raise UserError("'{}' is damaged: {} took {} ps".format(path, name, ps))
-        times.setdefault(name, []).append(ps / 1e9)
-    result = {name: float(np.median(ms)) * len(ms) / num_steps for name, ms in host.items()}
-    # One op may launch several kernels.
-    result.update({name: float(np.sum(ms)) / num_steps for name, ms in device.items()})
-    return result
-
-
-def _space(path):
-    """Returns the XSpace in a file; raises UserError if there is none."""
-    space = tf_internals.xplane_pb2.XSpace()
-    try:
-        with open(path, 'rb') as trace:
-            space.ParseFromString(trace.read())
-    except (OSError, message.DecodeError, UnicodeDecodeError) as error:
-        raise UserError("the trace '{}' cannot be read: {}".format(path, error))
-    return space
-
-
-def _host_events(space):
-    """Yields (node, ps) of every op event on the host, without the runtime's own events."""
-    for plane in space.planes:
-        if plane.name == HOST:
-            stat_names = {i: metadata.name for i, metadata in plane.stat_metadata.items()}
-            for event in (event for line in plane.lines for event in line.events):
-                name = plane.event_metadata[event.metadata_id].name
-                op = OP_EVENT.match(name)
-                node = stats_of(event, stat_names).get('name') if name == ASYNCHRONOUS else (
-                    op and op.group(1))
-                if node:
-                    yield node, event.duration_ps

@@ -6,7 +6,6 @@ import tensorflow as tf
 import profiler
 from elastic.compat.keras_stack import variable_name
 from elastic.steps.function_graph import work_of
-from elastic.steps.prefix_cut import ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
 from elastic.timing.attribution import attribute
@@ -32,12 +31,10 @@ def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
     times = attribute(maker.graph._replace(work=work), times, len(maker.variables))
     totals = totals_as_traced(times, t_fp, t_bp, t_update, t_both=t_fp + t_bp,
                               suffixes=[(0.0, 0.0)])
-    prefixes = PrefixSteps(maker)
-    cuts = profiler.prefix_cuts(prefixes, times) if (
-        prefixes.rows_apart(*_batch_of(maker)) <= ROUNDING) else [None] * len(maker.variables)
+    _, *prefix = profiler.prefix_cuts(PrefixSteps(maker), times, *_batch_of(maker))
     table = build_table([variable_name(v) for v in maker.model.trainable_variables],
                         [tuple(int(n) for n in v.shape) for v in maker.variables], times, totals,
-                        {} if key is None else key, profiler.prefix_costs(cuts, times))
+                        {} if key is None else key, prefix)
     return table._replace(profile=table.profile._replace(row_ms=dict(COPY_MS)))
 
 

@@ -10,7 +10,8 @@ from tensorflow import keras
 
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer
-from elastic.timing.trace import executed_graph, read_trace, record_trace
+from elastic.timing.op_times import read_trace
+from elastic.timing.trace import executed_graph, record_trace
 
 STEPS = 3  # in each trace
 
@@ -49,4 +50,4 @@ def traced(build, optimizer='sgd', clip_norm=None):
     graph = executed_graph(maker, images, labels)
     step = maker.step([True] * len(variables))
     path = record_trace(step, images, labels, tempfile.mkdtemp(), STEPS)
-    return Traced(variables, step, graph, read_trace(path, STEPS), path)
+    return Traced(variables, step, graph, read_trace(path, STEPS)[0], path)

@@ -9,11 +9,10 @@ import profiler
 from elastic.command_line import UserError
 from elastic.steps.step_graph import FREE_OPS
 from elastic.timing.attribution import attribute
+from elastic.timing.op_times import read_trace
 from elastic.timing.table import TensorTimings
 from elastic.timing.totals import build_table
-from elastic.timing.trace import op_times, read_trace
-from timing_tables import by_bits, totals_as_traced
-from timing_tables import op_times as ops_of
+from timing_tables import by_bits, op_times, totals_as_traced
 from traced_networks import STEPS, branching, traced
 from xplanes import CPU, DERIVED, GPU, copy, kernel, xplane
 
@@ -37,15 +36,15 @@ def test_time_on_the_gpu_wins_over_the_launch_on_the_host(reference, tmp_path):
         GPU: [('volta_sgemm', 2, op('model/conv/Conv2D:Conv2D')),
               ('im2col', 1, op('model/conv/Conv2D:Conv2D')),
               ('volta_sgemm', 4, op('model/conv/Conv2D:Conv2D')), ('MemcpyHtoD', 8, {})]})
-    assert read_trace(path, num_steps=2) == {'model/conv/Conv2D': pytest.approx(7 / 2),
-                                             'model/Cast': pytest.approx(0.25 / 2)}
+    assert read_trace(path, num_steps=2)[0] == {'model/conv/Conv2D': pytest.approx(7 / 2),
+                                                'model/Cast': pytest.approx(0.25 / 2)}
 
 
 def test_kernels_of_all_streams_and_gpus_count(tmp_path):
     path = trace_of(tmp_path, [kernel('a/MatMul:MatMul', 1)], {
         ('/device:GPU:0', 'Stream #14(Compute)'): [kernel('a/MatMul:MatMul', 2)],
         ('/device:GPU:1', 'Stream #15'): [kernel('b/MatMul:MatMul', 4)]})
-    assert read_trace(path, 1) == {'a/MatMul': pytest.approx(3), 'b/MatMul': pytest.approx(4)}
+    assert read_trace(path, 1)[0] == {'a/MatMul': pytest.approx(3), 'b/MatMul': pytest.approx(4)}
 
 
 @pytest.mark.parametrize('text, op', [
@@ -56,7 +55,7 @@ def test_kernels_of_all_streams_and_gpus_count(tmp_path):
     ('no op', 'volta_sgemm_128x64_nn')])
 def test_a_kernel_is_of_the_op_that_tf_op_begins_with_or_counts_under_its_own_name(
         text, op, tmp_path):
-    assert read_trace(trace_of(tmp_path, [kernel(text, 1)]), 1) == {op: pytest.approx(1)}
+    assert read_trace(trace_of(tmp_path, [kernel(text, 1)]), 1)[0] == {op: pytest.approx(1)}
 
 
 @pytest.mark.parametrize('event, own', [
@@ -70,7 +69,7 @@ def test_a_kernel_is_of_the_op_that_tf_op_begins_with_or_counts_under_its_own_na
     (copy('Memset', 8, op='x/Add:Add', stat='Memset_details'), 8)])
 def test_copies_are_no_kernels(event, own, tmp_path):
     path = trace_of(tmp_path, [kernel('x/Add:Add', 1), event])
-    assert read_trace(path, 1) == {'x/Add': pytest.approx(1 + own)}
+    assert read_trace(path, 1)[0] == {'x/Add': pytest.approx(1 + own)}
 
 
 @pytest.mark.parametrize('planes, gpu, what', [
@@ -80,7 +79,7 @@ def test_copies_are_no_kernels(event, own, tmp_path):
     ({}, True, 'no plane of a GPU')])
 def test_a_gpu_whose_kernels_are_missing_is_an_error_with_the_remedy(planes, gpu, what, tmp_path):
     path = xplane(tmp_path / 'host.xplane.pb', {CPU: [('a/Conv2D:Conv2D', 1, {})]})
-    assert read_trace(path, 1, gpu=False) == {'a/Conv2D': pytest.approx(1)}
+    assert read_trace(path, 1, gpu=False)[0] == {'a/Conv2D': pytest.approx(1)}
     path = xplane(tmp_path / 'host.xplane.pb', {**{CPU: [('a/Conv2D:Conv2D', 1, {})]}, **planes})
     with pytest.raises(UserError, match=what + '.*RestrictProfilingToAdminUsers=0') as error:
         read_trace(path, 1, gpu=gpu)
@@ -114,6 +113,11 @@ def gpu_planes(graph, kernels, steps=STEPS):
     return planes
 
 
+def attributed(graph, path, num_steps):
+    ms, kernels = read_trace(path, num_steps)
+    return attribute(graph, ms, 8, kernels)
+
+
 def groups_by_hand(graph, kernels):
     groups = collections.defaultdict(float)
     for name, mask in graph.backward.items():
@@ -126,7 +130,7 @@ def test_kernels_of_a_real_graph_are_attributed_once_and_launches_not_at_all(tmp
     kernels = kernels_of(case.graph)
     assert len(kernels) > 30 and len(set(kernels).intersection(case.times)) > 30  # launches
     path = xplane(tmp_path / 'gpu.xplane.pb', gpu_planes(case.graph, kernels), onto=case.path)
-    times = op_times(case.graph, path, STEPS, 8)
+    times = attributed(case.graph, path, STEPS)
     found = by_bits(times.group_tensors, times.group_ms)
     for mask, ms in groups_by_hand(case.graph, kernels).items():
         host = sum(case.times[name] for name, needed in case.graph.backward.items()
@@ -148,12 +152,12 @@ def test_an_op_without_a_kernel_is_not_estimated_on_a_gpu_and_one_of_the_host_ta
     planes = gpu_planes(case.graph, kernels)
     planes[CPU] = [(host + ':Conv2DBackpropFilter', 2, {}, i) for i in range(STEPS)]
     path = xplane(tmp_path / 'host.xplane.pb', planes)
-    times = op_times(case.graph, path, STEPS, 8)
+    times = attributed(case.graph, path, STEPS)
     expected = groups_by_hand(case.graph, dict(kernels, **{host: 2.0}))
     assert by_bits(times.group_tensors, times.group_ms) == {
         mask: pytest.approx(ms) for mask, ms in expected.items()}
     assert not times.estimated_ms.any()
-    without = attribute(case.graph, read_trace(path, STEPS), 8)  # as on a CPU
+    without = attribute(case.graph, read_trace(path, STEPS)[0], 8)  # as on a CPU
     assert by_bits(without.group_tensors, without.group_ms)[case.graph.backward[none]] > expected[
         case.graph.backward[none]]
 
@@ -164,7 +168,7 @@ def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):
     planes = gpu_planes(case.graph, kernels, steps=1)
     planes['/device:GPU:0', 'Stream #21(Compute)'] = [kernel('', 2, name='nccl'),
                                                       kernel('gone/x:Mul', 1), kernel('', 2)]
-    times = op_times(case.graph, xplane(tmp_path / 'host.xplane.pb', planes), 1, 8)
+    times = attributed(case.graph, xplane(tmp_path / 'host.xplane.pb', planes), 1)
     behind = sum(ms for name, ms in kernels.items() if name not in case.graph.forward)
     assert times.coverage == pytest.approx(behind / (behind + 5))
     assert sorted(times.left_out) == [('gone/x', pytest.approx(1)), ('nccl', pytest.approx(2)),
@@ -175,7 +179,7 @@ def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):
 
 
 def table_with(kernels):
-    times = ops_of({0b01: 2.0, 0b10: 1.0}, 2)._replace(kernels=kernels, coverage=1.0)
+    times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(kernels=kernels, coverage=1.0)
     return build_table(['a', 'b'], [(1,), (2,)], times, totals_as_traced(
         times, 3.0, 5.0, 1.5, 0.5), {})
 
@@ -184,9 +188,8 @@ def test_kernels_that_overlap_fill_less_of_the_step_than_they_add_up_to(tmp_path
     path = trace_of(tmp_path, [kernel('a:Mul', 4, 0), kernel('a:Mul', 1, 10)], {
         ('/device:GPU:0', 'Stream #14(Compute)'): [kernel('b:Mul', 4, 2), kernel('b:Mul', 1, 3)],
         ('/device:GPU:0', 'Steps'): [('0', 100, {})]})
-    case = traced(branching)
-    assert sum(read_trace(path, 1).values()) == pytest.approx(10)
-    assert op_times(case.graph, path, 2, 8).kernels == pytest.approx((6 + 1) / 2)
+    assert sum(read_trace(path, 1)[0].values()) == pytest.approx(10)
+    assert read_trace(path, 2)[1] == pytest.approx((6 + 1) / 2)
 
 
 @pytest.mark.parametrize('kernels, share', [(4.0, 0.4), (7.9, 0.79)])
