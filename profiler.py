@@ -146,17 +146,15 @@ def prefix_cuts(prefixes, times, inputs, labels):
     # Sorted, so that sums have equal bits in every process.
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
-    return np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
+    return cuts, np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
 def _drawn(leaf):
-    """Returns an array as it is, and random numbers for a TensorSpec.
-
-    Floats are drawn as pixels; integers are 0 or 1, valid in any vocabulary and list of classes.
-    """
+    """Returns an array as it is, and random numbers for a TensorSpec."""
     import tensorflow as tf
     if not isinstance(leaf, tf.TensorSpec):
         return leaf
+    # Pixels, or integers that are valid in any vocabulary and list of classes.
     shape, high = leaf.shape.as_list(), 255 if leaf.dtype.is_floating else 2
     drawn = np.random.RandomState(0).uniform(0, high, shape)
     return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)

@@ -13,6 +13,7 @@ greedy search, which counts each op once, as the graph does; other searches star
 benchmarks/selector.py measures how near to the optimum the best set is.
 """
 
+import itertools
 import warnings
 from typing import NamedTuple
 
@@ -54,7 +55,6 @@ class InfeasibleBudget(ValueError):
         super().__init__(
             'no tensor fits in a budget of {:.6g} ms; the smallest feasible budget is {:.6g} ms'
             .format(budget, smallest_budget))
-        self.budget = budget
         self.smallest_budget = smallest_budget
 
 
@@ -328,12 +328,9 @@ def filled(items, value, mask, budget, power=1.0):
     paid = items.needs[:, mask].any(axis=1)
     # (L,) ms to add each item
     cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
-    left = budget - items.own[mask].sum() - items.group_ms[paid].sum()
-    depth, at_deepest = -1, 0.0  # of the deepest chosen item
-    if mask.any():
-        item = np.where(mask, items.depth, -1).argmax()
-        depth, at_deepest = items.depth[item], items.at_deepest[item]
-        left -= at_deepest
+    deepest = list(zip(items.depth, items.at_deepest))
+    depth, at_deepest = max(itertools.compress(deepest, mask), default=(-1, 0.0))
+    left = budget - items.own[mask].sum() - items.group_ms[paid].sum() - at_deepest
     needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
     while True:
         whole = cost + np.where(items.depth > depth, items.at_deepest - at_deepest, 0.0)
@@ -344,8 +341,7 @@ def filled(items, value, mask, budget, power=1.0):
             return mask
         mask[best], value[best] = True, 0
         left -= whole[best]
-        if items.depth[best] > depth:
-            depth, at_deepest = items.depth[best], items.at_deepest[best]
+        depth, at_deepest = max((depth, at_deepest), deepest[best])
         new = np.flatnonzero(needed_by[best] & ~paid)
         paid[new] = True
         cost -= time_of_groups(items.group_ms[new], items.needs[new])

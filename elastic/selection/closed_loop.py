@@ -1,8 +1,8 @@
 """Corrects the timing table while the device changes speed: heat, other programs, fewer cores.
 
-The profiler measures the table once. If the device slows down as a whole, the shares in the table
-stay, and so does the choice of tensors. Forward and backward pass can also slow down differently,
-which step times do not show. So both passes are measured again before each selection.
+If the device slows down as a whole, the shares in the table stay, and so does the choice of
+tensors. Forward and backward pass can also slow down differently, which step times do not show. So
+both passes are measured again before each selection.
 """
 
 import numpy as np
@@ -84,12 +84,11 @@ class ClosedLoop:
         if self._forward is None:
             self._forward = self._maker.forward()
         functions = [self._forward] + ([] if len(both_ms) else [self._maker.gradients()])
-        ms = []
-        for _ in range(calls):
-            for function in functions:
-                function.milliseconds(inputs, labels)  # as in the profile, each follows itself
-                ms.append(function.milliseconds(inputs, labels))
-        ms = np.reshape(ms, (calls, len(functions)))
+
+        def settled_ms(function):
+            function.milliseconds(inputs, labels)  # as in the profile, each follows itself
+            return function.milliseconds(inputs, labels)
+        ms = np.array([[settled_ms(function) for function in functions] for _ in range(calls)])
         # The minimum: disturbances only add, and would move the median of a few calls.
         t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
         old = self.reference
@@ -112,10 +111,7 @@ def explaining(table, mask, more_ms):
                           t_dy=table.t_dy * scales[1])
 
 
-def steps_drift_ms(step_ms, predicted_ms, of_ms=None):
-    """Returns the ms by which the last steps exceed the prediction, any sign; 0 if within noise.
-
-    of_ms: ms that the difference is compared with (default: predicted_ms).
-    """
+def steps_drift_ms(step_ms, predicted_ms, of_ms):
+    """Returns the ms that the last steps took too long, any sign; 0 within STEP_DRIFT of of_ms."""
     more_ms = float(np.median(step_ms[-WINDOW:])) - predicted_ms
-    return more_ms if abs(more_ms) > STEP_DRIFT * (of_ms or predicted_ms) else 0.0
+    return more_ms if abs(more_ms) > STEP_DRIFT * of_ms else 0.0

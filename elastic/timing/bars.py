@@ -5,6 +5,7 @@ from elastic.figure_file import write_figure
 from elastic.timing.table import TensorTimings
 
 OWN, CARRIED = '#0072B2', '#E69F00'
+LEGEND = {'loc': 'upper left', 'ncol': 2, 'borderaxespad': 0, 'borderpad': 0}
 SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in all tables of a figure
 HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
 
@@ -18,12 +19,11 @@ def timing_bars(path, output):
 
     def draw(figure):
         axis = figure.add_axes([0.075, 0.15, 0.915, 0.68])
-        _draw_bars(axis, table)
+        _draw_bars(axis, table, f' ({table.t_dw.sum():.1f} ms)', f' ({table.t_dy.sum():.1f} ms)')
         axis.set(ylabel='time (ms per step)')
         figure.text(0.075, 0.985, '{}: {}'.format(table.key.get('model', path), _totals_of(table)),
                     va='top', fontsize=9)
-        _draw_legend(figure, [axis], [' ({:.1f} ms)'.format(each.sum())
-                                      for each in (table.t_dw, table.t_dy)], 0.075, 0.94)
+        figure.legend(bbox_to_anchor=(0.075, 0.94), **LEGEND)
     return write_figure(output, (7.2, 3), draw, HEADER, _rows(table, path))
 
 
@@ -56,7 +56,8 @@ def device_bars(paths, output):
                 table.t_step / tables[0].t_step)
             axis.set_title('{}\n{}{}'.format(label, _totals_of(table), slower), loc='left',
                            fontsize=7, color='#444444')
-        _draw_legend(figure, axes, ['', ''], 0.09, 1 - 0.22 / height)
+        figure.legend(*axes[0].get_legend_handles_labels(),
+                      bbox_to_anchor=(0.09, 1 - 0.22 / height), **LEGEND)
     rows = [[table.key['host'], table.key['tensorflow']] + row
             for path, table in zip(paths, tables) for row in _rows(table, path)]
     return write_figure(output, (7.2, 1.3 + 1.75 * len(tables)), draw,
@@ -64,10 +65,7 @@ def device_bars(paths, output):
 
 
 def labels_of(keys, paths):
-    """Returns a label for each table: its host, with TensorFlow's version if hosts are equal.
-
-    keys: of the tables. Labels that are still equal get their path.
-    """
+    """Returns a label for each table: its host, and if hosts are equal, TensorFlow or the path."""
     hosts = [key['host'] for key in keys]
     labels = [host if hosts.count(host) == 1 else '{}, TensorFlow {}'.format(
         host, key['tensorflow']) for host, key in zip(hosts, keys)]
@@ -97,22 +95,13 @@ def _totals_of(table):
         table.t_fp, table.t_bp, table.t_update)
 
 
-def _draw_bars(axis, table):
+def _draw_bars(axis, table, of_dw='', of_dy=''):
+    """Draws the bars; of_dw, of_dy: ends of their labels."""
     numbers = range(len(table.names))
-    axis.bar(numbers, table.t_dw, width=0.9, color=OWN, label='t_dw, weight gradient')
+    axis.bar(numbers, table.t_dw, width=0.9, color=OWN, label='t_dw, weight gradient' + of_dw)
     axis.bar(numbers, table.t_dy, width=0.9, bottom=table.t_dw, color=CARRIED,
-             label='t_dy, path of the error gradient to it')
+             label='t_dy, path of the error gradient to it' + of_dy)
     axis.set(xlim=(-0.8, len(numbers) - 0.2),
              xlabel='tensor index (left: input, right: classifier)')
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(True, axis='y')
-
-
-def _draw_legend(figure, axes, added, left, top):
-    """Draws one legend for all axes.
-
-    added: text to append to the labels of t_dw and t_dy. left, top: shares of the figure.
-    """
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, [label + text for label, text in zip(labels, added)], loc='upper left',
-                  bbox_to_anchor=(left, top), ncol=2, borderaxespad=0, borderpad=0)

@@ -1,7 +1,4 @@
-"""Holds the cost of each tensor, and predicts the step time of any mask.
-
-profiler.py makes the table; selection_solver_DP.py chooses by it.
-"""
+"""Holds the cost of each tensor, and predicts the step time of any mask."""
 
 import csv
 import os
@@ -68,7 +65,6 @@ class TensorTimings(NamedTuple):
     """Holds the cost of each of N tensors in ms per step, in model.trainable_variables order.
 
     A mask is (N,) bool, True for each tensor that is trained.
-
     names: N strings; shapes: N tuples.
     t_dw: (N,) weight gradient: ops that no other tensor needs.
     t_dy: (N,) shared ops added to carry the error gradient on to this tensor.

@@ -160,8 +160,8 @@ def test_what_one_epoch_shows_of_weight_gradients_is_not_inherited():
 
 def test_drift_of_steps_is_judged_by_the_median_of_the_last_ones():
     steady = [100.0] * 60
-    assert steps_drift_ms(steady, 100 * (1 - 0.5 * STEP_DRIFT)) == 0
+    assert steps_drift_ms(steady, 100 * (1 - 0.5 * STEP_DRIFT), 100) == 0
     for predicted in 100 * (1 - 2 * STEP_DRIFT), 100 * (1 + 2 * STEP_DRIFT):
-        assert steps_drift_ms(steady, predicted) == pytest.approx(100 - predicted)
-    assert steps_drift_ms(steady[:50] + [900.0] * 10, 100) == 0  # a few slow steps are chance
-    assert steps_drift_ms(steady + [130.0] * 40, 100) == 30      # the last steps count
+        assert steps_drift_ms(steady, predicted, predicted) == pytest.approx(100 - predicted)
+    assert steps_drift_ms(steady[:50] + [900.0] * 10, 100, 100) == 0  # a few slow steps are chance
+    assert steps_drift_ms(steady + [130.0] * 40, 100, 100) == 30      # the last steps count
