@@ -73,8 +73,8 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     """Returns the TensorTimings of one training step of `model`, whose variables stay as they were.
 
     The batch is described by input_shape (of one example, such as (height, width, channels)),
-    num_classes and batch_size; or by `batch`: (inputs, labels), or tf.TensorSpecs of them. Inputs
-    may be one array, or a list, tuple or dict of arrays, as the model takes them.
+    num_classes and batch_size, and filled with noise; or it is `batch`: (inputs, labels), whose
+    inputs are one array, or a list, tuple or dict of arrays, as the model takes them.
     optimizer, settings: fields of ProfileSettings.
     """
     import tensorflow as tf
@@ -86,9 +86,10 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     from elastic.timing.trace import executed_graph, record_trace
     settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
     if batch is None:
-        batch = (tf.TensorSpec((batch_size,) + tuple(input_shape), tf.float32),
+        pixels = np.random.RandomState(0).uniform(0, 255, (batch_size,) + tuple(input_shape))
+        batch = (tf.constant(pixels, tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
-    inputs, labels = tf.nest.map_structure(_drawn, batch)
+    inputs, labels = batch
     with contextlib.ExitStack() as stack:
         folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(restored_afterwards(model.variables))
@@ -147,17 +148,6 @@ def prefix_cuts(prefixes, times, inputs, labels):
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
     return cuts, np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
-
-
-def _drawn(leaf):
-    """Returns an array as it is, and random numbers for a TensorSpec."""
-    import tensorflow as tf
-    if not isinstance(leaf, tf.TensorSpec):
-        return leaf
-    # Pixels, or integers that are valid in any vocabulary and list of classes.
-    shape, high = leaf.shape.as_list(), 255 if leaf.dtype.is_floating else 2
-    drawn = np.random.RandomState(0).uniform(0, high, shape)
-    return tf.cast(tf.constant(np.floor(drawn) if high == 2 else drawn), leaf.dtype)
 
 
 def table_path(logs_dir, model_name, input_size, num_classes, batch_size):

@@ -9,8 +9,7 @@ input. `select_tensors_paper` is the paper's own recursion.
 
 `choose_tensors` solves it for a timing table and rho. In a graph with branches the chain is an
 upper bound, as it counts every branch above the deepest tensor. So its exact solution only starts a
-greedy search, which counts each op once, as the graph does; other searches start from nothing.
-benchmarks/selector.py measures how near to the optimum the best set is.
+greedy search. benchmarks/selector.py measures how near to the optimum the best set is.
 """
 
 import itertools
@@ -159,8 +158,7 @@ def select_tensors_paper(t_dw, t_dy, importance, budget, resolution=1000):
     P[k, t] = max(P[k-1, t], max over k_c of P[k_c, t - t_dw[k] - sum of t_dy from k_c to k] + I_k),
     where k_c is the last tensor selected before k. It keeps one solution for each P[k_c, t], so it
     cannot extend a k_c that this solution leaves out, and loses value. Times are rounded DOWN to
-    whole bins as in the paper, so the result can exceed the budget: at N >= 1000 nearly all times
-    become zero. The published code corrects this by a factor on the budget.
+    whole bins as in the paper, so the result can exceed the budget.
 
     Arguments, result and errors as for select_tensors, but the mask can be empty.
     """

@@ -53,16 +53,13 @@ def attribute(graph, times, num_tensors, kernels=None):
         ms = spent(name)
         groups[bits] = groups.get(bits, 0.0) + ms
         estimated[bits] = estimated.get(bits, 0.0) + (0.0 if name in times else ms)
-    update, update_fixed = np.zeros(num_tensors), 0.0
+    update = np.zeros(num_tensors + 1)  # the last is of no tensor
     for name, k in graph.update.items():
-        if k is None:
-            update_fixed += spent(name)
-        else:
-            update[k] += spent(name)
+        update[-1 if k is None else k] += spent(name)
     missed = sum(ms for _, ms in left_out)
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
-    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
-                   update_fixed, np.array(list(estimated.values())),
+    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update[:-1],
+                   float(update[-1]), np.array(list(estimated.values())),
                    1 - missed / total if total else 0.0, left_out,
                    {name: spent(name) for name in sorted(graph.forward)}, rates, kernels)
 
