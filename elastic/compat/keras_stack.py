@@ -63,11 +63,7 @@ def layer_path(variable):
 
 
 def build_optimizer(optimizer, variables):
-    """Creates the slots of all variables, so that any subset can be updated later.
-
-    Keras 3 refuses variables that the optimizer was not built with. Keras 2.7 would create slots at
-    the first update, even if that is only a trial.
-    """
+    """Creates the slots of all variables, so that any subset can be updated later."""
     if KERAS_3:
         optimizer.build(variables)
     else:
@@ -124,11 +120,7 @@ class Adam(keras.optimizers.Adam):
 
 
 def _apply_adam(variable, m, v, count, gradient, rate, beta_1, beta_2, epsilon):
-    """Updates one variable.
-
-    The count's increment, 1, is computed from the gradient. So the graph shows whose count it
-    raises, and masked_step.py omits it with the rest of the update.
-    """
+    # Computed from the gradient, so that the graph shows whose count it raises.
     one = tf.cast(tf.cast(tf.raw_ops.Size(input=gradient), tf.bool), count.dtype)
     step = count + one
     count.assign(step, read_value=False)
@@ -147,9 +139,7 @@ def momenta(optimizer, variables):
 
 
 def functional(model):
-    """Returns the functional model that holds the graph: the model, or the one in a Sequential.
-
-    Returns None for a layer or a subclassed model, which has no graph.
+    """Returns the functional model, which has a graph: itself, or the one in a Sequential; or None.
     """
     model = getattr(model, '_functional', None) or model
     return model if getattr(model, '_nodes_by_depth', None) else None

@@ -106,14 +106,6 @@ def functions_of(node):
             for function in [attr.func] + list(attr.list.func) if function.name]
 
 
-def library_of(concrete):
-    """Returns the FunctionDefs nested in a concrete function, by name."""
-    if not any(functions_of(node) for node in concrete.function_def.node_def):
-        return {}
-    return {function.signature.name: function
-            for function in concrete.graph.as_graph_def().library.function}
-
-
 def output_places(op):
     """Returns `output:index` for each output of a tf.Operation, as in the names of its tensors."""
     places = []
@@ -148,9 +140,8 @@ def untie(function_def):
     """Changes a FunctionDef so that no node ties all tensors together.
 
     All gradients pass through one IdentityN before the optimizer, and results pass through Identity
-    nodes that wait for all updates. Their readers now read from the source instead. Fewer nodes
-    also make a step quicker to prepare. So equal constants become one, and a read that follows a
-    write of its variable is replaced by the value written.
+    nodes that wait for all updates: readers now read from the source. Equal constants become one,
+    and reads of what was just written become the value, as fewer nodes are prepared sooner.
     """
     _unfuse_biases(function_def)
     nodes = {node.name: node for node in function_def.node_def}

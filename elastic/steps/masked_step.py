@@ -17,7 +17,6 @@ from elastic.steps.function_graph import (
     Cutter,
     add_node,
     inlined,
-    library_of,
     repeat_noise,
     set_inputs,
     take_from_outside,
@@ -30,7 +29,6 @@ from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep, c
 class StepMaker:
     """Makes the training step of a model for any mask, its forward pass, and its gradients.
 
-    All share the variables of the model and the optimizer.
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
         inputs is an array, or a list, tuple or dict of them, as the model takes it.
     optimizer: may be None where only gradients are needed.
@@ -57,7 +55,8 @@ class StepMaker:
                     name, result.shape))
         self.concrete = concrete  # keeps alive what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
-        self.library = library_of(concrete)
+        library = concrete.graph.as_graph_def().library.function
+        self.library = {function.signature.name: function for function in library}
         function = inlined(concrete.function_def, self.library)
         untie(function)
         self.cutter = Cutter(function)
@@ -187,10 +186,7 @@ def _traced(function, inputs, labels):
 
 
 class GraphFunction:
-    """Runs a graph that a StepMaker cut: (*tensors) -> list of results.
-
-    TensorFlow frees the graph together with this object.
-    """
+    """Runs a graph that a StepMaker cut, and frees it at its end: (*tensors) -> list of results."""
 
     def __init__(self, definition, maker):
         self.nodes = {node.name: node.op for node in definition.node_def}

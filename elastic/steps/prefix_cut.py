@@ -60,9 +60,8 @@ class Repeatable(NamedTuple):
 def repeatable(graph, owners, num_tensors, images, labels, called):
     """Returns the Repeatable nodes: forward nodes with equal output for equal image and weights.
 
-    Nodes that no image reaches (weights, constants) are omitted. So are random nodes, nodes that
-    read labels or an untrained variable that the step changes (moving statistics, random states),
-    and everything downstream of them.
+    They descend from images, and not from labels, random nodes, or an untrained variable that the
+    step changes (moving statistics, random states).
     graph: StepGraph. owners: argument index -> k, for the handle of tensor k. images, labels:
     argument indices. called: from function_graph.called_ops.
     """
@@ -104,9 +103,9 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     the batch -> bytes per image. ms: node -> ms to recompute it. read_ms: (bytes per image) -> ms
     to read a batch.
 
-    It is a minimum cut. Each prefix node has two places, `read` and `recomputed`. The edge between
-    them costs the time to read the node's outputs. The edge from the second place to the sink costs
-    the time to compute the node. Edges of infinite cost lead from there to the nodes that it reads.
+    It is a minimum cut. Each prefix node has two places. The edge between them costs the time to
+    read the node's outputs. The edge from the second to the sink costs the time to compute it.
+    Edges of infinite cost lead from the second place to the nodes that it reads.
     """
     readers = {}  # outputs of each prefix node that any node reads
     for name in prefix:

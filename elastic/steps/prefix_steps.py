@@ -71,8 +71,7 @@ class PrefixSteps:
     def serves(self, cut):
         """Returns the (N,) bool mask of the tensors that may be trained with this Cut.
 
-        Training them keeps the stored activations valid. The mask is empty if the rest of the step
-        would read a tensor that the Cut does not store.
+        It is empty if the rest of the step would read a tensor that the Cut does not store.
         """
         mask = ~self._repeatable.tensors_of(cut.skipped)
         return mask & set(self._read_from(cut.skipped, mask)).issubset(cut.tensors)
@@ -84,7 +83,6 @@ class PrefixSteps:
         return prefix_cut.read_outside(self.maker.graph, prefix, results + list(effects))
 
     def _batch_tensors(self):
-        """Returns tensor whose first axis is the batch -> tf.TensorSpec."""
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
             if op.name in maker.cutter.nodes:
@@ -134,9 +132,8 @@ class PrefixSteps:
     def rows_apart(self, inputs, labels):
         """Returns how much the activations of an image depend on the other images of its batch.
 
-        This is the largest difference in the outputs of the longest prefix when images change
-        places, relative to the largest value: 0 if no bit differs; inf if there is no prefix, or if
-        the first axis of an input is not the batch.
+        This is the largest difference in the outputs of the longest prefix, relative to the largest
+        value; inf if there is no prefix, or if the first axis of an input is not the batch.
         """
         count = int(labels.shape[0])
         if any(leaf.shape.rank == 0 or leaf.shape[0] != count for leaf in tf.nest.flatten(inputs)):

@@ -8,6 +8,8 @@ A set of tensors is a bit mask (int) in this module and an (N,) bool array elsew
 converts.
 """
 
+import functools
+import operator
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -65,7 +67,8 @@ def analyse(nodes, num_tensors, owners, work, num_results):
             len(results), num_results, num_tensors))
     roots = [_through_identities(nodes, results[num_results + k]) for k in range(num_tensors)]
     order = topological(nodes)
-    forward = frozenset(_needed_by(nodes, order, {results[i]: 1 for i in range(num_results)}))
+    forward = frozenset(reachable((results[i].split(':')[0] for i in range(num_results)),
+                                  lambda name: nodes[name].data))
     wanted = {}
     for k, root in enumerate(roots):
         wanted[root] = wanted.get(root, 0) | 1 << k
@@ -76,9 +79,8 @@ def analyse(nodes, num_tensors, owners, work, num_results):
     return StepGraph(nodes, forward, backward, update, work)
 
 
-def _needed_by(nodes, order, wanted, stop=frozenset()):
-    """Returns name -> bits of the `wanted` (tensor -> bits) that need it, for nodes not in `stop`.
-    """
+def _needed_by(nodes, order, wanted, stop):
+    """Returns name -> bits of the `wanted`, tensor -> bits, that need the node; none in `stop`."""
     needed = {}
     for tensor, bits in wanted.items():
         name = tensor.split(':')[0]
@@ -132,9 +134,7 @@ def check_effects(graph, effects):
             common[name] = graph.backward.get(name, -1)
             for source in graph.nodes[name].data:
                 common[name] &= common.get(source, -1)
-    everyone = 0
-    for bits in graph.backward.values():
-        everyone |= bits
+    everyone = functools.reduce(operator.or_, graph.backward.values(), 0)
     for name in effects:
         k = graph.update.get(name)
         users = everyone if k is None else 1 << k
@@ -155,7 +155,6 @@ def constants(nodes, order):
 
 
 def _through_identities(nodes, tensor):
-    """Returns the source of a result, before the Identity nodes that tf.function adds."""
     while nodes[tensor.split(':')[0]].op == 'Identity':
         tensor = nodes[tensor.split(':')[0]].tensors[0]
     return tensor

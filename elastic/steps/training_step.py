@@ -43,7 +43,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Raises the learning rate linearly over `warmup_steps`, then lowers it to 0 as a cosine.
 
     The first rate is above 0, because the importance before the first step is that of an update at
-    this rate. Keras' CosineDecay has no warm-up in TensorFlow 2.7.
+    this rate.
     """
 
     def __init__(self, learning_rate, total_steps, warmup_steps=0):
@@ -111,7 +111,7 @@ def cross_entropy(labels, predictions):
     """Returns the mean cross-entropy, a float32 scalar; works only while a graph is traced.
 
     labels: (B,), integers. predictions: (B, classes), probabilities if a softmax or sigmoid op
-    produced them, else logits. Looking at the op works for any model, even a subclassed one.
+    produced them, else logits.
     """
     _check_predictions(labels, predictions)
     op = predictions.op
@@ -152,8 +152,7 @@ class LossScale:
     Small gradients vanish in float16. So the loss is multiplied by a scale, and the gradients are
     divided by it. A step in which a gradient overflows only halves the scale; GROWTH_STEPS steps
     without overflow double it. Keras puts all updates into one branch of a condition, from which no
-    reduced step can be cut. Here each op serves one tensor or none, and the tensors share only the
-    variable `overflows`.
+    reduced step can be cut. Here the tensors share only the variable `overflows`.
     """
     FIRST, GROWTH_STEPS = 2.0 ** 15, 2000
 
@@ -188,9 +187,8 @@ class LossScale:
 class TrainingStep:
     """Updates the selected tensors on one batch: (inputs, labels) -> StepResult.
 
-    The tape watches only selected tensors, so no other gradient is computed. Unselected tensors
-    keep their weights and optimizer slots. Sparse gradients (Embedding) are made dense, as in Keras
-    3, because momentum and decay apply to the whole tensor.
+    No other gradient is computed, and other weights and slots stay. Sparse gradients (Embedding)
+    are made dense, as in Keras 3, because momentum and decay apply to the whole tensor.
 
     model: any Keras classifier with one output; UserError for others (check_classifier).
     optimizer: None omits decay and update.
