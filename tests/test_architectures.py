@@ -25,7 +25,7 @@ from zoo import APPLICATIONS, ZOO
 TESTED = [name for name in ZOO if name not in (
     'NASNetMobile', 'InceptionResNetV2', 'InceptionV3', 'EfficientNetB0', 'ResNet50V2', 'Xception')]
 # Tracing their plain steps takes seconds, so only their masks are compared.
-SLOW_TO_TRACE = ('DenseNet121', 'EfficientNetV2B0', 'ResNet50', 'ConvNeXtTiny')
+SLOW_TO_TRACE = ('DenseNet121', 'EfficientNetV2B0', 'ResNet50', 'ConvNeXtTiny', 'MobileNetV2')
 # One convolutional network stands for the others.
 PROFILED = [name for name in ZOO if name not in APPLICATIONS] + ['MobileNet']
 # With batch statistics of four images, rounding errors grow with depth and dominate a second step.

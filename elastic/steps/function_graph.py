@@ -48,7 +48,6 @@ def inlined(function_def, library):
                    + ['^' + name for name in sorted(control)])
     for output, tensor in list(plain.ret.items()):
         plain.ret[output] = source(tensor)
-    plain.signature.control_output.extend(sorted(plain.control_ret))
     return plain
 
 

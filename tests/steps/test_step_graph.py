@@ -12,7 +12,7 @@ from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.step_graph import Node, analyse, check_effects, merged
 from elastic.steps.training_step import make_optimizer
-from traced_networks import branching, plain, traced
+from traced_networks import branching, executed, plain
 
 # Sets of tensors that need an op, by layer and op type, derived by hand.
 PLAIN_NEEDS = {
@@ -46,7 +46,7 @@ def tensors(mask):
 
 @pytest.mark.parametrize('build, expected', [(plain, PLAIN_NEEDS), (branching, BRANCHING_NEEDS)])
 def test_each_backward_op_serves_the_tensors_derived_by_hand(build, expected):
-    graph = traced(build).graph
+    graph = executed(build).graph
     kinds = {op for _, op in expected} | {'Conv2DBackpropInput'}
     found = collections.defaultdict(list)
     for name, mask in graph.backward.items():
@@ -59,7 +59,7 @@ def test_each_backward_op_serves_the_tensors_derived_by_hand(build, expected):
 
 @pytest.mark.parametrize('build', [plain, branching])
 def test_forward_backward_and_update_split_the_graph(build):
-    graph = traced(build).graph
+    graph = executed(build).graph
     parts = [set(graph.forward), set(graph.backward), set(graph.update)]
     assert set.union(*parts) == set(graph.nodes)
     assert sum(map(len, parts)) == len(graph.nodes)
@@ -72,13 +72,13 @@ def test_forward_backward_and_update_split_the_graph(build):
 @pytest.mark.parametrize('build', [plain, branching])
 def test_every_tensor_has_the_same_update_ops(build, optimizer):
     """The optimizer treats all tensors alike, so all have the same ops."""
-    graph = traced(build, *optimizer).graph
+    graph = executed(build, *optimizer).graph
     own = collections.defaultdict(collections.Counter)
     for name, k in graph.update.items():
         if graph.nodes[name].op not in step_graph.FREE_OPS:
             own[k][graph.nodes[name].op] += 1
     shared = own.pop(None)
-    count = len(traced(build, *optimizer).variables)
+    count = len(executed(build, *optimizer).variables)
     assert sorted(own) == list(range(count))
     assert all(own[k] == own[0] for k in range(count))
     writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
@@ -91,7 +91,7 @@ def test_shared_update_ops_do_not_grow_with_the_tensors():
     """In Keras 3, ops that only read a tensor's momentum belong to that tensor."""
     few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
                                      if k is None)
-                 for graph in (traced(plain).graph, traced(branching).graph)]
+                 for graph in (executed(plain).graph, executed(branching).graph)]
     for op in set(few + more) - step_graph.FREE_OPS:
         assert few[op] == more[op], op
 
@@ -193,8 +193,8 @@ def test_a_variable_changed_by_the_backward_pass_is_refused_by_name():
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 @pytest.mark.parametrize('build', [plain, branching])
 def test_no_effect_of_an_optimizer_is_refused(build, optimizer):
-    graph = traced(build, optimizer).graph
+    graph = executed(build, optimizer).graph
     writes = [name for name in graph.update if graph.nodes[name].op.startswith(
         ('Assign', 'ResourceApply'))]
-    assert len(writes) > 2 * len(traced(build, optimizer).variables)
+    assert len(writes) > 2 * len(executed(build, optimizer).variables)
     check_effects(graph, writes)
