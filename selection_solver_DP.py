@@ -18,13 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic.selection.items import (  # noqa: F401, some for those who import them from here
-    items_of,
-    layers_of,
-    out_of_reach,
-    reachable,
-    smallest_rho,
-)
+from elastic.selection.items import items_of, reachable, smallest_rho
 from elastic.timing.table import time_of_groups
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.

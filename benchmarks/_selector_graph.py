@@ -10,9 +10,9 @@ import _path  # noqa: F401
 import numpy as np
 from tqdm import tqdm
 
-from elastic.selection.items import items_of
+from elastic.selection.items import items_of, smallest_rho
 from elastic.timing.table import Profile, TensorTimings, chain_timings
-from selection_solver_DP import POWERS, choose_tensors, filled, on_chain, smallest_rho
+from selection_solver_DP import POWERS, choose_tensors, filled, on_chain
 
 GRAPH_RHO = (0.4, 0.5, 0.6, 0.7, 0.8)
 SMALL, SMALL_TENSORS = 200, 12  # drawn networks, small enough to try all sets of tensors

@@ -275,9 +275,9 @@ def unfinished(network, rows, seeds):
 
 def beyond(network, rows):
     """Returns a line of text for each row whose rho is out of reach."""
+    from elastic.selection.items import out_of_reach
     from elastic.timing.table import TensorTimings
     from profiler import table_path
-    from selection_solver_DP import out_of_reach
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     path = os.path.join(_path.ROOT, table_path(LOGS, flags['--model_name'], flags['--input_size'],
                                                NUM_CLASSES, flags['--batch_size']))

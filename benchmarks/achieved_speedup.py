@@ -26,7 +26,8 @@ def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
     """Returns the result of one network: a row for each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', bn_statistics=bn_statistics,
                               batch_size=batch_size)
-    from selection_solver_DP import choose_tensors, select_tensors, smallest_rho
+    from elastic.selection.items import smallest_rho
+    from selection_solver_DP import choose_tensors, select_tensors
     table, importance, loop = _bench.chosen_by(prepared)
     full = _bench.call(prepared.maker.step(prepared.everything), prepared)
     rows, dropped = [], 0

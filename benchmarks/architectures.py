@@ -44,10 +44,11 @@ def run_model(name, num_masks, rounds, seconds, seed):
     """Returns the result of one architecture, a dict with one entry per mask."""
     begin, member = time.perf_counter(), zoo()[name]
     from elastic.selection.importance import Evaluator, evaluate_importance
+    from elastic.selection.items import smallest_rho
     from elastic.steps.masked_step import StepMaker
     from elastic.steps.training_step import make_optimizer
     from profiler import profile_model
-    from selection_solver_DP import choose_tensors, smallest_rho
+    from selection_solver_DP import choose_tensors
     model, inputs, labels = member.build(member.benchmark)
     table = profile_model(model, batch=(inputs, labels), seconds=seconds)
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)

@@ -83,7 +83,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
     from datasets import load_dataset
     from elastic.selection.cache_costs import CacheCosts
-    from selection_solver_DP import smallest_rho
+    from elastic.selection.items import smallest_rho
     maker = prepared.maker
     table, importance, loop = _bench.chosen_by(prepared)
     data = load_dataset('digits', input_size, prepared.batch_size, seed=seed, views='held',
@@ -122,7 +122,8 @@ def caches_of(data, maker, place, cache_dir):
 
 def row_of(maker, loop, costs, importance, rho, caches, full, rounds, from_disk):
     """Returns the dict of one rho, with shares of the full step."""
-    from selection_solver_DP import choose_cached_tensors, choose_tensors, smallest_rho
+    from elastic.selection.items import smallest_rho
+    from selection_solver_DP import choose_cached_tensors, choose_tensors
     now, other, mask_without = loop.timings, None, None
     mask, _, table = choose_cached_tensors(costs, importance, rho)
     wider = [mask | (np.arange(len(mask)) == k) for k in np.flatnonzero(~mask & (importance > 0))]

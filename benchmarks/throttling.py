@@ -63,8 +63,9 @@ def _confine(cores):
 def run_model(name, input_size, rho, rounds, seed):
     """Returns the result of one network: a row for each condition."""
     prepared = _bench.prepare(name, input_size, seed, data='digits')
+    from elastic.selection.items import reachable
     from profiler import profile_model
-    from selection_solver_DP import choose_tensors, reachable
+    from selection_solver_DP import choose_tensors
     maker, batch = prepared.maker, prepared.batch
     table, importance, loop = _bench.chosen_by(prepared)
     full = _bench.call(maker.step(prepared.everything), prepared)

@@ -16,11 +16,11 @@ from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.flags import parse_arguments
 from elastic.schemes.fixed import fixed_mask
+from elastic.selection.items import smallest_rho
 from elastic.settings import settings_of
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, runs_of
 from fixed_tables import COPY_MS, fixed_profile
-from selection_solver_DP import smallest_rho
 from small_models import SMALL, small_classifier, user_classifier
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

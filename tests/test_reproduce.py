@@ -16,10 +16,10 @@ import report
 import reproduce
 from elastic.command_line import UserError
 from elastic.runs.folder import read_run
+from elastic.selection.items import smallest_rho
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from made_runs import make_run
-from selection_solver_DP import smallest_rho
 from timing_tables import op_times, stored, table_of
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -16,15 +16,12 @@ from drawn_tables import (
     tangled_table,
     within,
 )
+from elastic.selection.items import layers_of, out_of_reach, reachable, smallest_rho
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
-    layers_of,
-    out_of_reach,
-    reachable,
     select_tensors,
     select_tensors_paper,
-    smallest_rho,
 )
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')

@@ -37,10 +37,10 @@ from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
 from elastic.selection.cache_costs import CacheCosts
+from elastic.selection.items import smallest_rho
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
-from selection_solver_DP import smallest_rho
 from small_steps import Centred
 
 

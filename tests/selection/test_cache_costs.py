@@ -32,11 +32,12 @@ from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice
 from elastic.selection.cache_costs import Budget, CacheCosts
+from elastic.selection.items import layers_of
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer
-from selection_solver_DP import choose_cached_tensors, choose_tensors, layers_of
+from selection_solver_DP import choose_cached_tensors, choose_tensors
 from timing_tables import random_masks
 
 LATE = mask_from(6)  # the last convolution and the head

@@ -12,14 +12,9 @@ from drawn_tables import (
     tangled_table,
     within,
 )
+from elastic.selection.items import out_of_reach, smallest_rho
 from elastic.timing.table import CacheCost
-from selection_solver_DP import (
-    InfeasibleBudget,
-    choose_tensors,
-    out_of_reach,
-    select_tensors,
-    smallest_rho,
-)
+from selection_solver_DP import InfeasibleBudget, choose_tensors, select_tensors
 from timing_tables import random_masks
 
 pytestmark = pytest.mark.filterwarnings('ignore:no feasible tensor')
