@@ -65,15 +65,8 @@ TRAINING = Settings()  # the defaults
 class DataSettings(NamedTuple):
     """Says how datasets.load_dataset reads a data set.
 
-    data_dir: folder of TensorFlow Datasets; default: TFDS_DATA_DIR or ~/tensorflow_datasets.
+    data_dir: default: TFDS_DATA_DIR or ~/tensorflow_datasets.
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
-    steps_per_epoch: most batches in an epoch; each epoch has other images.
-    validation_steps: most batches of test images, spaced evenly among all of them.
-    views: "fresh" shows a new augmented version of the images in each epoch, "held" keeps each
-        one for `interval` epochs (0: for the whole run).
-    augmentation: one of AUGMENTATIONS, or None for the usual one of the data set.
-    train_images: number of training images, equally many of each class if there are enough.
-    skip_bad_images: leave out images of a folder that cannot be read.
     """
     data_dir: Optional[str] = None
     seed: int = TRAINING.seed

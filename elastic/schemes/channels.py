@@ -104,7 +104,6 @@ class _Analysis:
         return [of[id(tensor)] for tensor in network.outputs]
 
     def _call(self, layer, into, inputs, outputs):
-        """Returns the Channels of a layer's outputs. into: the Channels of its inputs."""
         if network_of(layer) is not None:
             return self.network(network_of(layer), into)
         if _reads_and_writes(layer):
