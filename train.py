@@ -40,11 +40,10 @@ def step_maker(model, dataset, settings, penalty=None):
 # ---------------------------------------------------------------- the loop
 
 class _Run:
-    """Holds what changes while a run trains, besides the scheme, the cache and the clock.
+    """Holds what changes while a run trains.
 
-    epoch: the current or next epoch, from 1. progress: its EpochProgress; None between epochs.
+    epoch: the current or next one, from 1. progress: its EpochProgress; None between epochs.
     choice: the Choice in use. chosen: the same if it was made before this epoch, else None.
-    result: EpochResult of the last epoch.
     rows: records of the epochs so far. step_ms: kind of Call -> ms of all steps.
     before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
@@ -154,7 +153,8 @@ def train(scheme, dataset, settings, session, cache=None):
             clock.seconds['lost'] += session.resumed['lost_seconds']
 
     def keep():
-        kept = session.keep(run.state)
+        with clock('checkpoint'):
+            kept = keeper.keep(lambda: dict(run=run.state(), records=session.recorder.state()))
         if keeper.stop() and run.epoch <= settings.num_epochs:
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
     if keeper.stop():

@@ -69,7 +69,6 @@ def _readings(path):
     """Yields (line number, seconds, watts, fault or None) of each line after the header."""
     header = []
     for number, line in enumerate(_lines(path), 1):
-        seconds, watts, fault = None, None, None
         try:
             cells = _cells(line)
             if not (header and cells):
@@ -79,11 +78,10 @@ def _readings(path):
                 raise ValueError
             row = dict(zip(header, cells))
             seconds, watts = finite(row['timestamp']), finite(row['watts'])
-            if watts < 0:
-                fault = 'watts must not be negative'
+            yield number, seconds, watts, 'watts must not be negative' if watts < 0 else None
         except (csv.Error, KeyError, ValueError):
-            fault = 'expected the columns timestamp (seconds since 1970) and watts, both numbers'
-        yield number, seconds, watts, fault
+            yield number, None, None, ('expected the columns timestamp (seconds since 1970) and '
+                                       'watts, both numbers')
 
 
 def _cells(line):

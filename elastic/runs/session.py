@@ -68,11 +68,6 @@ class Session:
         """Returns a context whose time counts as selection, or as resume if the run resumes."""
         return self.clock('selection' if self.resumed is None else 'resume')
 
-    def keep(self, state):
-        """Writes a checkpoint of the records and of `state()`; returns whether it could."""
-        with self.clock('checkpoint'):
-            return self.keeper.keep(lambda: dict(run=state(), records=self.recorder.state()))
-
 
 @contextlib.contextmanager
 def open_session(records, decisive, dataset, resumed, signals):

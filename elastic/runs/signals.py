@@ -5,9 +5,8 @@ import subprocess
 import sys
 import threading
 
-SIGNALS = ('SIGINT', 'SIGTERM', 'SIGHUP')  # a closed terminal and a shutdown send two of them
 ORPHANED = signal.SIGUSR1  # sent to a run if the script that started it is stopped or killed
-NUMBERS = [getattr(signal, name) for name in SIGNALS] + [ORPHANED]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ORPHANED)
 
 
 class Signals:
@@ -23,7 +22,7 @@ class Signals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in NUMBERS:
+            for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._catch)
         return self
@@ -69,7 +68,7 @@ def status_of(command, folder):
 
 def was_stopped(status):
     """Returns whether a signal ended a child, after a checkpoint or at once."""
-    return status - 128 in NUMBERS or -status in NUMBERS
+    return status - 128 in SIGNALS or -status in SIGNALS
 
 
 def _stop_with_parent():
