@@ -120,26 +120,23 @@ def test_the_printed_table_has_a_row_a_way_and_says_what_is_missing(found):
 def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_frees():
     """Ten convolutions have outputs of 8 MB each; the process has run nothing else."""
     code = '''
-import numpy as np, json
+import json
 from elastic import command_line
 command_line.quiet_tensorflow()
 import tensorflow as tf
 from tensorflow import keras
-from elastic.runs import peak_memory
-from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+import profiler
 inputs = x = keras.Input((64, 64, 3))
 for _ in range(10):
     x = keras.layers.Conv2D(16, 3, padding='same', activation='relu')(x)
 outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x))
 model = keras.Model(inputs, outputs)
-masks = {'head': np.arange(22) >= 20, 'full': np.ones(22, bool)}
-batch = tf.zeros((32, 64, 64, 3)), tf.zeros((32,), tf.int32)
-maker = StepMaker(model, make_optimizer('sgd', 1e-6, 1000, model.trainable_variables), 5e-4, *batch)
-print(json.dumps(peak_memory.peaks_of(maker, *batch, masks)))'''
+step = profiler.StepSettings('convolutions', 1.0, 64, 32, 3, 'none', 'frozen', 'sgd', 5e-4, None)
+print(json.dumps(profiler.peak_bytes(step, model)))'''
     peaks = json.loads(subprocess.check_output(
         [sys.executable, '-c', code], cwd=ROOT, universal_newlines=True).split('\n')[-2])
-    assert peaks['head'] + 40e6 < peaks['full'] <= peaks['importance'] < peaks['full'] + 400e6
+    full = peaks['full_training']
+    assert peaks['traditional_tl_training'] + 40e6 < full <= peaks['elastic_training'] < full + 4e8
 
 
 # --- runs

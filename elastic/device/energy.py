@@ -104,9 +104,9 @@ def rapl_counters(root, notes):
         except READ_ERRORS as error:
             faults.append('RAPL {}: {} cannot be read ({}); root may allow it: chmod a+r {}'
                           .format(name, energy, getattr(error, 'strerror', None) or error, energy))
-            continue
-        counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
-                                lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
+        else:
+            counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
+                                    lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
     notes += faults
     return [] if faults else counters
 
