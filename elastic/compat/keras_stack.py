@@ -139,8 +139,7 @@ def momenta(optimizer, variables):
 
 
 def functional(model):
-    """Returns the functional model, which has a graph: itself, or the one in a Sequential; or None.
-    """
+    """Returns the functional model itself or inside a Sequential; None if there is no graph."""
     model = getattr(model, '_functional', None) or model
     return model if getattr(model, '_nodes_by_depth', None) else None
 
@@ -199,9 +198,8 @@ def flat_layers(model):
 
 def load_model(path, trust):
     """Returns the saved model at `path`, uncompiled. trust: whether code in it may run."""
-    if KERAS_3:
-        return keras.models.load_model(path, compile=False, safe_mode=not trust)
-    return keras.models.load_model(path, compile=False)
+    options = {'safe_mode': not trust} if KERAS_3 else {}
+    return keras.models.load_model(path, compile=False, **options)
 
 
 def weights_were_set(model):

@@ -258,15 +258,11 @@ class Cutter:
         cut.node_def.extend(node for name, node in self.nodes.items() if name in kept)
         for node in cut.node_def:
             if not kept.issuperset(self._waits_for[node.name]):
+                before = reachable(self._waits_for[node.name], lambda name: (
+                    () if name in kept else self._waits_for[name]))
                 set_inputs(node, [source for source in node.input if source[0] != '^']
-                           + ['^' + name for name in self._order(node.name, kept)])
+                           + ['^' + name for name in sorted(before.intersection(kept))])
         return cut
-
-    def _order(self, name, kept):
-        """Returns the kept nodes that a node waits for, directly or through omitted ones."""
-        found = reachable(self._waits_for[name], lambda source: (
-            () if source in kept else self._waits_for[source]))
-        return sorted(found.intersection(kept))
 
 
 def take_from_outside(function_def, tensors, num_inputs):

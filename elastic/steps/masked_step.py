@@ -71,7 +71,7 @@ class StepMaker:
         self.graph = analyse(self.cutter.analysable, len(everything), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = None
-        self.config = _config()
+        self.config = tf_internals.step_config()
 
     @property
     def state(self):
@@ -235,12 +235,3 @@ class MaskedStep(GraphFunction):
     def milliseconds(self, inputs, labels):
         """Returns the duration of one call in ms."""
         return self.timed(inputs, labels)[1]
-
-
-def _config():
-    config = tf_internals.session_config()
-    # TensorFlow's graph optimizer takes as long as several steps for each mask, and makes none
-    # faster on a CPU. On a GPU it is on, because it chooses the memory layout.
-    if not tf.config.list_physical_devices('GPU'):
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config.SerializeToString()

@@ -162,10 +162,6 @@ class LossScale:
         self.overflows = tf.Variable(0, trainable=False)  # overflowed gradients, this step
         self.variables = [self.scale, self.good_steps, self.overflows]
 
-    def unscaled(self, gradients):
-        """Returns the gradients divided by the scale."""
-        return [gradient / tf.cast(self.scale, gradient.dtype) for gradient in gradients]
-
     def guard(self, gradients, written, update):
         """Calls `update`; if a gradient overflowed, restores the variables `written`."""
         self.overflows.assign(0, read_value=False)
@@ -231,7 +227,8 @@ class TrainingStep:
         gradients = _apart([tf.convert_to_tensor(gradient) for gradient in tape.gradient(
             objective, sources, unconnected_gradients='zero')])
         if self.loss_scale:
-            gradients = self.loss_scale.unscaled(gradients)
+            gradients = [gradient / tf.cast(self.loss_scale.scale, gradient.dtype)
+                         for gradient in gradients]
         if self.optimizer is not None:
             self._apply(gradients)
         return list(result) + gradients if self.outputs_gradients else result
