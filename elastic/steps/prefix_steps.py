@@ -37,7 +37,7 @@ class PrefixSteps:
     def __init__(self, maker):
         self.maker = maker
         self._num_inputs = len(maker.shapes) - 1
-        self._specs = self._batch_tensors()
+        self._specs = self._batch_tensors()  # tensor whose first axis is the batch -> TensorSpec
         self._nbytes = {tensor: int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
                         for tensor, spec in self._specs.items()}
         called = called_ops(maker.cutter.nodes.values(), maker.library)
