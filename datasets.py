@@ -7,8 +7,8 @@ memory or decoded in each epoch.
 
 from elastic.command_line import UserError, first_line, one_of
 from elastic.data.batches import Stream, in_order
-from elastic.data.image_folder import first_fault
 from elastic.data.images import augmentation_of, load_images
+from elastic.data.photo import first_fault
 from elastic.data.tfds import unprepared
 from elastic.device.host import MEMORY_SHARE, available_bytes
 from elastic.settings import VIEWS, DataSettings
@@ -27,19 +27,18 @@ class Dataset:
     augmentation: 'flip+rotate' or 'none'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
-    class_names, fingerprint, left_out: as in elastic.data.images.Images.
+    class_names, fingerprint, notes, left_out: as in elastic.data.images.Images.
     """
 
     def __init__(self, images, batch_size, settings):
         """images: Images. settings: DataSettings, with an augmentation."""
         train, kind, seed = images.train, settings.augmentation, settings.seed % 2 ** 32
-        all_steps = self.steps = train.size // batch_size
+        all_steps, self.steps = train.size // batch_size, steps_of(images, batch_size, settings)
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
-        self.fingerprint, self.left_out = images.fingerprint, images.left_out
-        self.augmentation, self.num_images, self.train_size = kind, train.size, train.size
-        if settings.steps_per_epoch:
-            self.steps = min(all_steps, settings.steps_per_epoch)
-            self.train_size = self.steps * batch_size
+        self.fingerprint, self.notes = images.fingerprint, images.notes
+        self.left_out = images.left_out
+        self.augmentation, self.num_images = kind, train.size
+        self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
         self._files = list(train.files or ()) + list(test.files or ())
@@ -72,7 +71,21 @@ class Dataset:
         return first_fault(self._files, self._input_size)
 
 
-def load_dataset(name, input_size, batch_size, cache='auto', **settings):
+def find_images(name, input_size, batch_size, **settings):
+    """Returns the Images of data set `name`, of which none is decoded yet.
+
+    settings: fields of DataSettings. Raises UserError for an unknown name, for a folder that cannot
+    be used, for a data set that cannot be downloaded, for a batch larger than the training split,
+    and for a number of training images that is out of range.
+    """
+    images = load_images(name, input_size, DataSettings(**settings))
+    if batch_size > images.train.size:
+        raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
+                        'smaller --batch_size'.format(batch_size, images.train.size, name))
+    return images
+
+
+def load_dataset(name, input_size, batch_size, cache='auto', images=None, **settings):
     """Returns the Dataset `name`, with whole images resized to input_size x input_size.
 
     Each iter(train) starts the next epoch; run through all of it. Each iter(probe) continues in a
@@ -80,17 +93,15 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
     cache: 'memory' decodes all images now and keeps them as uint8; 'none' decodes them in each
         epoch; 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
         'unread' is 'none' without checking that all images of a folder can be read.
+    images: what find_images returns for the same arguments, if it was called already.
     settings: fields of DataSettings.
-    Raises UserError for an unknown name, for images that cannot be read or downloaded, for a batch
-    larger than the training split, and for a number of training images that is out of range.
+    Raises UserError as find_images does, and for images that cannot be read.
     """
+    if images is None:
+        images = find_images(name, input_size, batch_size, **settings)
     settings = DataSettings(**settings)
     settings = settings._replace(augmentation=augmentation_of(name, settings.augmentation))
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
-    images = load_images(name, input_size, settings)
-    if batch_size > images.train.size:
-        raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
-                        'smaller --batch_size'.format(batch_size, images.train.size, name))
     images = images.checked(settings.skip_bad_images)
     if images.test.files is None:  # all images of a folder are checked, even if not tested
         images = images._replace(test=images.test.spaced(_tested(images, batch_size, settings)))
@@ -101,6 +112,12 @@ def load_dataset(name, input_size, batch_size, cache='auto', **settings):
         images = images._replace(train=images.train.decoded(keep, 'train'),
                                  test=images.test.decoded(keep, 'test'))
     return Dataset(images, batch_size, settings)
+
+
+def steps_of(images, batch_size, settings):
+    """Returns the number of full batches in an epoch. settings: DataSettings."""
+    steps = images.train.size // batch_size
+    return min(steps, settings.steps_per_epoch or steps)
 
 
 def _tested(images, batch_size, settings):

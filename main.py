@@ -14,6 +14,8 @@ import numpy as np
 
 from elastic import command_line
 from elastic.command_line import UserError
+from elastic.data.image_folder import FOLDER
+from elastic.files import printable
 from elastic.flags import check_arguments, decisive_settings, is_elastic, parse_arguments
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
@@ -21,6 +23,8 @@ from elastic.runs.signals import Signals
 from elastic.schemes.fixed import SCHEMES, FixedScheme
 from elastic.settings import PRUNE, run_settings
 from elastic.steps.epoch import Diverged
+
+CLASSES_SHOWN = 10  # in the last lines of a run
 
 
 def run(settings, signals):
@@ -33,11 +37,11 @@ def run(settings, signals):
     decisive = decisive_settings(settings)
     resumed = interrupted_run(records.folder, decisive, records.restart)
 
-    dataset = load_data(settings)
-    network = settings.model
-    model = build_model(network.model_name, network.image_shape, dataset.num_classes,
+    images, network = find_images(settings), settings.model
+    model = build_model(network.model_name, network.image_shape, len(images.class_names),
                         network.weights, network.alpha, network.bn_statistics,
                         network.trust_model)
+    dataset = load_data(settings, images)
     table, cache = None, prefix_cache_of(settings, dataset)
     if is_elastic(training.train_type):
         table, cache = timing_table(settings, model, dataset, cache, resumed is not None)
@@ -70,20 +74,30 @@ def run(settings, signals):
 
 # ---------------------------------------------------------------- data and model
 
-def load_data(settings):
-    """Returns the Dataset; raises UserError if --num_classes or --warmup_steps contradicts it."""
-    from datasets import load_dataset
-    name, training = settings.dataset_name, settings.training
-    dataset = load_dataset(name, settings.model.input_size, settings.batch_size,
-                           **settings.data._asdict())
-    if settings.num_classes not in (None, dataset.num_classes):
+def find_images(settings):
+    """Returns the data set's Images, of which none is decoded yet.
+
+    Raises UserError if --num_classes or --warmup_steps contradicts them.
+    """
+    import datasets
+    name, training, batch_size = settings.dataset_name, settings.training, settings.batch_size
+    images = datasets.find_images(name, settings.model.input_size, batch_size,
+                                  **settings.data._asdict())
+    if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
-                        .format(settings.num_classes, name, dataset.num_classes))
-    steps = training.num_epochs * dataset.steps
+                        .format(settings.num_classes, name, len(images.class_names)))
+    steps = training.num_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
-    return dataset
+    return images
+
+
+def load_data(settings, images=None):
+    """Returns the Dataset of these Images (default: of find_images)."""
+    from datasets import load_dataset
+    return load_dataset(settings.dataset_name, settings.model.input_size, settings.batch_size,
+                        images=images or find_images(settings), **settings.data._asdict())
 
 
 def prefix_cache_of(settings, dataset):
@@ -171,8 +185,8 @@ def scheme_of(maker, dataset, settings, table, cache):
 # ---------------------------------------------------------------- what a run leaves
 
 def measured_beside(settings, dataset, cache, meter):
-    """Returns what the summary says of energy, memory, cache and images."""
-    found = dict(meter.result(),
+    """Returns what the summary says of energy, memory, cache, images and classes."""
+    found = dict(meter.result(), class_names=list(dataset.class_names),
                  peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
         found.update(energy_joules=None, energy_source=None,
@@ -191,6 +205,8 @@ def print_start(settings, dataset, model, resumed):
     print('{}: {} on {}, {} images, {} tensors'.format(
         settings.records.run_name, settings.model.model_name, settings.dataset_name,
         dataset.train_size, len(model.trainable_variables)))
+    for note in dataset.notes:
+        print(note)
     if resumed is not None:
         progress = resumed['run']['progress']
         print('resumes in epoch {} after step {}'.format(
@@ -198,10 +214,15 @@ def print_start(settings, dataset, model, resumed):
 
 
 def print_end(summary, dataset):
-    """Prints how the run ended; summary: the content of summary.json."""
+    """Prints how the run ended, and which output is which class. summary: of summary.json."""
+    names = summary['class_names']
+    shown = ['{} {}'.format(*pair) for pair in enumerate(names[:CLASSES_SHOWN])]
+    if len(names) > CLASSES_SHOWN:
+        shown.append('... (all {} in summary.json)'.format(len(names)))
+    print('outputs: ' + ', '.join(shown))
     if dataset.left_out:
         print('{} images could not be read and were left out: {}'.format(
-            len(dataset.left_out), ', '.join(dataset.left_out[:10])))
+            len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
     joules = summary['energy_joules']
     print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
           .format(100 * summary['final_accuracy'], 100 * summary['best_accuracy'],
@@ -219,6 +240,8 @@ def already_finished(folder):
 def main(argv=None):
     settings = run_settings(check_arguments(parse_arguments(argv)))
     records = settings.records
+    if settings.dataset_name.startswith(FOLDER):
+        find_images(settings)  # reports in a second what TensorFlow's start would delay
     if is_finished(records.folder, decisive_settings(settings), records.restart):
         return already_finished(records.folder)
     with Signals() as signals:

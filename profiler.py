@@ -326,9 +326,10 @@ def print_costs(way, table, path, images, peaks):
 def main(argv=None):
     args = parse_arguments(argv)
     from elastic import costs
-    from elastic.data.images import augmentation_of
+    from elastic.data.images import augmentation_of, check_dataset_name
     from elastic.networks.names import canonical_name
-    args.augmentation = augmentation_of(args.dataset_name, args.augmentation)
+    args.augmentation = augmentation_of(check_dataset_name(args.dataset_name),
+                                        args.augmentation)
     args.model_name = canonical_name(args.model_name)
     command_line.start_tensorflow(args.inter_op_threads)
     from models import build_model

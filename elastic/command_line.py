@@ -214,6 +214,8 @@ def _reason(error):
 def run(main, argv=None):
     """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
+    if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
+        sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
         sys.exit(main(argv))
     except UserError as error:

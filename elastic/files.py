@@ -165,3 +165,8 @@ def read_npz(path, kind):
     if str(arrays.pop('format', '')) != kind:
         raise UserError("'{}' does not have the format {} of this project".format(path, kind))
     return arrays
+
+
+def printable(name):
+    """Returns a name of a file as text; bytes that are not UTF-8 become \\x.. codes."""
+    return os.fsencode(name).decode('utf-8', 'backslashreplace')

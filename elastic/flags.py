@@ -8,6 +8,7 @@ from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
 from elastic.data.images import check_dataset_name
 from elastic.device.meter_log import check_meter
+from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
@@ -169,7 +170,7 @@ def default_run_name(model_name, dataset_name, train_type, rho, seed):
     """Returns the name of a run for which --run_name gives none."""
     plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
     data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
-    return '{}_{}_{}'.format(plain, data, train_type) + (
+    return '{}_{}_{}'.format(plain, printable(data), train_type) + (
         '_rho{:g}'.format(rho) if is_elastic(train_type) else '') + (
         '_seed{}'.format(seed) if seed else '')
 

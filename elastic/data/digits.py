@@ -35,7 +35,6 @@ def digit_originals(part):
 
 def _rendering(name, part, input_size):
     """Returns the Split of 'train' or 'test', the same in every run."""
-    import tensorflow as tf
     from sklearn.datasets import load_digits
     turns, shift, noise_level, ink_levels, paper_levels = DIGIT_STYLES[name]
     digits, which = load_digits(), np.tile(digit_originals(part), RENDERINGS[part])
@@ -52,6 +51,7 @@ def _rendering(name, part, input_size):
     labels, noise_key = digits.target[which].astype(np.int32), rng.randint(2 ** 31)
 
     def fetch(index):
+        import tensorflow as tf
         shape, transform, inked, blank = [tf.gather(array, index) for array in arrays]
         amount = tf.raw_ops.ImageProjectiveTransformV3(
             images=shape[None, ..., None], transforms=transform[None],

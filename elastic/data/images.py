@@ -13,8 +13,8 @@ from elastic.command_line import one_of
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.image_folder import (
     FOLDER,
-    check_folder,
-    check_sizes,
+    check_headers,
+    find_images,
     folder_splits,
     without_bad_images,
 )
@@ -30,7 +30,7 @@ def check_dataset_name(name):
     """Returns `name`; raises UserError if there is no such data set. Loads nothing."""
     if not name.startswith(FOLDER):
         return one_of(name, tuple(LOADERS) + (FOLDER + 'PATH',), 'data set')
-    check_folder(name[len(FOLDER):])
+    find_images(name[len(FOLDER):])
     return name
 
 
@@ -40,7 +40,7 @@ def augmentation_of(name, given=None):
     Both are in AUGMENTATIONS. Digits are not augmented: a flipped digit may look like another one,
     and rotation is part of the shift between the domains.
     """
-    usual = 'none' if check_dataset_name(name) in DIGIT_NAMES else 'flip+rotate'
+    usual = 'none' if name in DIGIT_NAMES else 'flip+rotate'
     return usual if given is None else one_of(given, AUGMENTATIONS, 'augmentation')
 
 
@@ -49,33 +49,37 @@ class Images(NamedTuple):
 
     class_names: in the order of the labels.
     fingerprint: a hash that changes when images are added or removed, or classes renamed.
-    left_out: paths of the images that could not be read.
+    notes: lines on what is not used. left_out: paths of the images that could not be read.
     """
     class_names: Tuple[str, ...]
     train: Split
     test: Split
     fingerprint: str
+    notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
 
     def checked(self, skip_bad_images):
         """Returns these Images, without unreadable ones if skip_bad_images.
 
-        Otherwise raises UserError for an image that is too large to decode.
+        Otherwise raises UserError for an image whose header shows that it cannot be read.
         """
         if not skip_bad_images:
-            check_sizes(self.train)
-            check_sizes(self.test)
+            check_headers(self.train)
+            check_headers(self.test)
             return self
         (train, bad), (test, more) = [without_bad_images(part) for part in (self.train, self.test)]
         return self._replace(train=train, test=test, left_out=bad + more)
 
 
 def load_images(name, input_size, settings):
-    """Returns the Images of data set `name`. settings: DataSettings."""
-    class_names, train, test = _splits(name, input_size, settings.data_dir)
+    """Returns the Images of data set `name`. settings: DataSettings.
+
+    Decodes none. TensorFlow is needed for those of TensorFlow Datasets alone.
+    """
+    class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
     if settings.train_images is not None:
         train = train.subset(settings.train_images, name)
-    return Images(class_names, train, test, _fingerprint(class_names, train, test))
+    return Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
 
 
 def sizes_at_hand(name, input_size, data_dir=None):
@@ -85,18 +89,19 @@ def sizes_at_hand(name, input_size, data_dir=None):
     """
     if unprepared(name, data_dir):
         return None
-    class_names, train, test = _splits(name, input_size, data_dir)
+    class_names, train, test, _ = _splits(name, input_size, data_dir)
     return len(class_names), train.size, test.size
 
 
 def _splits(name, input_size, data_dir):
+    """Returns class names, training Split, test Split and notes."""
     if name.startswith(FOLDER):
         return folder_splits(name[len(FOLDER):], input_size)
-    return LOADERS[name](name, input_size, data_dir)
+    return LOADERS[check_dataset_name(name)](name, input_size, data_dir) + ((),)
 
 
 def _fingerprint(class_names, *splits):
     names = [[os.path.join(*path.split(os.sep)[-2:]) for path in split.files or ()]
              for split in splits]
     text = repr((class_names, [split.size for split in splits], names))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(os.fsencode(text)).hexdigest()

@@ -33,10 +33,11 @@ class Split(NamedTuple):
 
     def only(self, chosen):
         """Returns the Split of the images with these numbers, (n,) int64, in that order."""
-        import tensorflow as tf
+        def fetch(index):
+            import tensorflow as tf
+            return self.fetch(tf.gather(chosen, index))
         return self._replace(
-            size=len(chosen), fetch=lambda index: self.fetch(tf.gather(chosen, index)),
-            labels=lambda: self.labels()[chosen],
+            size=len(chosen), fetch=fetch, labels=lambda: self.labels()[chosen],
             files=self.files and [self.files[i] for i in chosen])
 
     def spaced(self, count):
@@ -87,28 +88,16 @@ class Split(NamedTuple):
                     bar.update(end - done)
                     done = end
         except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
-            raise self._unreadable(done, error, title)
+            if self.files is None:
+                raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
+                                'again'.format(done, title, first_line(error.message)))
+            from elastic.data.photo import first_fault, unreadable
+            raise unreadable(*first_fault(self.files[done:], self.input_size))
         if not keep:
             return self
         # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.
         return self._replace(kept=True, fetch=lambda indices: tf.numpy_function(
             lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
-
-    def _unreadable(self, begin, error, title):
-        """Returns the UserError that names the unreadable image in the batch from `begin` on."""
-        import tensorflow as tf
-        number = begin
-        for each in range(begin, min(begin + DECODED_AT_ONCE, self.size)):
-            try:
-                self.fetch(tf.constant(each, tf.int64))
-            except tf.errors.OpError as own:
-                number, error = each, own
-                break
-        culprit = self.files[number] if self.files else 'number {} of {}'.format(number, title)
-        return UserError("cannot read image '{}' ({}); repair or remove it{}".format(
-            culprit, first_line(error.message),
-            ', or use --skip_bad_images' if self.files else ''))
-
 
 def train_and_test(members, test_share, rng):
     """Splits the members of one class into a training and a test part, in their given order.

@@ -85,7 +85,7 @@ class Recorder:
         self.masks = []  # (first epoch, mask) of each selection
         if resumed is not None:
             self._rewind(resumed)
-        self.writer = tf.summary.create_file_writer(folder)
+        self.writer = tf.summary.create_file_writer(os.fsencode(folder))
 
     def _path(self, name):
         return os.path.join(self.folder, name)

@@ -12,7 +12,7 @@ import datasets
 import main
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
-from elastic.data.image_folder import MOST_PIXELS
+from elastic.data.photo import MOST_PIXELS
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import Recorder
 from image_folders import arrays, encoded, load_photos, write, write_photos

@@ -1,0 +1,209 @@
+"""Tests folders of photos as people have them: their layouts, files and names."""
+
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from elastic.command_line import UserError
+from elastic.data.image_folder import find_images
+from elastic.data.photo import read_image
+from image_folders import load_photos, write
+
+
+def photo(kind='JPEG', colour=(200, 30, 60), size=(40, 30), **options):
+    """Returns the bytes of a photo of one colour."""
+    content = io.BytesIO()
+    Image.new('RGB', size, colour).save(content, kind, **options)
+    return content.getvalue()
+
+
+def fill(root, *paths):
+    """Writes a photo at each path; a path that ends in / becomes an empty folder."""
+    for path in paths:
+        if path.endswith('/'):
+            (root / path).mkdir(parents=True)
+        else:
+            write(root / path, photo())
+
+
+def counts(part):
+    return {name: len(files) for name, files in part.items()}
+
+
+# --- which files
+
+def test_photos_in_folders_of_a_class_folder_belong_to_the_class(tmp_path):
+    fill(tmp_path, 'cat/0.jpg', 'cat/2021/may/1.jpg', 'cat/2021/2.jpg', 'cat/2022/3.jpg',
+         'dog/0.jpg', 'dog/1.jpg', '__MACOSX/cat/._0.jpg', 'cat/.thumbnails/0.jpg')
+    found = find_images(str(tmp_path))
+    assert {name: len(found.train[name]) + len(found.test[name]) for name in found.train} == {
+        'cat': 4, 'dog': 2}
+    assert found.notes == []
+
+
+def test_a_linked_folder_counts_once(tmp_path):
+    fill(tmp_path, 'cat/0.jpg', 'cat/more/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
+    os.symlink('..', str(tmp_path / 'cat' / 'more' / 'up'))
+    found = find_images(str(tmp_path))
+    assert len(found.train['cat']) + len(found.test['cat']) == 2
+
+
+@pytest.mark.parametrize('name, kind', [
+    ('0.webp', 'WEBP'), ('0.tif', 'TIFF'), ('0.TIFF', 'TIFF'), ('0.jfif', 'JPEG'), ('0', 'PNG'),
+    ('0.download', 'JPEG')])
+def test_any_file_that_pillow_reads_is_used(tmp_path, name, kind):
+    fill(tmp_path, 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
+    write(tmp_path / 'cat' / name, photo(kind))
+    found = find_images(str(tmp_path))
+    assert len(found.train['cat']) + len(found.test['cat']) == 2 and found.notes == []
+    image = read_image(str(tmp_path / 'cat' / name), 8)
+    assert abs(image.astype(int) - (200, 30, 60)).max() <= 4
+
+
+def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
+    fill(tmp_path, 'cat/0.jpg', 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
+    for name in ('cat/2.heic', 'cat/3.HEIC', 'dog/2.cr2', 'dog/drawing.svg', 'dog/notes.txt'):
+        write(tmp_path / name, b'something else')
+    os.mkfifo(str(tmp_path / 'dog' / 'pipe.jpg'))
+    note, = find_images(str(tmp_path)).notes
+    assert note == ('left out, because Pillow does not read them: 2 .heic, 1 .cr2, 1 .svg, '
+                    '1 pipe or device')
+    fill(tmp_path, 'elk/')
+    write(tmp_path / 'elk' / '0.heic', b'something else')
+    with pytest.raises(UserError, match="class folder 'elk' .*left out there: 3 .heic"):
+        find_images(str(tmp_path))
+
+
+# --- layouts
+
+@pytest.mark.parametrize('train, test', [
+    ('train', 'test'), ('Train', 'TEST'), ('training', 'testing'), ('train', 'valid'),
+    ('train', 'val'), ('TRAIN', 'Validation')])
+def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
+    fill(tmp_path, *['{}/{}/0.jpg'.format(part, name) for part in (train, test) for name in 'ab'])
+    fill(tmp_path, '{}/a/1.jpg'.format(train))
+    found = find_images(str(tmp_path))
+    assert counts(found.train) == {'a': 2, 'b': 1} and counts(found.test) == {'a': 1, 'b': 1}
+    assert found.notes == []
+
+
+def test_a_test_folder_comes_before_validation_and_what_is_unused_is_named(tmp_path):
+    fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'test/b/0.jpg', 'test/a/',
+         'docs/0.jpg')
+    found = find_images(str(tmp_path))
+    assert counts(found.test) == {'a': 0, 'b': 1}
+    assert found.notes == ["not used: 'docs', 'val' of {}".format(tmp_path), 'no test images of a']
+
+
+def test_a_flat_test_folder_gives_way_to_validation(tmp_path):
+    fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'val/b/0.jpg', 'test/0.jpg')
+    found = find_images(str(tmp_path))
+    assert counts(found.test) == {'a': 1, 'b': 1}
+    assert found.notes == ["not used: 'test' of {}".format(tmp_path)]
+
+
+@pytest.mark.parametrize('files, said', [
+    (['train/0.jpg', 'test/0.jpg'], r'test \(0 class folders\), train \(0 class folders\); '
+                                    '.*put the images of each class into a folder'),
+    (['train/a/0.jpg', 'train/b/0.jpg', 'test/0.jpg'], 'give folder:{}/train'),
+    (['train/a/0.jpg', 'train/b/0.jpg'], 'give folder:{}/train'),
+    (['bus/0.jpg', 'car/0.jpg', 'train/0.jpg'], 'rename a class that has the name of a split'),
+    (['photos/a/0.jpg', 'photos/b/0.jpg'], '; or give folder:{}/photos')])
+def test_another_layout_is_refused_with_what_to_give(tmp_path, files, said):
+    fill(tmp_path, *files)
+    with pytest.raises(UserError, match=said.replace('{}', str(tmp_path))):
+        find_images(str(tmp_path))
+
+
+def test_names_that_are_not_utf_8_are_used_and_printed(tmp_path):
+    for path in (folder + name for folder in (b'ma\xe7\xe3/', b'p\x94re/')
+                 for name in (b'0.jpg', b'1.jpg', b'\xe9.jpg')):
+        path = os.path.join(os.fsencode(str(tmp_path)), path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'wb') as file:
+            file.write(photo())
+    data = load_photos(tmp_path, cache='memory')
+    assert data.class_names == ('ma\\xe7\\xe3', 'p\\x94re') and data.test_size == 2
+    assert len(data.fingerprint) == 64
+
+
+# --- pixels
+
+def test_a_photo_is_turned_upright(tmp_path):
+    """In the file the photo lies on its side: its upper half is on the left."""
+    image, exif = Image.new('RGB', (40, 20), (10, 10, 10)), Image.Exif()
+    image.paste((250, 250, 250), (0, 0, 20, 20))
+    exif[0x112] = 6  # the camera was turned: rotate by 90 degrees clockwise
+    image.save(str(tmp_path / 'photo.jpg'), quality=95, exif=exif.tobytes())
+    pixels = read_image(str(tmp_path / 'photo.jpg'), 8)
+    assert pixels[:3].min() > 240 and pixels[5:].max() < 20
+
+
+@pytest.mark.parametrize('mode, kind', [
+    ('P', 'BMP'), ('P', 'PNG'), ('P', 'GIF'), ('1', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'),
+    ('RGBA', 'PNG'), ('CMYK', 'JPEG'), ('CMYK', 'TIFF'), ('L', 'JPEG')])
+def test_colours_are_those_that_pillow_shows(tmp_path, mode, kind):
+    drawn = Image.new('RGB', (16, 16), (255, 0, 0))
+    drawn.paste((0, 0, 255), (0, 0, 16, 8))
+    path = str(tmp_path / 'image')
+    drawn.convert(mode).save(path, kind)
+    shown = np.asarray(Image.open(path).convert('RGB')).astype(int)
+    assert np.abs(read_image(path, 16) - shown).max() <= 1
+    if mode in ('P', 'CMYK'):
+        assert np.abs(shown[15, 0] - (255, 0, 0)).max() <= 2  # no index numbers
+
+
+def test_a_large_photo_is_averaged_not_sampled(tmp_path):
+    """Every second column is white. Sampling single pixels would give stripes or one colour."""
+    pixels = np.zeros((256, 256, 3), np.uint8)
+    pixels[:, ::2] = 255
+    Image.fromarray(pixels).save(str(tmp_path / 'stripes.png'))
+    assert np.abs(read_image(str(tmp_path / 'stripes.png'), 16).astype(int) - 128).max() <= 4
+
+
+@pytest.mark.parametrize('content, said', [
+    ('16 bits', 'more than 8 bits per pixel'), (b'<html>404</html>', 'no image, or damaged'),
+    (b'', 'no image, or damaged'), (photo(size=(300, 300))[:700], 'truncated')])
+def test_a_file_that_cannot_be_shown_is_named_in_one_plain_line(tmp_path, content, said):
+    fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in ('cat', 'dog') for i in range(4)])
+    bad = tmp_path / 'dog' / '9.png'
+    if content == '16 bits':
+        Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(str(bad))
+    else:
+        write(bad, content)
+    with pytest.raises(UserError) as error:
+        load_photos(tmp_path)
+    line = str(error.value)
+    assert line.startswith("cannot read image '{}': ".format(bad)) and said in line
+    assert '\n' not in line and 'tensor' not in line.lower() and 'Traceback' not in line
+
+
+# --- refusals come first
+
+@pytest.mark.parametrize('flags, said', [
+    (['--batch_size', '9'], 'a batch of 9 does not fit into the 4 training images'),
+    (['--num_classes', '3'], 'has 2 classes'),
+    (['--batch_size', '2', '--warmup_steps', '24'], 'not less than the 24 steps')])
+def test_what_names_and_flags_show_is_refused_without_tensorflow(tmp_path, flags, said):
+    fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in 'ab' for i in range(3)])
+    check = ('import sys, main\ntry:\n    main.main(sys.argv[1:])\nexcept Exception as error:\n'
+             '    print(error)\nassert "tensorflow" not in sys.modules')
+    done = subprocess.run([sys.executable, '-c', check, '--dataset_name', 'folder:{}'.format(
+        tmp_path), '--logs_dir', str(tmp_path / 'logs')] + flags, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.returncode == 0 and said in done.stdout, done.stdout
+
+
+def test_a_model_that_does_not_fit_is_refused_before_a_photo_is_decoded(tmp_path):
+    import main
+    fill(tmp_path, 'a/0.jpg', 'a/1.jpg', 'b/0.jpg', 'b/1.jpg')
+    write(tmp_path / 'b' / '2.jpg', b'damaged')
+    with pytest.raises(UserError, match='vgg16'):
+        main.main(['--model_name', 'vgg16', '--input_size', '8', '--batch_size', '1', '--weights',
+                   'none', '--dataset_name', 'folder:{}'.format(tmp_path), '--logs_dir',
+                   str(tmp_path / 'logs')])
