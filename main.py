@@ -17,6 +17,7 @@ from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
 from elastic.files import printable
 from elastic.flags import check_arguments, decisive_settings, is_elastic, parse_arguments
+from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
 from elastic.runs.signals import Signals
@@ -33,6 +34,7 @@ def run(settings, signals):
     command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
     import train
     from elastic.runs.session import here, interrupted_run, open_session
+    from elastic.steps.training_step import warn_of_probabilities
     from models import build_model
     decisive = decisive_settings(settings)
     resumed = interrupted_run(records.folder, decisive, records.restart)
@@ -40,8 +42,10 @@ def run(settings, signals):
     images, network = find_images(settings), settings.model
     model = build_model(network.model_name, network.image_shape, len(images.class_names),
                         network.weights, network.alpha, network.bn_statistics,
-                        network.trust_model)
+                        network.trust_model, network.keep_frozen)
     dataset = load_data(settings, images)
+    if is_saved(network.model_name):
+        warn_of_probabilities(model, next(iter(dataset.test))[0])
     table, cache = None, prefix_cache_of(settings, dataset)
     if is_elastic(training.train_type):
         table, cache = timing_table(settings, model, dataset, cache, resumed is not None)
@@ -202,9 +206,13 @@ def measured_beside(settings, dataset, cache, meter):
 
 def print_start(settings, dataset, model, resumed):
     """Prints what is trained, on which data, and from where it resumes."""
+    from elastic.compat.keras_stack import count_trainable
+    tensors = len(model.trainable_variables)
+    if settings.model.keep_frozen:
+        tensors = '{} of {}'.format(tensors, count_trainable(model))
     print('{}: {} on {}, {} images, {} tensors'.format(
         settings.records.run_name, settings.model.model_name, settings.dataset_name,
-        dataset.train_size, len(model.trainable_variables)))
+        dataset.train_size, tensors))
     for note in dataset.notes:
         print(note)
     if resumed is not None:

@@ -11,8 +11,8 @@ __all__ = ['build_model', 'canonical_name', 'load_weights', 'save_weights']
 
 
 def build_model(name, input_shape, num_classes, weights=MODEL.weights,
-                alpha=MODEL.alpha, bn_statistics=None, trust=False):
-    """Returns a classifier in which every tensor is trainable.
+                alpha=MODEL.alpha, bn_statistics=None, trust=False, keep_frozen=False):
+    """Returns a classifier in which every tensor is trainable, unless keep_frozen.
 
     name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
     input_shape: (height, width, 3).
@@ -24,9 +24,10 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
         them, gamma and beta still train, and dropout inside the base is off. 'train': it uses
         the statistics of the batch. None: the default of settings.statistics_of.
     trust: whether Python code inside a saved model may run.
+    keep_frozen: whether layers of a saved model that were frozen before saving stay frozen.
     Returns a keras.Model from (B, H, W, 3) float32 in 0..255 to (B, num_classes) float32 logits; a
-    saved classifier keeps its output.
-    Raises UserError for a name, size, weights file or number of classes that cannot be used.
+    saved classifier of as many classes keeps its output.
+    Raises UserError for a name, size, weights file or saved model that cannot be used.
     """
     name = canonical_name(name)
     check_weights(weights)
@@ -36,7 +37,8 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
         if weights == 'none' or of_keras:
             raise UserError("the saved model '{}' has its own weights: omit --weights {}, or use "
                             'a .npz of this project'.format(name, weights))
-        model = from_saved_model(name, input_shape, num_classes, bn_statistics, trust)
+        model = from_saved_model(name, input_shape, num_classes, bn_statistics, trust,
+                                 keep_frozen)
     else:
         start = weights if weights == 'imagenet' or of_keras else None
         base, preprocessing = build_base(name, input_shape, start, alpha)

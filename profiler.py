@@ -340,7 +340,7 @@ def main(argv=None):
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, settings.image_shape, args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics,
-                        args.trust_model)
+                        args.trust_model, args.keep_frozen)
     peaks = {}
 
     def draw():

@@ -113,6 +113,8 @@ def add_model_flags(parser):
                 'a saved Keras model', 'NAME')
     add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
              'then runs: only where you trust whoever made it')
+    add_flag(parser, '--keep_frozen', 'train only the layers of a saved model that were trainable '
+             'when it was saved (default: all)')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
                              'digits_shifted, digits_inverted or folder:PATH '

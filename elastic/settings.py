@@ -24,6 +24,7 @@ class ModelSettings(NamedTuple):
     alpha: float = 1.0
     bn_statistics: Optional[str] = None  # None: decided by statistics_of
     trust_model: bool = False
+    keep_frozen: bool = False
 
     @property
     def image_shape(self):

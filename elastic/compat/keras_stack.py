@@ -155,6 +155,21 @@ def graph_nodes(network):
                 yield layer, inputs, tf.nest.flatten(node.outputs)
 
 
+def producer(tensor):
+    """Returns (layer, its input tensors) of the call that made a symbolic tensor of Keras."""
+    history = tensor._keras_history
+    layer = history.operation if KERAS_3 else history.layer
+    node = layer._inbound_nodes[history.node_index]
+    return layer, node.arguments.keras_tensors if KERAS_3 else tf.nest.flatten(node.keras_inputs)
+
+
+def count_trainable(model):
+    """Returns the number of tensors that would be trainable if no layer was frozen."""
+    name = '_trainable_variables' if KERAS_3 else '_trainable_weights'
+    return sum(len(getattr(layer, name)) for layer in {
+        id(layer): layer for layer in flat_layers(model)}.values())
+
+
 def learning_rate(optimizer):
     """Returns the learning rate of the next step, a scalar tensor."""
     rate = optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import textwrap
 import zipfile
 
 from tensorflow import keras
@@ -9,15 +11,21 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone, classifier
+from elastic.networks.heads import features_of
+
+MOST_TEXT = 300  # characters of an error of Keras in one line
 
 
-def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False):
+def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
+                     keep_frozen=False):
     """Returns a classifier made from a saved model, of this project or any other.
 
-    A network that ends in a feature map (rank 4) gets a new head; one that ends in class scores
-    keeps its own. input_shape, num_classes, bn_statistics: as for models.build_model.
-    trust: whether the Python code of Lambda layers may run. Raises UserError if there is such code
-    and no trust, and for a model that cannot be used.
+    A network that ends in features (a map, or a vector) gets a new head. One that ends in scores of
+    `num_classes` classes keeps its own; one for another number gets a new one, with a warning.
+    input_shape, num_classes, bn_statistics: as for models.build_model.
+    trust: whether the Python code of Lambda layers may run. keep_frozen: whether layers that were
+    frozen before saving stay frozen. Raises UserError if there is code and no trust, and for a
+    model that cannot be used.
     """
     try:
         if not trust and holds_code(path):
@@ -27,22 +35,45 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False)
     except UserError:
         raise
     except Exception as error:
-        raise UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
-            path, ' '.join(str(error).split('Exception encountered: ')[-1].split())[:300]))
-    _check(path, model, input_shape, num_classes)
+        raise _readable(path, error)
+    _check(path, model, input_shape)
+    for layer in [] if keep_frozen else [model] + keras_stack.flat_layers(model):
+        layer.trainable = True
     keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
-    own = [layer for layer in model.layers if isinstance(layer, Backbone)]
-    if len(model.output_shape) == 4:
-        return classifier(model, None, input_shape, num_classes, bn_statistics)
-    if own:
-        own[0].set_statistics(bn_statistics == 'train')
-        return model
-    inputs = keras.Input(input_shape)
-    outputs = Backbone(model, None, bn_statistics == 'train', name='backbone')(inputs)
-    return keras.Model(inputs, outputs)
+    ours = [layer for layer in model.layers if isinstance(layer, Backbone)]
+    train = bn_statistics == 'train'
+    if ours:
+        ours[0].set_statistics(train)
+    features = features_of(path, model, num_classes)
+    if features is not None and ours:
+        model = keras.Model(features.inputs, keras.layers.Dense(num_classes, name='head')(
+            features.outputs[0]))
+    elif features is not None:
+        model = classifier(features, None, input_shape, num_classes, bn_statistics)
+    elif not ours:
+        inputs = keras.Input(input_shape)
+        model = keras.Model(inputs, Backbone(model, None, train, name='backbone')(inputs))
+    if not model.trainable_weights:
+        raise UserError("all layers of '{}' are frozen: leave --keep_frozen out".format(path)
+                        if keep_frozen else "'{}' has no weights to train".format(path))
+    return model
 
 
-def _check(path, model, input_shape, num_classes):
+def _readable(path, error):
+    """Returns the UserError for an error of Keras while it loads a model."""
+    text = ' '.join(str(error).split('Exception encountered: ')[-1].split())
+    missing = re.search(r"(?:Could not locate (?:class|function)|Unknown \w+:?) ['\"]?([\w>]+)",
+                        text)
+    if missing:
+        return UserError(
+            "'{}' needs {}, a Python class or function that Keras does not know: from Python, "
+            'import it, load the model, and train it as docs/python.md shows'.format(
+                path, missing.group(1)))
+    return UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
+        path, textwrap.shorten(text, MOST_TEXT, placeholder=' ...')))
+
+
+def _check(path, model, input_shape):
     """Raises UserError unless the model maps such images to class scores or a feature map."""
     inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
     if len(inputs) != 1 or len(outputs) != 1:
@@ -59,12 +90,6 @@ def _check(path, model, input_shape, num_classes):
     if len(output) not in (2, 4):
         raise UserError("'{}' returns arrays of {}; needed is a vector of class scores, or a "
                         'feature map, for each image'.format(path, 'x'.join(map(str, output[1:]))))
-    if len(output) == 2 and not model.trainable_weights:
-        raise UserError("'{}' has no trainable weights: set trainable = True and save it again"
-                        .format(path))
-    if len(output) == 2 and output[-1] != num_classes:
-        raise UserError("'{}' has {} classes, the data has {}: save it with a head of that size, "
-                        'or without a head'.format(path, output[-1], num_classes))
 
 
 def holds_code(path):

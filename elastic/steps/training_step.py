@@ -5,6 +5,7 @@ step that is traced here for the same subset.
 """
 
 import itertools
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,10 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 
-# Ops that only pass class scores on; the op before them shows whether these are logits.
-PASSED_ON = ('Identity', 'IdentityN', 'Cast', 'Reshape', 'Squeeze', 'EnsureShape')
+# Ops that only pass class scores on, or clip them; the op before them shows whether these are
+# logits.
+PASSED_ON = ('Identity', 'IdentityN', 'Cast', 'Reshape', 'Squeeze', 'EnsureShape', 'ClipByValue',
+             'Minimum', 'Maximum')
 # Names that `compile` accepts for the loss that is trained here.
 CROSS_ENTROPIES = ('sparse_categorical_crossentropy', 'categorical_crossentropy')
 
@@ -114,12 +117,31 @@ def cross_entropy(labels, predictions):
     produced them, else logits.
     """
     _check_predictions(labels, predictions)
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=_are_logits(predictions))(
+        labels, tf.cast(predictions, tf.float32))
+
+
+def _are_logits(predictions):
     op = predictions.op
     while op.type in PASSED_ON:
         op = op.inputs[0].op
-    return keras.losses.SparseCategoricalCrossentropy(
-        from_logits=op.type not in ('Softmax', 'Sigmoid'))(
-            labels, tf.cast(predictions, tf.float32))
+    return op.type not in ('Softmax', 'Sigmoid')
+
+
+def warn_of_probabilities(model, inputs):
+    """Warns if the model's outputs for this batch are probabilities but count as logits."""
+    are_logits = []
+
+    @tf.function
+    def predict(inputs):
+        predictions = model(inputs, training=False)
+        are_logits.append(_are_logits(predictions))
+        return predictions
+    outputs = predict(inputs).numpy()
+    if are_logits[0] and outputs.min() >= 0 and np.allclose(outputs.sum(axis=1), 1, atol=1e-3):
+        warnings.warn('the outputs of the model sum to one, but no softmax was found at its end: '
+                      'the loss treats them as logits; save the model with softmax as its last '
+                      'layer, or with logits as its output')
 
 
 def _check_predictions(labels, predictions):

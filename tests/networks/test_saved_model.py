@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -25,6 +28,7 @@ from small_models import (
     set_to_distinct_values,
     small_base,
     small_classifier,
+    train,
     user_classifier,
     values,
 )
@@ -95,11 +99,77 @@ def test_a_saved_feature_map_gets_a_new_head_and_keeps_its_weights(tmp_path):
         np.testing.assert_array_equal(mine, loaded)
 
 
-def test_a_saved_classifier_for_another_number_of_classes_is_refused(tmp_path):
-    path = saved(user_classifier(num_classes=4), tmp_path)
-    with pytest.raises(UserError, match='has 4 classes, the data has 3'):
-        models.build_model(path, SMALL, 3)
+# --- heads
 
+@pytest.mark.parametrize('build', [
+    lambda: user_classifier(num_classes=3), lambda: user_classifier(num_classes=1,
+                                                                    activation='sigmoid'),
+    lambda: small_classifier(num_classes=3),
+    lambda: keras.Sequential([keras.Input(SMALL), user_classifier(num_classes=4, activation=None),
+                              keras.layers.Softmax()]),
+    lambda: sequential(keras.layers.Dense(5), keras.layers.Dropout(0.1),
+                       keras.layers.Activation('softmax'))],
+    ids=['nested softmax', 'one sigmoid', 'ours', 'softmax after a nested head', 'activation'])
+def test_a_head_for_another_number_of_classes_is_replaced_with_a_warning(build, tmp_path):
+    classifier = build()
+    set_to_distinct_values(classifier)
+    with pytest.warns(UserWarning, match='data has 2 classes: its last layer, .*, was replaced'):
+        model = models.build_model(saved(classifier, tmp_path), SMALL, 2)
+    assert model.output_shape == (None, 2)
+    kept = values(classifier.trainable_weights)[:-2]
+    for mine, loaded in zip(kept, values(model.trainable_weights)):
+        np.testing.assert_array_equal(mine, loaded)
+    assert len(model.trainable_weights) == len(kept) + 2 and len(backbones(model)) == 1
+    assert train(model, photos(SMALL), 2)[-1] > 0
+
+
+@pytest.mark.parametrize('last', [
+    keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D, keras.layers.Flatten,
+    lambda: keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(9, activation='relu')])])
+def test_pooled_features_get_a_head(last, tmp_path):
+    extractor = keras.Sequential([keras.Input(SMALL), small_base(), last()])
+    model = models.build_model(saved(extractor, tmp_path), SMALL, 3)
+    assert model.output_shape == (None, 3)
+    assert len(model.trainable_weights) == len(extractor.trainable_weights) + 2
+    assert train(model, photos(SMALL))[-1] > 0
+
+
+def test_probabilities_whose_layer_cannot_be_replaced_are_refused(tmp_path):
+    inputs = keras.Input(SMALL)
+    x = keras.layers.Conv2D(5, 1)(small_base()(inputs))
+    x = keras.layers.Softmax()(keras.layers.GlobalAveragePooling2D()(x))
+    path = saved(keras.Model(inputs, x), tmp_path)
+    with pytest.raises(UserError, match='5 probabilities, the data has 3 classes.*without a head'):
+        models.build_model(path, SMALL, 3)
+    assert models.build_model(path, SMALL, 5).output_shape == (None, 5)
+
+
+# --- frozen layers
+
+def test_all_tensors_of_a_frozen_model_are_trained_unless_it_is_to_stay_frozen(tmp_path):
+    classifier = user_classifier()
+    classifier.layers[0].trainable = False
+    path = saved(classifier, tmp_path)
+    model = models.build_model(path, SMALL, 3)
+    assert len(model.trainable_variables) == keras_stack.count_trainable(model) == 10
+    model = models.build_model(path, SMALL, 3, keep_frozen=True)
+    assert (len(model.trainable_variables), keras_stack.count_trainable(model)) == (2, 10)
+    before = values(model.weights)
+    assert train(model, photos(SMALL))[-1] > 0
+    moved = [not np.array_equal(*pair) for pair in zip(before, values(model.weights))]
+    assert sum(moved) == 2
+
+
+def test_a_model_that_is_frozen_whole_cannot_stay_so(tmp_path):
+    classifier = user_classifier()
+    classifier.trainable = False
+    path = saved(classifier, tmp_path)
+    with pytest.raises(UserError, match='all layers .* are frozen: leave --keep_frozen out'):
+        models.build_model(path, SMALL, 3, keep_frozen=True)
+    assert len(models.build_model(path, SMALL, 3).trainable_variables) == 10
+
+
+# --- what does not fit
 
 def test_a_saved_model_for_another_input_size_is_refused(tmp_path):
     path = saved(user_classifier(), tmp_path)
@@ -150,6 +220,34 @@ def test_a_file_that_is_no_saved_model_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match='is not a saved Keras model that this stack can read'):
         models.build_model(str(path), SMALL, 3)
+
+
+@keras.utils.register_keras_serializable(package='mine')
+class Scaled(keras.layers.Layer):
+    """A layer of the user's own."""
+
+    def call(self, inputs):
+        return inputs / 255
+
+
+def test_a_layer_of_the_users_own_is_named_with_what_to_do(tmp_path):
+    inputs = keras.Input(SMALL)
+    x = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(Scaled()(inputs)))
+    path = saved(keras.Model(inputs, x), tmp_path)
+    assert models.build_model(path, SMALL, 3).output_shape == (None, 3)  # it is imported
+    known = keras.utils.get_custom_objects()
+    forgotten = {key: known.pop(key) for key in list(known) if known[key] is Scaled}
+    Scaled.__module__ = 'nowhere'
+    try:
+        check = ('import models\nfrom elastic.command_line import run\n'
+                 'run(lambda argv: models.build_model({!r}, {!r}, 3))'.format(path, SMALL))
+        done = subprocess.run([sys.executable, '-c', check], stderr=subprocess.PIPE,
+                              universal_newlines=True)
+    finally:
+        known.update(forgotten)
+    assert done.returncode == 2
+    assert re.search('needs (mine>)?Scaled, a Python class .*: from Python, import it, .*'
+                     'docs/python.md shows$', done.stderr.strip()), done.stderr
 
 
 def test_code_is_found_in_a_zip_with_any_spacing(tmp_path):

@@ -1,5 +1,7 @@
 """Tests the loss of any classifier, penalties, loss scaling, and models that are refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +10,13 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import LossScale, TrainingStep, evaluation_function, make_optimizer
+from elastic.steps.training_step import (
+    LossScale,
+    TrainingStep,
+    evaluation_function,
+    make_optimizer,
+    warn_of_probabilities,
+)
 
 kinds = keras.layers
 
@@ -59,6 +67,27 @@ def test_the_loss_finds_out_whether_outputs_are_probabilities(build, probabiliti
         outputs = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
     by_hand = -np.log(outputs[np.arange(6), labels.numpy()]).sum()
     assert float(evaluation_function(model)(inputs, labels)[0]) == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize('clipped', [
+    lambda x: tf.clip_by_value(x, 1e-7, 1 - 1e-7), lambda x: tf.minimum(tf.maximum(x, 1e-7), 1.0)])
+def test_clipped_probabilities_are_probabilities(clipped):
+    inner = classifier(kinds.Dense(3, activation='softmax'))
+    inputs, labels = batch()
+    outputs = inner(inputs).numpy().astype(np.float64)
+    by_hand = -np.log(outputs[np.arange(6), labels.numpy()]).sum()
+    model = classifier(inner, kinds.Lambda(clipped))
+    assert float(evaluation_function(model)(inputs, labels)[0]) == pytest.approx(by_hand, rel=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        warn_of_probabilities(model, inputs)
+
+
+def test_probabilities_that_count_as_logits_cause_a_warning():
+    inputs, _ = batch()
+    squares = kinds.Lambda(lambda x: x * x / tf.reduce_sum(x * x, axis=1, keepdims=True))
+    with pytest.warns(UserWarning, match='sum to one.*treats them as logits'):
+        warn_of_probabilities(classifier(kinds.Dense(3), squares), inputs)
 
 
 # ---------------------------------------------------------------- penalties

@@ -1,0 +1,60 @@
+"""Finds the head of a saved model: the layer that turns features into class scores."""
+
+import warnings
+
+from tensorflow import keras
+
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+
+SCORES = ('linear', 'softmax', 'sigmoid')  # activations of a Dense layer that is a head
+
+
+def features_of(path, model, num_classes):
+    """Returns the model without its head if it needs a new one, else None.
+
+    model: with one output, (B, h, w, C) or (B, C). A vector of `num_classes` values counts as
+    scores. A Dense layer of another width at the end is a head to be replaced, with a warning. Any
+    other output is features, unless it has passed a softmax or sigmoid: then raises UserError.
+    """
+    shape = model.outputs[0].shape
+    if len(shape) == 4:
+        return model
+    if shape[-1] == num_classes:
+        return None
+    layer, features, are_scores = _head(model)
+    if isinstance(layer, keras.layers.Dense) and _activation(layer) in SCORES:
+        warnings.warn("'{}' ends in {} output{}, the data has {} classes: its last layer, {}, was "
+                      'replaced by a new one'.format(path, shape[-1], 's' * (shape[-1] > 1),
+                                                     num_classes, layer.name))
+        return features
+    if are_scores:
+        raise UserError(
+            "'{}' ends in {} probabilities, the data has {} classes, and its last layer cannot be "
+            'replaced: save it without a head'.format(path, shape[-1], num_classes))
+    return model
+
+
+def _head(model):
+    """Returns (last layer that is not an activation, model of its input, whether scores follow it).
+
+    Looks into models inside the model.
+    """
+    tensor, are_scores = model.outputs[0], False
+    layer, inputs = keras_stack.producer(tensor)
+    while len(inputs) == 1 and not layer.weights and inputs[0].shape == tensor.shape:
+        are_scores = are_scores or _activation(layer) in ('softmax', 'sigmoid')
+        tensor = inputs[0]
+        layer, inputs = keras_stack.producer(tensor)
+    if isinstance(layer, keras.Model):
+        layer, inner, inside = _head(keras_stack.functional(layer))
+        return layer, keras.Model(model.inputs, inner(inputs[0])), are_scores or inside
+    are_scores = are_scores or _activation(layer) in ('softmax', 'sigmoid')
+    return layer, keras.Model(model.inputs, inputs[0]), are_scores
+
+
+def _activation(layer):
+    """Returns the name of a layer's activation; '' if it has none."""
+    if isinstance(layer, keras.layers.Softmax):
+        return 'softmax'
+    return getattr(getattr(layer, 'activation', None), '__name__', '')
