@@ -42,7 +42,7 @@ class Dataset:
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
         self._files = list(train.files or ()) + list(test.files or ())
-        self._input_size = train.input_size
+        self._train, self._input_size = train, train.input_size
         # Epochs for which a view is shown; 0: all. Without augmentation all views are alike.
         one_of(settings.views, VIEWS, 'kind of views')
         self._view_epochs = epochs = 0 if kind == 'none' else (
@@ -65,6 +65,10 @@ class Dataset:
     def batches(self, numbers, view):
         """Returns tf.data of the batches of these image numbers, (steps, B) int64, in a view."""
         return self._epochs.batches(numbers, view)
+
+    def calibration(self, count):
+        """Returns tf.data of batches of at most `count` training images, unchanged."""
+        return in_order(self._train.spaced(min(count, self.num_images)), 1)
 
     def first_fault(self):
         """Returns (path, reason) of the first image that cannot be read; None if all can be."""

@@ -33,9 +33,13 @@ def run(settings, signals):
     training, records = settings.training, settings.records
     command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
     import train
+    from elastic.export.litert import check_converter
+    from elastic.export.saving import save_network
     from elastic.runs.session import here, interrupted_run, open_session
     from elastic.steps.training_step import warn_of_probabilities
     from models import build_model
+    if records.export:
+        check_converter()
     decisive = decisive_settings(settings)
     resumed = interrupted_run(records.folder, decisive, records.restart)
 
@@ -61,13 +65,16 @@ def run(settings, signals):
         result, model = train.train(scheme, dataset, training, session, cache)
         if records.save_txt:
             session.recorder.text()
-        if records.save_model:
-            session.recorder.save(model)
+        if records.save_model or records.export:
+            save_network(os.path.join(records.folder, 'checkpoint'), model, dataset,
+                         records.export)
         summary = dict(
             decisive, **result, **measured_beside(settings, dataset, cache, session.clock.meter),
             **here(), run_name=records.run_name, scheme=training.train_type)
         session.recorder.finish(summary)
     print_end(summary, dataset)
+    if records.export:
+        print_accuracy_of_export(records.folder, dataset)
     if records.meter_csv:
         try:
             metered.add_to_run(records.folder, records.meter_csv)
@@ -206,7 +213,7 @@ def measured_beside(settings, dataset, cache, meter):
 
 def print_start(settings, dataset, model, resumed):
     """Prints what is trained, on which data, and from where it resumes."""
-    from elastic.compat.keras_stack import count_trainable
+    from elastic.networks.saved_model import count_trainable
     tensors = len(model.trainable_variables)
     if settings.model.keep_frozen:
         tensors = '{} of {}'.format(tensors, count_trainable(model))
@@ -236,6 +243,15 @@ def print_end(summary, dataset):
           .format(100 * summary['final_accuracy'], 100 * summary['best_accuracy'],
                   summary['train_seconds'], summary['selection_seconds'])
           + ('' if joules is None else ', {:,.0f} J'.format(joules)))
+
+
+def print_accuracy_of_export(folder, dataset):
+    """Prints the test accuracy of the LiteRT file that a run has saved."""
+    from elastic.export import litert
+    from elastic.export.saving import accuracy_of
+    path = os.path.join(folder, 'checkpoint', litert.FILE)
+    print('{}: test accuracy {:.1f} %, {:.1f} MB'.format(
+        path, 100 * accuracy_of(path, dataset), os.path.getsize(path) / 1e6))
 
 
 def already_finished(folder):

@@ -4,6 +4,7 @@ Imports nothing heavy: `--help` and a mistyped flag answer at once.
 """
 
 import argparse
+import contextlib
 import difflib
 import errno
 import math
@@ -234,31 +235,38 @@ def run(main, argv=None):
         sys.exit(2)
 
 
-def quiet_tensorflow():
-    """Imports TensorFlow without its start-up notices.
+@contextlib.contextmanager
+def quiet():
+    """Within this context, hides what is written to stderr, also by C++; shows it after an error.
 
-    No log level silences them, because C++ writes them to file descriptor 2. They are shown if the
-    import fails, or if the user has set TF_CPP_MIN_LOG_LEVEL.
+    No log level silences all notices of TensorFlow, because C++ writes to file descriptor 2.
     """
-    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
-        return
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as notices:
         os.dup2(notices.fileno(), 2)
         try:
-            import tensorflow
-            tensorflow.get_logger().setLevel('ERROR')
-            tensorflow.config.list_physical_devices()
+            yield
         except BaseException:
             os.dup2(terminal, 2)
             notices.seek(0)
             sys.stderr.write(notices.read().decode(errors='replace'))
             raise
         finally:
+            sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
+
+
+def quiet_tensorflow():
+    """Imports TensorFlow without its start-up notices, unless TF_CPP_MIN_LOG_LEVEL is set."""
+    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
+        return
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+    with quiet():
+        import tensorflow
+        tensorflow.get_logger().setLevel('ERROR')
+        tensorflow.config.list_physical_devices()
 
 
 def usable_cpus():

@@ -8,6 +8,7 @@ from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
 from elastic.data.images import check_dataset_name
 from elastic.device.meter_log import check_meter
+from elastic.export.litert import KINDS
 from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
@@ -117,6 +118,8 @@ def _add_record_flags(parser):
     add_flag(parser, '--restart', 'discard the run of this name, interrupted or finished, and '
              'start over')
     add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
+    add_setting(parser, 'export', KINDS, 'save the model, and a LiteRT (TensorFlow Lite) file in '
+                'float32, or in int8 calibrated on training images')
     add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
     add_setting(parser, 'meter_csv', str,
                 'log of an external power meter, written while training runs: columns timestamp '

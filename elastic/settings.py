@@ -94,6 +94,7 @@ class RecordSettings(NamedTuple):
     checkpoint_minutes: float = 10
     restart: bool = False
     save_model: bool = False
+    export: Optional[str] = None
     save_txt: bool = False
     meter_csv: Optional[str] = None
 

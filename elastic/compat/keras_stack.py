@@ -163,11 +163,9 @@ def producer(tensor):
     return layer, node.arguments.keras_tensors if KERAS_3 else tf.nest.flatten(node.keras_inputs)
 
 
-def count_trainable(model):
-    """Returns the number of tensors that would be trainable if no layer was frozen."""
-    name = '_trainable_variables' if KERAS_3 else '_trainable_weights'
-    return sum(len(getattr(layer, name)) for layer in {
-        id(layer): layer for layer in flat_layers(model)}.values())
+def own_variables(layer):
+    """Returns the variables of a layer, not of layers inside it, that train unless it is frozen."""
+    return layer._trainable_variables if KERAS_3 else layer._trainable_weights
 
 
 def learning_rate(optimizer):

@@ -11,6 +11,7 @@ from elastic.compat import keras_stack
 # With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
 # for a few hundred steps is still at chance in inference.
 BN_MOMENTUM_TRAIN = 0.95
+PREPROCESSING = 'preprocessing'  # name of the layer that export/plain.py makes of it; never trained
 
 
 @keras_stack.register

@@ -10,7 +10,7 @@ from tensorflow import keras
 
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
-from elastic.networks.backbone import Backbone, classifier
+from elastic.networks.backbone import PREPROCESSING, Backbone, classifier
 from elastic.networks.heads import features_of
 
 MOST_TEXT = 300  # characters of an error of Keras in one line
@@ -27,17 +27,9 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     frozen before saving stay frozen. Raises UserError if there is code and no trust, and for a
     model that cannot be used.
     """
-    try:
-        if not trust and holds_code(path):
-            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
-                            'if you trust its author, use --trust_model'.format(path))
-        model = keras_stack.load_model(path, trust)
-    except UserError:
-        raise
-    except Exception as error:
-        raise _readable(path, error)
+    model = load_saved(path, trust)
     _check(path, model, input_shape)
-    for layer in [] if keep_frozen else [model] + keras_stack.flat_layers(model):
+    for layer in [] if keep_frozen else _trainable_layers(model):
         layer.trainable = True
     keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
     ours = [layer for layer in model.layers if isinstance(layer, Backbone)]
@@ -57,6 +49,30 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
         raise UserError("all layers of '{}' are frozen: leave --keep_frozen out".format(path)
                         if keep_frozen else "'{}' has no weights to train".format(path))
     return model
+
+
+def _trainable_layers(model):
+    """Returns the model and each layer in it once, but for preprocessing that plain_model made."""
+    layers = {id(layer): layer for layer in [model] + keras_stack.flat_layers(model)}
+    return [layer for layer in layers.values() if layer.name != PREPROCESSING]
+
+
+def count_trainable(model):
+    """Returns the number of tensors that would be trainable if no layer was frozen."""
+    return sum(len(keras_stack.own_variables(layer)) for layer in _trainable_layers(model))
+
+
+def load_saved(path, trust=False):
+    """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
+    try:
+        if not trust and holds_code(path):
+            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
+                            'if you trust its author, use --trust_model'.format(path))
+        return keras_stack.load_model(path, trust)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _readable(path, error)
 
 
 def _readable(path, error):

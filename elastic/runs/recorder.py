@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import errno
 import fcntl
 import os
 import shutil
@@ -11,9 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic import command_line
-from elastic.compat.keras_stack import MODEL_FILE
-from elastic.files import checksum_of_file, remove_parts, whole_folder, write_json
-from elastic.networks.weights import save_weights
+from elastic.files import checksum_of_file, remove_parts, write_json
 from elastic.runs import checkpoint
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, SelectionRow, fault, is_finished
 
@@ -179,18 +176,6 @@ class Recorder:
                 for row in rows]
         with open(self._path('epochs.txt'), 'w') as out:
             out.write(command_line.table(header, rows) + '\n')
-
-    def save(self, model):
-        """Writes checkpoint/ whole: portable weights, and the model in this stack's format."""
-        path = self._path('checkpoint')
-        with whole_folder(path) as new:
-            weights = os.path.join(new, 'weights.npz')
-            save_weights(model, weights)
-            needed = 2 ** 20 + 1.5 * os.path.getsize(weights)
-            if shutil.disk_usage(new).free < needed:  # HDF5 would end in a traceback
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-            model.save(os.path.join(new, MODEL_FILE))
-        print('saved {}'.format(os.path.join(path, 'weights.npz')))
 
     def _append(self, name, header, rows):
         path = self._path(name)

@@ -117,11 +117,12 @@ def cross_entropy(labels, predictions):
     produced them, else logits.
     """
     _check_predictions(labels, predictions)
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=_are_logits(predictions))(
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits(predictions))(
         labels, tf.cast(predictions, tf.float32))
 
 
-def _are_logits(predictions):
+def are_logits(predictions):
+    """Returns whether no softmax or sigmoid made these (B, classes) scores of a traced graph."""
     op = predictions.op
     while op.type in PASSED_ON:
         op = op.inputs[0].op
@@ -130,15 +131,15 @@ def _are_logits(predictions):
 
 def warn_of_probabilities(model, inputs):
     """Warns if the model's outputs for this batch are probabilities but count as logits."""
-    are_logits = []
+    logits = []
 
     @tf.function
     def predict(inputs):
         predictions = model(inputs, training=False)
-        are_logits.append(_are_logits(predictions))
+        logits.append(are_logits(predictions))
         return predictions
     outputs = predict(inputs).numpy()
-    if are_logits[0] and outputs.min() >= 0 and np.allclose(outputs.sum(axis=1), 1, atol=1e-3):
+    if logits[0] and outputs.min() >= 0 and np.allclose(outputs.sum(axis=1), 1, atol=1e-3):
         warnings.warn('the outputs of the model sum to one, but no softmax was found at its end: '
                       'the loss treats them as logits; save the model with softmax as its last '
                       'layer, or with logits as its output')

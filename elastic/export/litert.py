@@ -1,0 +1,95 @@
+"""Writes a LiteRT (TensorFlow Lite) file of a trained network, and runs such a file.
+
+Running one needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do.
+"""
+
+import warnings
+import zipfile
+
+import numpy as np
+
+from elastic.command_line import UserError, quiet, quiet_tensorflow
+
+KINDS = ('litert', 'litert_int8')
+FILE = 'model.tflite'
+LABELS = 'labels.txt'  # inside the file, where TensorFlow Lite's metadata keep class names
+CALIBRATION_IMAGES = 100
+
+
+def check_converter():
+    """Raises UserError if this TensorFlow cannot write LiteRT files."""
+    import tensorflow as tf
+    if not hasattr(getattr(tf, 'lite', None), 'TFLiteConverter'):
+        raise UserError('--export needs the LiteRT converter, which TensorFlow {} of this machine '
+                        'lacks: use --save_model, and convert the model elsewhere'.format(
+                            tf.__version__))
+
+
+def write_litert(path, probabilities, input_size, class_names, calibration=None):
+    """Writes a LiteRT file: images (1, S, S, 3) float32 in 0..255 -> (1, C) float32 probabilities.
+
+    probabilities: function of a batch of images, as from scores.probabilities_of.
+    class_names: go into the file as LABELS, one a line: `unzip model.tflite labels.txt`.
+    calibration: iterable of (1, S, S, 3) float32 training images; with them, weights and
+    activations become int8, and inputs and outputs stay float32.
+    """
+    import tensorflow as tf
+    signature = [tf.TensorSpec((1, input_size, input_size, 3), tf.float32, name='images')]
+    function = tf.function(probabilities, input_signature=signature).get_concrete_function()
+    with quiet():
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
+        if calibration is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.representative_dataset = lambda: ([image] for image in calibration)
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+        content = converter.convert()
+    with open(path, 'wb') as file:
+        file.write(content)
+    with zipfile.ZipFile(path, 'a') as archive:
+        archive.writestr(LABELS, ''.join(name + '\n' for name in class_names))
+
+
+class LiteRTModel:
+    """Runs a LiteRT file. class_names: from the file, else None. input_size: S."""
+
+    def __init__(self, path):
+        try:
+            self._interpreter = _interpreter(path)
+            self._input, = self._interpreter.get_input_details()
+            self._output, = self._interpreter.get_output_details()
+            self.input_size = int(self._input['shape'][1])
+        except (IndexError, ValueError, RuntimeError) as error:
+            raise UserError("'{}' is no LiteRT file from images to class scores ({})".format(
+                path, ' '.join(str(error).split())[:200]))
+        self.class_names = None
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if LABELS in archive.namelist():
+                    self.class_names = archive.read(LABELS).decode().splitlines()
+
+    def probabilities(self, images):
+        """Returns (B, C) float32 for images, (B, S, S, 3) in 0..255."""
+        found = []
+        for image in np.asarray(images, np.float32):
+            self._interpreter.set_tensor(self._input['index'], image[None])
+            self._interpreter.invoke()
+            found.append(self._interpreter.get_tensor(self._output['index'])[0])
+        return np.array(found)
+
+
+def _interpreter(path):
+    """Returns the interpreter of the smallest package that has one."""
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        try:
+            from tflite_runtime.interpreter import Interpreter
+        except ImportError:
+            quiet_tensorflow()
+            import tensorflow as tf
+            Interpreter = tf.lite.Interpreter
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # TensorFlow's says that ai_edge_litert will replace it
+        interpreter = Interpreter(path)
+        interpreter.allocate_tensors()
+    return interpreter

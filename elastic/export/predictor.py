@@ -1,0 +1,77 @@
+"""Predicts the classes of images with a run, a saved Keras model, or a LiteRT file."""
+
+import os
+
+from elastic.command_line import UserError, quiet_tensorflow
+from elastic.export import litert
+from elastic.files import read_json
+
+CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
+
+
+class KerasModel:
+    """Runs a saved Keras model. class_names: from the file beside it, else None. input_size: S."""
+
+    def __init__(self, path, trust):
+        quiet_tensorflow()
+        from elastic.networks.saved_model import load_saved
+        self.model = load_saved(path, trust)
+        self.input_size = self.model.input_shape[1]
+        names = os.path.join(os.path.dirname(path), CLASS_NAMES)
+        self.class_names = None
+        if os.path.exists(names):
+            with open(names, encoding='utf-8') as file:
+                self.class_names = file.read().splitlines()
+        self._probabilities = probabilities_of(self.model)
+
+    def probabilities(self, images):
+        """Returns (B, C) float32 for images, (B, S, S, 3) in 0..255."""
+        return self._probabilities(images).numpy()
+
+
+def probabilities_of(model):
+    """Returns a tf.function from images, (B, S, S, 3) float32 in 0..255, to (B, C) float32.
+
+    It adds the softmax that a model without one needs.
+    """
+    import tensorflow as tf
+
+    from elastic.steps.training_step import are_logits
+
+    @tf.function
+    def probabilities(images):
+        outputs = tf.cast(model(images, training=False), tf.float32)
+        return tf.nn.softmax(outputs) if are_logits(outputs) else outputs
+    return probabilities
+
+
+def open_predictor(path, input_size=None, trust=False):
+    """Returns a LiteRTModel or a KerasModel with class names and input size.
+
+    path: of a run's folder, a saved model or a LiteRT file. input_size: S, for a model that takes
+    images of any size. Raises UserError if there is none, or if the size is unknown.
+    """
+    if os.path.exists(os.path.join(path, 'summary.json')):
+        path, input_size = _saved_by(path)
+    if path.lower().endswith('.tflite'):
+        if not os.path.exists(path):
+            raise UserError("no LiteRT file at '{}'".format(path))
+        found = litert.LiteRTModel(path)
+    else:
+        if not os.path.exists(path):
+            raise UserError("no run or model at '{}'".format(path))
+        found = KerasModel(path, trust)
+    found.input_size = found.input_size or input_size
+    if not found.input_size:
+        raise UserError("'{}' takes images of any size: give --input_size".format(path))
+    return found
+
+
+def _saved_by(folder):
+    """Returns (path of the model that a run saved, its input size)."""
+    saved = [os.path.join(folder, 'checkpoint', name) for name in (
+        'model.keras', 'model.h5', litert.FILE)]
+    path = next((path for path in saved if os.path.exists(path)), None)
+    if path is None:
+        raise UserError("run '{}' saved no model: train it with --save_model".format(folder))
+    return path, read_json(os.path.join(folder, 'summary.json')).get('input_size')

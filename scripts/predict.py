@@ -1,0 +1,108 @@
+"""Prints the most likely classes of photos.
+
+    python scripts/predict.py RUN PHOTO [PHOTO ...]
+    python scripts/predict.py model.tflite FOLDER --csv predictions.csv
+    find . -name '*.jpg' | python scripts/predict.py RUN -
+
+RUN is a run that saved its model, a saved Keras model, or a LiteRT file. The last needs no
+TensorFlow: NumPy, Pillow and ai-edge-litert do. A folder stands for all images in it, `-` for a
+list of paths on standard input, one a line.
+"""
+
+import argparse
+import csv
+import os
+import sys
+
+import numpy as np
+
+import _root  # noqa: F401
+from elastic import command_line
+from elastic.command_line import UserError, add_flag, number
+from elastic.data.photo import extensions, read_image
+from elastic.export.predictor import open_predictor
+from elastic.files import printable, whole
+from elastic.runs.folder import run_folder
+from elastic.settings import LOGS_DIR
+
+AT_ONCE = 32  # images in a batch
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description='Prints the most likely classes of photos.')
+    parser.add_argument('model', metavar='RUN', help='a run, a saved Keras model or a LiteRT file')
+    parser.add_argument('photos', nargs='+', metavar='PHOTO',
+                        help='images, folders of images, or - for a list on standard input')
+    parser.add_argument('--top', type=number(int, low=1), default=5, metavar='N',
+                        help='classes to show for each photo (default: %(default)s)')
+    parser.add_argument('--csv', metavar='FILE',
+                        help='also write all probabilities, one row per photo')
+    parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
+                        help='for a model that takes images of any size')
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
+                        help='folder of the runs (default: %(default)s)')
+    add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
+    return parser.parse_args(argv)
+
+
+def paths_of(photos):
+    """Returns the paths of all photos; raises UserError if one is missing or a folder is empty."""
+    found = []
+    for photo in photos:
+        if photo == '-':
+            found += paths_of(filter(None, (line.rstrip('\n') for line in sys.stdin)))
+        elif os.path.isdir(photo):
+            inside = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
+                      for name in sorted(names)
+                      if os.path.splitext(name)[1].lower() in extensions()]
+            if not inside:
+                raise UserError("no images in folder '{}'".format(photo))
+            found += inside
+        elif os.path.isfile(photo):
+            found.append(photo)
+        else:
+            raise UserError("no photo at '{}'".format(photo))
+    return found
+
+
+def predictions(model, paths):
+    """Yields (path, (C,) probabilities) of each photo, or (path, the reason why it is unread)."""
+    for begin in range(0, len(paths), AT_ONCE):
+        batch, images = [], []
+        for path in paths[begin:begin + AT_ONCE]:
+            try:
+                images.append(read_image(path, model.input_size))
+                batch.append((path, None))
+            except ValueError as error:
+                batch.append((path, str(error)))
+        rows = iter(model.probabilities(np.array(images, np.float32)) if images else ())
+        for path, fault in batch:
+            yield path, next(rows) if fault is None else fault
+
+
+def main(argv=None):
+    args = parse_arguments(argv)
+    paths = paths_of(args.photos)
+    model = open_predictor(run_folder(args.model, args.logs_dir), args.input_size,
+                           args.trust_model)
+    names, rows, bad = model.class_names, [], 0
+    width = max(len(printable(path)) for path in paths)
+    for path, found in predictions(model, paths):
+        if isinstance(found, str):
+            print("cannot read image '{}': {}".format(printable(path), found), file=sys.stderr)
+            bad += 1
+            continue
+        names = names or ['class {}'.format(i) for i in range(len(found))]
+        best = np.argsort(-found, kind='stable')[:args.top]
+        print('{:{}}  {}'.format(printable(path), width, '  '.join(
+            '{} {:.1f} %'.format(names[i], 100 * found[i]) for i in best)))
+        rows.append([printable(path), names[best[0]]] + ['{:.6g}'.format(p) for p in found])
+    if args.csv and rows:
+        with whole(args.csv) as part, open(part, 'w', newline='', encoding='utf-8') as file:
+            csv.writer(file, lineterminator='\n').writerows(
+                [['photo', 'prediction'] + list(names)] + rows)
+    return 1 if bad else 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,90 @@
+"""Tests that saved models need nothing of this project, and give the same outputs without it."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+import models
+from elastic.compat import keras_stack
+from elastic.export.plain import foreign_layers, plain_model
+from elastic.networks.backbone import Backbone, classifier
+from small_models import (
+    SMALL,
+    backbones,
+    photos,
+    saved,
+    sequential,
+    set_to_distinct_values,
+    small_base,
+    user_classifier,
+    values,
+)
+
+# Loads the model in a folder without this project, and writes its outputs there.
+ELSEWHERE = '''
+import sys, numpy as np
+from tensorflow import keras
+model = keras.models.load_model(sys.argv[1])
+np.save('outputs.npy', model.predict(np.load('images.npy'), verbose=0))
+assert not any(name.split('.')[0] in ('elastic', 'models') for name in sys.modules)
+'''
+
+
+def outputs_elsewhere(folder, name, images):
+    np.save(str(folder / 'images.npy'), images)
+    subprocess.run([sys.executable, '-c', ELSEWHERE, name], cwd=str(folder), check=True,
+                   env={key: value for key, value in os.environ.items() if key != 'PYTHONPATH'})
+    return np.load(str(folder / 'outputs.npy'))
+
+
+def family(preprocessing):
+    return classifier(small_base(), preprocessing, SMALL, 3, 'frozen')
+
+
+@pytest.mark.parametrize('build', [
+    lambda: family('resnet50'), lambda: models.build_model(
+        'MobileNetV3Small', (32, 32, 3), 3, 'none', alpha=0.75)], ids=['caffe', 'MobileNetV3Small'])
+def test_a_saved_model_gives_the_same_outputs_without_this_project(tmp_path, build):
+    model = build()
+    images = photos(model.input_shape[1:])
+    plain_model(model).save(str(tmp_path / keras_stack.MODEL_FILE))
+    np.testing.assert_allclose(outputs_elsewhere(tmp_path, keras_stack.MODEL_FILE, images),
+                               model(images, training=False), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('preprocessing', [
+    None, 'resnet50', 'densenet', 'mobilenet_v2', 'efficientnet'])
+def test_preprocessing_of_each_kind_becomes_a_layer(preprocessing):
+    model = family(preprocessing)
+    set_to_distinct_values(model)
+    plain, images = plain_model(model), photos(SMALL)
+    assert not [layer for layer in keras_stack.flat_layers(plain) if isinstance(layer, Backbone)]
+    assert foreign_layers(plain) == []
+    np.testing.assert_allclose(plain(images, training=False), model(images, training=False),
+                               rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('build', [
+    user_classifier, small_base, lambda: sequential(keras.layers.Dense(3), keras.layers.Softmax())])
+def test_a_users_model_comes_back_as_plain_as_it_was(build, tmp_path):
+    model = models.build_model(saved(build(), tmp_path), SMALL, 3)
+    plain, images = plain_model(model), photos(SMALL)
+    np.testing.assert_allclose(plain(images, training=False), model(images, training=False),
+                               rtol=1e-5)
+    assert foreign_layers(plain) == []
+
+
+def test_a_plain_model_can_be_trained_again_with_frozen_statistics(tmp_path):
+    model = family('resnet50')
+    again = models.build_model(saved(plain_model(model), tmp_path), SMALL, 3)
+    assert len(backbones(again)) == 1
+    for mine, loaded in zip(values(model.trainable_weights), values(again.trainable_weights)):
+        np.testing.assert_array_equal(mine, loaded)
+    before = values(again.non_trainable_weights)
+    again(photos(SMALL), training=True)
+    for old, new in zip(before, values(again.non_trainable_weights)):
+        np.testing.assert_array_equal(old, new)
