@@ -55,7 +55,7 @@ def test_the_folder_of_a_run_is_complete(logs):
     assert {'summary.json', 'settings.json', 'epochs.csv', 'selections.csv', 'epochs.txt',
             'checkpoint'} <= files and any(name.startswith('events.out') for name in files)
     assert set(os.listdir(str(folder / 'one' / 'checkpoint'))) == {
-        'weights.npz', keras_stack.MODEL_FILE}
+        'weights.npz', keras_stack.MODEL_FILE, 'class_names.txt'}
 
 
 def test_a_finished_run_is_not_repeated(logs, capsys):
@@ -111,9 +111,9 @@ def test_a_run_that_another_process_has_just_finished_is_kept(logs, capsys, monk
     folder, flags = logs
     load = main.load_data
 
-    def load_slowly(settings):
+    def load_slowly(settings, images):
         shutil.copytree(str(folder / 'one'), str(folder / 'late'))
-        return load(settings)
+        return load(settings, images)
     monkeypatch.setattr(main, 'load_data', load_slowly)
     assert main.main(flags + ['--run_name', 'late']) == 0
     assert 'already finished with the same settings' in capsys.readouterr().out

@@ -17,7 +17,7 @@ from elastic.command_line import UserError
 from elastic.files import read_npz, write_npz
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
-FORMAT = 'elastic-checkpoint-2'
+FORMAT = 'elastic-checkpoint-3'
 TREE = 'tree'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 ALIVE_SECONDS = 10  # how often a run sets its checkpoint's time, to show how long it trained
