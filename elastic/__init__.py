@@ -9,6 +9,7 @@
     timing/      from the trace of a step to the timing table
     cache/       activations of the frozen layers, stored and reused
     schemes/     what is trained when: fixed masks, PruneTrain
+    export/      trained networks for use elsewhere: plain Keras, LiteRT, predictions
     selection/   importance, costs with the cache, the timing table kept true as speed changes
     runs/        run folder, records, checkpoints, signals, tables of runs
     (here)       flags of main.py, costs of a way to train
