@@ -42,7 +42,8 @@ def _head(model):
     """
     tensor, are_scores = model.outputs[0], False
     layer, inputs = keras_stack.producer(tensor)
-    while len(inputs) == 1 and not layer.weights and inputs[0].shape == tensor.shape:
+    while len(inputs) == 1 and not layer.weights and (
+            tuple(inputs[0].shape) == tuple(tensor.shape)):
         are_scores = are_scores or _activation(layer) in ('softmax', 'sigmoid')
         tensor = inputs[0]
         layer, inputs = keras_stack.producer(tensor)

@@ -29,8 +29,8 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     """
     model = load_saved(path, trust)
     _check(path, model, input_shape)
-    for layer in [] if keep_frozen else _trainable_layers(model):
-        layer.trainable = True
+    if not keep_frozen:
+        _unfreeze(model)
     keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
     ours = [layer for layer in model.layers if isinstance(layer, Backbone)]
     train = bn_statistics == 'train'
@@ -51,15 +51,24 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     return model
 
 
-def _trainable_layers(model):
-    """Returns the model and each layer in it once, but for preprocessing that plain_model made."""
-    layers = {id(layer): layer for layer in [model] + keras_stack.flat_layers(model)}
-    return [layer for layer in layers.values() if layer.name != PREPROCESSING]
+def _unfreeze(model):
+    """Makes all layers trainable, but for preprocessing that plain_model made."""
+    for layer in _layers(model):
+        layer.trainable = True
+    for layer in _layers(model):  # afterwards, because in Keras 2 a model sets its layers, too
+        if layer.name == PREPROCESSING:
+            layer.trainable = False
+
+
+def _layers(model):
+    """Returns the model and each layer in it once."""
+    return list({id(layer): layer for layer in [model] + keras_stack.flat_layers(model)}.values())
 
 
 def count_trainable(model):
     """Returns the number of tensors that would be trainable if no layer was frozen."""
-    return sum(len(keras_stack.own_variables(layer)) for layer in _trainable_layers(model))
+    return sum(len(keras_stack.own_variables(layer)) for layer in _layers(model)
+               if layer.name != PREPROCESSING)
 
 
 def load_saved(path, trust=False):
