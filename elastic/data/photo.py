@@ -95,5 +95,6 @@ def readable_formats():
 def extensions():
     """Returns the file name extensions of readable_formats, a frozenset, in lower case."""
     from PIL import Image
+    formats = readable_formats()  # first: it makes Pillow know its extensions
     return frozenset(extension for extension, name in Image.registered_extensions().items()
-                     if name in readable_formats())
+                     if name in formats)
