@@ -23,6 +23,7 @@ class Dataset:
     train: tf.data; each pass is the next epoch, in full batches and a new order.
     test: tf.data; each pass has all test images, unchanged and in a fixed order, in batches of
         tested_at_once(B); the last one may be smaller.
+    validation: as `test`, with all images set aside by --validation_share; None without it.
     probe: tf.data; endless training batches, augmented as in `train`, in a different order.
     augmentation: 'flip+rotate' or 'none'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
@@ -41,7 +42,8 @@ class Dataset:
         self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
-        self._files = list(train.files or ()) + list(test.files or ())
+        used = images._replace(test=test).splits.values()
+        self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size
         # Epochs for which a view is shown; 0: all. Without augmentation all views are alike.
         one_of(settings.views, VIEWS, 'kind of views')
@@ -52,6 +54,8 @@ class Dataset:
         probe = Stream(1, train, batch_size, all_steps, seed, kind != 'none', ahead=False)
         self.train = self._epochs.passes(lambda index: index // epochs if epochs else 0, 1)
         self.test = in_order(test, tested_at_once(batch_size))
+        self.validation = images.validation and in_order(
+            images.validation, tested_at_once(batch_size))
         self.probe = probe.passes(lambda index: index, None)
 
     def order(self, epoch):
@@ -109,12 +113,13 @@ def load_dataset(name, input_size, batch_size, cache='auto', images=None, **sett
     images = images.checked(settings.skip_bad_images)
     if images.test.files is None:  # all images of a folder are checked, even if not tested
         images = images._replace(test=images.test.spaced(_tested(images, batch_size, settings)))
-    image_bytes = (images.train.size + images.test.size) * input_size * input_size * 3
+    sizes = [split.size for split in images.splits.values()]
+    image_bytes = sum(sizes) * input_size * input_size * 3
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     if cache != 'unread':
-        images = images._replace(train=images.train.decoded(keep, 'train'),
-                                 test=images.test.decoded(keep, 'test'))
+        images = images._replace(**{name: split.decoded(keep, name)
+                                    for name, split in images.splits.items()})
     return Dataset(images, batch_size, settings)
 
 

@@ -239,8 +239,13 @@ def print_end(summary, dataset):
         print('{} images could not be read and were left out: {}'.format(
             len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
     joules = summary['energy_joules']
-    print('final test accuracy {:.1f} % (best {:.1f} %), trained in {:.1f} s (selection {:.1f} s)'
-          .format(100 * summary['final_accuracy'], 100 * summary['best_accuracy'],
+    if summary['best_accuracy'] is None:
+        beside = 'epoch {}, validation {:.1f} %'.format(
+            summary['kept_epoch'], 100 * summary['validation_accuracy'])
+    else:
+        beside = 'best {:.1f} %'.format(100 * summary['best_accuracy'])
+    print('final test accuracy {:.1f} % ({}), trained in {:.1f} s (selection {:.1f} s)'
+          .format(100 * summary['final_accuracy'], beside,
                   summary['train_seconds'], summary['selection_seconds'])
           + ('' if joules is None else ', {:,.0f} J'.format(joules)))
 

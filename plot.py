@@ -26,6 +26,7 @@ from elastic.runs.folder import (
     VARIED,
     distinctions,
     fault,
+    judged_on,
     read_run,
     read_runs,
     run_folder,
@@ -43,16 +44,17 @@ CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in t
 WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # in a label
 LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
-CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')
+CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')  # or validation_..., as judged_on
 
 
 class Curve(NamedTuple):
     """Holds the mean of the n runs of one configuration, which differ in their seed.
 
     summary: of the first run. variant: number of the configuration within its scheme, from 0.
-    mean, std: column -> (epochs,) float64 for CURVE_COLUMNS; std is the sample deviation, NaN for
-        n = 1.
+    mean, std: column -> (epochs,) float64 for `columns`; std is the sample deviation, NaN for
+        n = 1. A run that ended early stays where it ended.
     throttled: (epochs,) int, number of runs in which the device was throttled.
+    final: (n,) float64, test accuracy of the kept weights.
     """
     summary: dict
     label: str
@@ -62,14 +64,27 @@ class Curve(NamedTuple):
     mean: dict
     std: dict
     throttled: np.ndarray
+    final: np.ndarray
+
+    @property
+    def columns(self):
+        return columns_of(self.summary)
+
+
+def columns_of(summary):
+    """Returns the names of CURVE_COLUMNS in the epochs.csv of a run."""
+    return tuple(column.replace('test_', judged_on(summary) + '_') for column in CURVE_COLUMNS)
 
 
 def accuracy_over_time(run_folders, output):
     """Draws test accuracy and test loss over training time; returns the paths written.
 
+    With --validation_share, these are accuracy and loss on the validation images, and the legend
+    gives the final test accuracy.
     Runs that differ only in their seed become one curve: their mean at each epoch, over their mean
     time, in a band of one sample standard deviation. Time includes selection but not validation.
-    Raises UserError as read_run, and for runs of different hosts, software stacks or data sets.
+    Raises UserError as read_run, and for runs of different hosts, software stacks, data sets or
+    validation images.
     """
     curves = curves_of(read_runs(run_folders))
     header, rows = curve_rows(curves)
@@ -91,12 +106,12 @@ def curve_rows(curves):
     throttled = any(curve.throttled.any() for curve in curves)
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(
-        column + part for column in CURVE_COLUMNS for part in ('_mean', '_std')) + (
+        column + part for column in curves[0].columns for part in ('_mean', '_std')) + (
             'throttled',) * throttled
     rows = [[curve.summary[key] for key in keys] + [curve.n, epoch + 1] + [
-        float(values[column][epoch]) for column in CURVE_COLUMNS
+        float(values[column][epoch]) for column in curve.columns
         for values in (curve.mean, curve.std)] + [int(curve.throttled[epoch])] * throttled
-            for curve in curves for epoch in range(curve.summary['epochs'])]
+            for curve in curves for epoch in range(len(curve.throttled))]
     return header, rows
 
 
@@ -123,15 +138,15 @@ def curves_of(runs):
         raise UserError('no run given; name at least one')
     groups = {}
     for run in runs:
-        check_alike(run, runs[0], ('host', 'stack', 'dataset_name'))
+        check_alike(run, runs[0], ('host', 'stack', 'dataset_name', 'validation_share'))
         group = groups.setdefault(configuration(run.summary), [])
         group.append(run)
-        check_alike(run, group[0], ('epochs',))
+        check_alike(run, group[0], ('epochs',) if run.summary['patience'] is None else ())
     curves, palette = [], [kind.color for kind in SCHEMES.values()]
     one_scheme = 1 == len({scheme for scheme, *_ in groups}) < len(groups)
     for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
-        values = {column: np.array([run.epochs[column] for run in groups[key]])  # (n, epochs)
-                  for column in CURVE_COLUMNS}
+        values = {column: np.array(_filled(groups[key], column))  # (n, epochs)
+                  for column in columns_of(groups[key][0].summary)}
         n, variant = len(groups[key]), sum(curve.summary['scheme'] == key[0] for curve in curves)
         curves.append(Curve(
             groups[key][0].summary, label_of(key, groups, n), variant,
@@ -139,8 +154,16 @@ def curves_of(runs):
             {column: value.mean(axis=0) for column, value in values.items()},
             {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
              for column, value in values.items()},
-            np.array([run.epochs['throttled'] for run in groups[key]], bool).sum(axis=0)))
+            np.array(_filled(groups[key], 'throttled', False), bool).sum(axis=0),
+            np.array([run.summary['final_accuracy'] for run in groups[key]])))
     return curves
+
+
+def _filled(runs, column, after=None):
+    """Returns the column of each run, as long as the longest. after: value; None: the last one."""
+    longest = max(run.summary['epochs'] for run in runs)
+    return [run.epochs[column] + [run.epochs[column][-1] if after is None else after]
+            * (longest - run.summary['epochs']) for run in runs]
 
 
 def label_of(key, keys=(), n=1):
@@ -162,10 +185,14 @@ def _speed_ups(curves):
 
 
 def _legend_text(curve, unit, seconds):
-    mean, std = (100 * values['test_accuracy'][-1] for values in (curve.mean, curve.std))
+    accuracy, test = curve.columns[1], ''
+    mean, std = (100 * values[accuracy][-1] for values in (curve.mean, curve.std))
+    if judged_on(curve.summary) != 'test':
+        final, test = 100 * curve.final, 'test '
+        mean, std = final.mean(), final.std(ddof=min(1, curve.n - 1))
     spread = f' ± {std:.1f}' if curve.n > 1 else ''
     time = curve.mean['train_seconds'][-1] / seconds
-    return f'{curve.label}: {mean:.1f}{spread} % in {time:.1f} {unit}'
+    return f'{curve.label}: {test}{mean:.1f}{spread} % in {time:.1f} {unit}'
 
 
 def draw_title(figure, text, runs):
@@ -186,10 +213,11 @@ def _draw_curves(figure, curves, unit, seconds):
         'bottom': top - 2.3 / height})
     models = ', '.join(sorted({curve.summary['model_name'] for curve in curves}))
     draw_title(figure, f"{models} on {curves[0].summary['dataset_name']}", curves)
-    lines = [(draw_curve(left, curve, 'test_accuracy', seconds, 100),
-              draw_curve(right, curve, 'test_loss', seconds, 1))[0] for curve in curves]
+    lines = [(draw_curve(left, curve, 'accuracy', seconds, 100),
+              draw_curve(right, curve, 'loss', seconds, 1))[0] for curve in curves]
     scale_loss(right, curves)
-    for axis, title in ((left, 'test accuracy (%)'), (right, 'test loss')):
+    images = judged_on(curves[0].summary)
+    for axis, title in ((left, images + ' accuracy (%)'), (right, images + ' loss')):
         axis.set_xlim(left=0)
         axis.set(xlabel=f'training time ({unit}), validation excluded', ylabel=title)
         axis.grid(True)
@@ -198,11 +226,12 @@ def _draw_curves(figure, curves, unit, seconds):
     return lines
 
 
-def draw_curve(axis, curve, column, seconds, scale):
+def draw_curve(axis, curve, quantity, seconds, scale):
     """Draws one Curve with its marks; returns its line.
 
-    seconds: in one unit of the time axis. scale: factor for the values of `column`.
+    quantity: 'accuracy' or 'loss'. seconds: in one unit of the time axis. scale: factor for values.
     """
+    column = '{}_{}'.format(judged_on(curve.summary), quantity)
     x = curve.mean['train_seconds'] / seconds
     mean, std = scale * curve.mean[column], scale * curve.std[column]
     if curve.n > 1:
@@ -225,7 +254,7 @@ def legend_of_marks(curves):
 
 def scale_loss(axis, curves):
     """Makes the axis logarithmic if one loss that nearly diverged would flatten the others."""
-    losses = np.concatenate([curve.mean['test_loss'] for curve in curves])
+    losses = np.concatenate([curve.mean[curve.columns[2]] for curve in curves])
     if 0 < LOG_FROM * losses.min() < losses.max():
         axis.set_yscale('log')
 
@@ -236,7 +265,7 @@ def _draw_speed_up(axis, full, elastic, seconds, level):
     y = high + (high - low) * (0.045 + 0.085 * level)
     ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
     for curve, x in zip((elastic, full), ends):
-        axis.plot([x, x], [100 * curve.mean['test_accuracy'][-1], y], ':', linewidth=0.8,
+        axis.plot([x, x], [100 * curve.mean[curve.columns[1]][-1], y], ':', linewidth=0.8,
                   color=curve.color, clip_on=False)
     axis.annotate('', (ends[0], y), (ends[1], y), annotation_clip=False, arrowprops={
         'arrowstyle': '<->', 'linewidth': 0.8, 'shrinkA': 0, 'shrinkB': 0})

@@ -17,8 +17,16 @@ import time
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.runs.best_epoch import BestEpoch
 from elastic.runs.checkpoint import Interrupted
-from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
+from elastic.runs.progress import (
+    announce,
+    epoch_label,
+    last_epoch,
+    print_epoch,
+    record_epoch,
+    summary_of,
+)
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
@@ -45,11 +53,12 @@ class _Run:
     epoch: the current or next one, from 1. progress: its EpochProgress; None between epochs.
     choice: the Choice in use. chosen: the same if it was made before this epoch, else None.
     rows: records of the epochs so far. step_ms: kind of Call -> ms of all steps.
+    best: BestEpoch; None without validation images.
     before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
 
-    def __init__(self, scheme, clock, cache):
-        self.scheme, self.clock, self.cache = scheme, clock, cache
+    def __init__(self, scheme, clock, cache, best):
+        self.scheme, self.clock, self.cache, self.best = scheme, clock, cache, best
         self._use(scheme.maker)
         if cache is not None:
             cache.attach(scheme.maker)
@@ -84,17 +93,38 @@ class _Run:
         return plain_calls(self.step, dataset.batches(dataset.order(self.epoch)[done:],
                                                       dataset.view(self.epoch)))
 
+    def trains(self, num_epochs):
+        """Returns whether an epoch is left to train."""
+        over = self.best is not None and self.best.is_over(len(self.rows))
+        return self.epoch <= num_epochs and not over
+
+    def judge(self, dataset, pause):
+        """Returns (loss, accuracy) after the epoch, on the test images if there are no others."""
+        if self.best is None:
+            return validate(self.evaluate, dataset.test, pause)
+        judged = validate(self.evaluate, dataset.validation, pause)
+        if judged is not None:
+            self.best.judge(self.epoch, *judged, model=self.maker.model)
+        return judged
+
+    def test(self, dataset, pause):
+        """Returns (loss, accuracy) of the kept weights on the test images."""
+        self.best.put_back(self.maker.model)
+        return validate(self.evaluate, dataset.test, pause)
+
     @property
     def learning_rate(self):
         return float(keras_stack.learning_rate(self.maker.optimizer))
 
-    def row(self, tested):
-        """Returns the record of the epoch that has ended. tested: (loss, accuracy)."""
+    def row(self, judged):
+        """Returns the record of the epoch that has ended. judged: from `judge`."""
         result, seconds = self.result, self.clock.seconds
+        images = 'test' if self.best is None else 'validation'
         return dict(
+            {images + '_accuracy': judged[1], images + '_loss': judged[0]},
             epoch=self.epoch, learning_rate=self.learning_rate, train_accuracy=result.accuracy,
-            train_loss=result.loss, train_penalty=result.penalty, test_accuracy=tested[1],
-            test_loss=tested[0], step_ms=float(np.median(result.step_ms)),
+            train_loss=result.loss, train_penalty=result.penalty,
+            step_ms=float(np.median(result.step_ms)),
             importance_seconds=self.scheme.importance_seconds - self.importance_before,
             train_seconds=self.clock.train_seconds, **self.clock.monitor.epoch(),
             **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
@@ -118,6 +148,7 @@ class _Run:
             has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
             step_ms={kind: np.array(ms) for kind, ms in self.step_ms.items()},
             variables=self.maker.everything, scheme=self.scheme.state(),
+            best=self.best and self.best.state(),
             cache=self.cache and self.cache.state(), clock=self.clock.state())
 
     def restore(self, state):
@@ -127,6 +158,8 @@ class _Run:
         self.chosen = self.choice if state['has_chosen'] else None
         self.progress = state['progress'] and EpochProgress(state['progress'])
         self.step_ms = {kind: ms.tolist() for kind, ms in state['step_ms'].items()}
+        if self.best is not None:
+            self.best.restore(state['best'])
         self.scheme.restore(state['scheme'], self.choice)
         self._use(self.scheme.maker)
         self.maker.assign(state['variables'])
@@ -141,13 +174,15 @@ class _Run:
 def train(scheme, dataset, settings, session, cache=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
+    With validation images, these judge each epoch, and the test images only the kept weights.
     scheme: scheme.Scheme, whose maker holds the model. cache: prefix_cache.PrefixCache or None.
     Raises Diverged if the loss is not finite. Raises Interrupted, after trying to write a
     checkpoint, if the session's keeper says stop.
     """
-    clock, keeper = session.clock, session.keeper
+    clock, keeper, tested = session.clock, session.keeper, None
+    best = None if dataset.validation is None else BestEpoch(settings.keep, settings.patience)
     with session.preparing():
-        run = _Run(scheme, clock, cache)
+        run = _Run(scheme, clock, cache, best)
         if session.resumed is not None:
             run.restore(session.resumed.pop('run'))  # pop: it is as large as the model
             clock.seconds['lost'] += session.resumed['lost_seconds']
@@ -155,11 +190,13 @@ def train(scheme, dataset, settings, session, cache=None):
     def keep():
         with clock('checkpoint'):
             kept = keeper.keep(lambda: dict(run=run.state(), records=session.recorder.state()))
-        if keeper.stop() and run.epoch <= settings.num_epochs:
+        if keeper.stop() and run.trains(settings.num_epochs):
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
+        if keeper.stop() and best is not None:  # the final test is left
+            raise Interrupted(len(run.rows), dataset.steps, kept)
     if keeper.stop():
         keep()
-    while run.epoch <= settings.num_epochs:
+    while run.trains(settings.num_epochs):
         if run.progress is None:
             with clock('selection'):
                 run.select()
@@ -180,20 +217,29 @@ def train(scheme, dataset, settings, session, cache=None):
             if run.result is None:
                 keep()
         with clock('validation'):
-            tested = validate(run.evaluate, dataset.test, keeper.stop)
-        if tested is None:
+            judged = run.judge(dataset, keeper.stop)
+        if judged is None:
             keep()  # raises: only a stop ends validation early
         clock.move(run.result.first_call_seconds, 'step', 'selection')
         clock.move(run.result.again_seconds, 'step', 'resume')
-        row = run.row(tested)
+        row = run.row(judged)
         record_epoch(session.recorder, scheme, run.chosen, row, run.result, cache)
         run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
         if keeper.pays():
             keep()
+    if run.epoch <= settings.num_epochs:
+        print('training ends: no epoch was better than epoch {} for {} epochs'.format(
+            best.epoch, settings.patience))
+    if best is not None:
+        with clock('validation'):
+            tested = run.test(dataset, keeper.stop)
+        if tested is None:
+            keep()  # raises
     if cache is not None:
         cache.end()
-    return summary_of(run.rows, clock, scheme, run.step_ms, cache), scheme.maker.model
+    outcome = last_epoch(run.rows) if best is None else best.outcome(run.rows, tested)
+    return summary_of(run.rows, clock, scheme, run.step_ms, cache, outcome), scheme.maker.model
 
 
 # ---------------------------------------------------------------- elastic training

@@ -13,7 +13,7 @@ from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import DEFAULTS, PRUNE, TRAINING, VIEWS, statistics_of
+from elastic.settings import DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
 
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -67,6 +67,15 @@ def _add_training_flags(parser):
                 '--interval epochs (0: for the whole run), with every scheme')
     add_setting(parser, 'validation_steps', number(int, low=1),
                 'test on N batches, evenly spaced among the test images (default: all)')
+    add_setting(parser, 'validation_share', number(float, above=0, below=1),
+                'set this share of the training images of each class aside, the same ones for '
+                'every seed and scheme; they judge each epoch, and the test images are used once, '
+                'at the end (default: the test images judge each epoch, as in the paper)')
+    add_setting(parser, 'keep', KEPT,
+                'end with the weights of the last epoch, or of the best on the validation images')
+    add_setting(parser, 'patience', number(int, low=1),
+                'end training after N epochs in a row that are no better on the validation images '
+                '(default: train all epochs); the learning rate still follows --num_epochs')
 
 
 def _add_elastic_flags(parser):
@@ -139,6 +148,7 @@ def check_arguments(args):
     if args.train_images is not None and args.train_images < args.batch_size:
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
+    check_validation(args)
     check_weights(args.weights)
     if args.cache_dir is not None:
         check_cache_dir(args.cache_dir)
@@ -158,6 +168,18 @@ def check_arguments(args):
         args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
                                          args.rho, args.seed)
     return args
+
+
+def check_validation(args):
+    """Raises UserError for flags that need validation images, without any."""
+    best = args.keep == KEPT[1]
+    if args.validation_share is None and (best or args.patience is not None):
+        raise UserError('{} needs --validation_share, such as 0.1: an epoch chosen by the test '
+                        'images would make their accuracy optimistic'.format(
+                            '--keep best' if best else '--patience'))
+    if best and args.train_type == PRUNE:
+        raise UserError('--keep best does not fit prune_training, which changes the network: the '
+                        'best epoch may be one before channels were removed; leave it out')
 
 
 def checked_run_name(name, logs_dir):
@@ -204,6 +226,8 @@ def decisive_settings(settings):
         irrelevant.append('interval')
     if not SCHEMES[scheme].frozen_front:
         irrelevant.append('prefix_cache')
+    if settings.data.validation_share is None:
+        irrelevant.append('keep')
     if scheme != PRUNE:
         irrelevant += ['prune_interval', 'prune_penalty_ratio', 'prune_threshold']
     return dict(found, **dict.fromkeys(irrelevant))

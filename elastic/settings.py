@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip+rotate', 'none')
 VIEWS = ('fresh', 'held')
+KEPT = ('last', 'best')  # the epoch whose weights are kept
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
 ELASTIC, PRUNE = 'elastic_training', 'prune_training'
 PAPER_SETS = {  # the paper's: classes, training images, test images
@@ -56,6 +57,8 @@ class Settings(NamedTuple):
     prune_interval: int = 5
     prune_penalty_ratio: float = 0.2
     prune_threshold: float = 1e-4
+    keep: str = KEPT[0]
+    patience: Optional[int] = None
     seed: int = 0
     train_type: str = ELASTIC
 
@@ -77,6 +80,7 @@ class DataSettings(NamedTuple):
     interval: int = TRAINING.interval
     augmentation: Optional[str] = None
     train_images: Optional[int] = None
+    validation_share: Optional[float] = None
     skip_bad_images: bool = False
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import _root  # noqa: F401
 from elastic import command_line
 from elastic.command_line import UserError
-from elastic.runs.folder import read_runs, selection_per_epoch
+from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.schemes.fixed import SCHEMES
 from plot import (
     IDLE,
@@ -93,6 +93,8 @@ def curve_grid(folders, output):
     A single data set is drawn by plot.accuracy_over_time.
     """
     runs = _read(folders)
+    for run in runs:
+        check_alike(run, runs[0], ('validation_share',))
     columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
     if len(columns) == 1:
         return accuracy_over_time(folders, output)
@@ -116,8 +118,8 @@ def _draw_grid(figure, runs, columns, marks, more):
     for (data, curves), accuracy, loss in zip(columns.items(), axes[0], axes[1]):
         name, seconds, _ = _unit(max(curve.mean['train_seconds'][-1] for curve in curves))
         for curve in curves:
-            draw_curve(loss, curve, 'test_loss', seconds, 1)
-            lines[curve.label] = draw_curve(accuracy, curve, 'test_accuracy', seconds, 100)
+            draw_curve(loss, curve, 'loss', seconds, 1)
+            lines[curve.label] = draw_curve(accuracy, curve, 'accuracy', seconds, 100)
         scale_loss(loss, curves)
         accuracy.set_title(data, fontsize=9)
         loss.set_xlabel('training time ({})'.format(name))
@@ -130,8 +132,9 @@ def _draw_grid(figure, runs, columns, marks, more):
                 ends['full_training'] / ends['elastic_training']), title_fontsize=8, loc='best',
                 frameon=True, facecolor='white', edgecolor='none')
             box.get_title().set_color(SCHEMES['elastic_training'].color)
-    axes[0][0].set_ylabel('test accuracy (%)')
-    axes[1][0].set_ylabel('test loss')
+    images = judged_on(runs[0].summary)
+    axes[0][0].set_ylabel(images + ' accuracy (%)')
+    axes[1][0].set_ylabel(images + ' loss')
     lines.update((mark.get_label(), mark) for mark in marks)
     _legend(figure, list(lines.values()), list(lines), 4, handlelength=3.2)  # fits the dashes
 

@@ -115,9 +115,10 @@ def header_of(path):
         return set(next(csv.reader(file)))
 
 
-@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training',
-                                    'prune_training'])
-def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
+@pytest.mark.parametrize('scheme, flags', [
+    ('elastic_training', []), ('traditional_tl_training', ['--validation_share', '0.2']),
+    ('prune_training', [])])
+def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch):
     """Trains on a device that reports heat, with a prefix cache if the scheme can use one."""
     root, cpus = board(tmp_path / 'board', 'TX2')
     find, model = thermal.find_device, str(tmp_path / keras_stack.MODEL_FILE)
@@ -128,7 +129,7 @@ def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
         '--model_name', model, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
         '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
         '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.01', '--rho', '0.9',
-        '--train_type', scheme, '--logs_dir', str(tmp_path), '--run_name', 'run']) == 0
+        '--train_type', scheme, '--logs_dir', str(tmp_path), '--run_name', 'run'] + flags) == 0
     folder = str(tmp_path / 'run')
     shown = {value.tag for path in glob.glob(os.path.join(folder, 'events.out.*'))
              for event in tf.compat.v1.train.summary_iterator(path)
@@ -136,10 +137,12 @@ def test_every_record_of_a_run_is_explained(scheme, tmp_path, monkeypatch):
     assert len(shown) > 11 and shown <= explained('TensorBoard')
     with open(os.path.join(folder, 'summary.json')) as file:
         summary = set(json.load(file))
-    flags = set(re.findall(r'^ +--(\w+)', text_of('docs/flags.md'), re.M))
-    assert summary - flags <= explained('summary.json')
+    settings = set(re.findall(r'^ +--(\w+)', text_of('docs/flags.md'), re.M))
+    assert summary - settings <= explained('summary.json')
+    images = 'validation_' if flags else 'test_'
     for name in ('epochs.csv', 'selections.csv'):
-        assert header_of(os.path.join(folder, name)) == explained(name)
+        assert header_of(os.path.join(folder, name)) == {
+            column.replace('test_', images) for column in explained(name)}
 
 
 def test_the_example_in_python_trains_a_network(monkeypatch, capsys):

@@ -99,6 +99,26 @@ def test_labels_show_the_prefix_cache(tmp_path):
         'ElasticTrainer, ρ = 0.5, held views, train_images 160, cache off'}
 
 
+def test_runs_with_validation_images_are_drawn_by_these(tmp_path, drawn):
+    """A run that ended early stays where it ended; the legend has the accuracy on test images."""
+    judged = dict(validation_share=0.2, keep='best', patience=2, validation_accuracy=0.8)
+    runs = [make_run(tmp_path, 'whole', step_seconds=50.0, final_accuracy=0.6, **judged),
+            make_run(tmp_path, 'early', seed=1, step_seconds=30.0, final_accuracy=0.7, epochs=3,
+                     **judged)]
+    rows = read_csv(plot.accuracy_over_time(runs, tmp_path / 'curves')[2])
+    assert [float(row['train_seconds_mean']) for row in rows] == [40, 80, 120, 145]
+    ends = [0.8 * 15 / 16, 0.8 * 7 / 8]
+    assert float(rows[-1]['validation_accuracy_mean']) == pytest.approx(sum(ends) / 2)
+    assert not any('test_' in column for column in rows[0])
+    assert [axis.get_ylabel() for axis in drawn().axes] == [
+        'validation accuracy (%)', 'validation loss']
+    assert [text.get_text() for text in drawn().legends[0].texts] == [
+        'ElasticTrainer, ρ = 0.5, n = 2: test 65.0 ± 7.1 % in 145.0 s']
+    runs.append(make_run(tmp_path, 'by_test_images'))
+    with pytest.raises(UserError, match='by_test_images.* has validation_share None'):
+        plot.accuracy_over_time(runs, tmp_path / 'curves')
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """Returns a function that returns the last Figure written."""

@@ -167,7 +167,7 @@ def assert_resumes(tmp_path, stops, name, timings, kind=StopsAfterSteps, **more)
     assert len(set(parts.points())) == len(parts.points()) > EPOCHS
     assert bits(other) == end
     for key in ('final_accuracy', 'final_loss', 'epochs', 'cache_hits', 'cache_misses',
-                'channels_removed'):
+                'channels_removed', 'kept_epoch', 'validation_loss'):
         assert again.get(key) == result.get(key), key
     return again
 
@@ -189,6 +189,35 @@ def test_a_fixed_scheme_resumes_after_any_step(tmp_path, timings, name, stops):
     ids=['full', 'elastic', 'prune', 'cached'])
 def test_a_run_resumes_between_two_epochs(tmp_path, timings, name, more):
     assert_resumes(tmp_path, [2], name, timings, StopsBetweenEpochs, **more)
+
+
+@pytest.mark.parametrize('name, stops, more', [
+    ('full_training', [3, 15], dict(keep='best', learning_rate=0.5, model=normalised)),
+    ('elastic_training', [9], dict(keep='best', patience=1)), ('prune_training', [9], {})],
+    ids=['full', 'elastic', 'prune'])
+def test_a_run_resumes_with_the_best_epoch(tmp_path, timings, name, stops, more):
+    again = assert_resumes(tmp_path, stops, name, timings, data=dict(validation_share=0.2),
+                           **dict(dict(prune_threshold=1e-9), **more))
+    assert again['best_accuracy'] is None and again['kept_epoch'] <= again['epochs'] <= EPOCHS
+
+
+def test_a_run_that_stops_in_its_final_test_resumes_there(tmp_path, timings, monkeypatch):
+    keepers, test = [], train._Run.test
+
+    class Stops(StopsAfterSteps):
+        def __init__(self, folder, steps):
+            super().__init__(folder, 10 ** 9)
+            keepers.append(self)
+
+    def stopped(run, dataset, pause):
+        keepers[-1].left = 0 if len(keepers) == 1 else 1
+        return test(run, dataset, pause)
+    monkeypatch.setattr(train._Run, 'test', stopped)
+    more = dict(keep='best', patience=1, learning_rate=0.0, data=dict(validation_share=0.2))
+    run = Setting('full_training', tmp_path, timings, **more)
+    assert run.process(kind=Stops) is None
+    result, model = run.process(kind=Stops)
+    assert (result['epochs'], result['kept_epoch']) == (2, 1) and len(run.records()[0]) == 2
 
 
 @pytest.mark.parametrize('epochs', [1, EPOCHS])

@@ -215,6 +215,14 @@ def load_model(path, trust):
     return keras.models.load_model(path, compile=False, **options)
 
 
+def assign_arrays(variables, values):
+    """Assigns arrays to variables, also arrays that were stored on disk."""
+    for variable, value in zip(map(raw, variables), values):
+        if value.dtype.kind == 'V':  # NumPy itself does not know bfloat16
+            value = value.view(variable.dtype.as_numpy_dtype)
+        variable.assign(value, read_value=False)
+
+
 def weights_were_set(model):
     """Makes layers recompute constants that they derive from weights; call it after assigning.
 

@@ -7,9 +7,9 @@
 
 import hashlib
 import os
-from typing import NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
-from elastic.command_line import one_of
+from elastic.command_line import UserError, one_of
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.image_folder import (
     FOLDER,
@@ -50,6 +50,7 @@ class Images(NamedTuple):
     class_names: in the order of the labels.
     fingerprint: a hash that changes when images are added or removed, or classes renamed.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
+    validation: training images set aside by --validation_share; None without it.
     """
     class_names: Tuple[str, ...]
     train: Split
@@ -57,6 +58,13 @@ class Images(NamedTuple):
     fingerprint: str
     notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    validation: Optional[Split] = None
+
+    @property
+    def splits(self):
+        """Returns name -> Split."""
+        found = dict(train=self.train, validation=self.validation, test=self.test)
+        return {name: split for name, split in found.items() if split is not None}
 
     def checked(self, skip_bad_images):
         """Returns these Images, without unreadable ones if skip_bad_images.
@@ -64,11 +72,12 @@ class Images(NamedTuple):
         Otherwise raises UserError for an image whose header shows that it cannot be read.
         """
         if not skip_bad_images:
-            check_headers(self.train)
-            check_headers(self.test)
+            for split in self.splits.values():
+                check_headers(split)
             return self
-        (train, bad), (test, more) = [without_bad_images(part) for part in (self.train, self.test)]
-        return self._replace(train=train, test=test, left_out=bad + more)
+        found = {name: without_bad_images(split) for name, split in self.splits.items()}
+        return self._replace(left_out=sum((bad for _, bad in found.values()), []),
+                             **{name: split for name, (split, _) in found.items()})
 
 
 def load_images(name, input_size, settings):
@@ -79,7 +88,20 @@ def load_images(name, input_size, settings):
     class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
     if settings.train_images is not None:
         train = train.subset(settings.train_images, name)
-    return Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
+    images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
+    return images if settings.validation_share is None else _with_validation(
+        images, settings.validation_share)
+
+
+def _with_validation(images, share):
+    """Returns these Images with a stratified share of the training images set aside."""
+    train, validation = images.train.parted(share)
+    if not validation.size:
+        raise UserError('--validation_share {:g} sets no image aside: no class has two training '
+                        'images'.format(share))
+    note = '{:,} of {:,} training images are set aside for validation'.format(
+        validation.size, images.train.size)
+    return images._replace(train=train, validation=validation, notes=tuple(images.notes) + (note,))
 
 
 def sizes_at_hand(name, input_size, data_dir=None):

@@ -63,6 +63,17 @@ class Split(NamedTuple):
             rank[members] = np.arange(len(members))
         return self.only(np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count]))
 
+    def parted(self, share):
+        """Returns the Splits of 1 - share and of `share` of the images of each class.
+
+        The choice depends on no seed. A class of two or more images is in both.
+        """
+        labels, rng = self.labels(), np.random.RandomState(SPLIT_SEED)
+        classes = [train_and_test(np.flatnonzero(labels == label), share, rng)
+                   for label in np.unique(labels)]
+        return tuple(self.only(np.sort(np.concatenate(parts).astype(np.int64)))
+                     for parts in zip(*classes))
+
     def decoded(self, keep, title):
         """Returns the Split with its images in memory if `keep`, else itself.
 

@@ -54,8 +54,9 @@ def _label(key, keys):
 
 def _numbers(group, full):
     share = _median(group, 'selection_share')
-    measured = [_spread([scale * s[key] for s in group], '{:.1f}') for key, scale in (
-        ('final_accuracy', 100), ('best_accuracy', 100), ('train_seconds', 1), ('step_ms', 1))]
+    measured = ['' if group[0][key] is None else _spread(
+        [scale * s[key] for s in group], '{:.1f}') for key, scale in (
+            ('final_accuracy', 100), ('best_accuracy', 100), ('train_seconds', 1), ('step_ms', 1))]
     speed_ups = [_spread(_ratios(full, group, key), '{:.2f}') if full else ''
                  for key in ('train_seconds', 'step_ms')]
     return [len(group)] + measured + ['{:.1f}'.format(100 * share)] + speed_ups

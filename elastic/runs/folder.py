@@ -26,9 +26,26 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'trai
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
-          'prefix_cache')  # flags in which runs of one scheme may differ
+          'prefix_cache', 'validation_share', 'keep',
+          'patience')  # flags in which runs of one scheme may differ
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
-                'files', 'throttled_epochs') + VARIED
+                'files', 'throttled_epochs')
+
+
+def judged_on(record):
+    """Returns the images that judged an epoch or all epochs of a run: 'test' or 'validation'.
+
+    record: a row of epochs.csv or the summary.
+    """
+    return 'validation' if 'validation_accuracy' in record else 'test'
+
+
+def epoch_columns(record):
+    """Returns the columns of epochs.csv; with validation images, these replace the test images.
+
+    record: as in judged_on.
+    """
+    return tuple(column.replace('test_', judged_on(record) + '_') for column in EPOCH_COLUMNS)
 
 
 class SelectionRow(NamedTuple):
@@ -83,7 +100,8 @@ def read_run(folder):
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path):
         raise fault(folder, f'unfinished: it has no {path}; run its command again')
-    summary = read_json(path, f"run '{os.path.basename(folder)}': ")
+    # A flag that is younger than the run has its default.
+    summary = dict(dict.fromkeys(VARIED), **read_json(path, f"run '{os.path.basename(folder)}': "))
     missing = [key for key in SUMMARY_KEYS if key not in summary]
     if missing:
         raise fault(folder, f"summary.json lacks {', '.join(missing)}")
@@ -95,7 +113,7 @@ def read_run(folder):
                 checksum_of_file(os.path.join(folder, name)) != written):
             raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
-    return Run(summary, _read_epochs(folder, summary['epochs']),
+    return Run(summary, _read_epochs(folder, summary['epochs'], epoch_columns(summary)),
                _read_selections(folder, summary['epochs']))
 
 
@@ -123,8 +141,8 @@ def _optional(text):
     return None if text == '' else finite(text)
 
 
-def _read_epochs(folder, count):
-    kinds = dict(dict.fromkeys(EPOCH_COLUMNS, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
+def _read_epochs(folder, count, columns):
+    kinds = dict(dict.fromkeys(columns, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
     kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
     rows = _read_csv(folder, 'epochs.csv', kinds)
     for number, row in enumerate(rows, 1):
@@ -134,7 +152,7 @@ def _read_epochs(folder, count):
     if not rows or len(rows) != count:
         raise fault(folder, f'unfinished: epochs.csv has {len(rows)} of the {count} epochs in '
                     'summary.json')
-    epochs = {column: [row[column] for row in rows] for column in EPOCH_COLUMNS}
+    epochs = {column: [row[column] for row in rows] for column in columns}
     if np.any(np.diff(epochs['train_seconds']) <= 0):
         raise fault(folder, 'epochs.csv: train_seconds does not grow from epoch to epoch')
     return epochs

@@ -3,24 +3,29 @@
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.runs.folder import judged_on
 
 
-def summary_of(rows, clock, scheme, step_ms, cache):
+def last_epoch(rows):
+    """Returns what the summary says of the weights of the last epoch. rows: of all epochs."""
+    return dict(final_accuracy=rows[-1]['test_accuracy'], final_loss=rows[-1]['test_loss'],
+                best_accuracy=max(row['test_accuracy'] for row in rows))
+
+
+def summary_of(rows, clock, scheme, step_ms, cache, outcome):
     """Returns the measured part of summary.json, a dict.
 
     rows: of the epochs, from train.train. step_ms: kind of step -> ms of each step.
-    scheme, cache: as in train.train.
+    scheme, cache: as in train.train. outcome: from last_epoch, or of a BestEpoch.
     """
     throttled = [row['throttled'] for row in rows if row.get('throttled') is not None]
     typical = np.median if len(step_ms) == 1 else np.mean
     found = dict(
         epochs=len(rows), throttled_epochs=sum(throttled) if throttled else None,
-        final_accuracy=rows[-1]['test_accuracy'],
-        best_accuracy=max(row['test_accuracy'] for row in rows), final_loss=rows[-1]['test_loss'],
         step_ms=float(typical(np.concatenate(list(step_ms.values())))),
         train_seconds=clock.train_seconds, importance_seconds=scheme.importance_seconds,
         **{bucket + '_seconds': seconds for bucket, seconds in clock.seconds.items()},
-        **scheme.summary)
+        **outcome, **scheme.summary)
     if cache is not None:
         found.update(cache.totals, **{kind + '_step_ms': float(np.median(ms))
                                       for kind, ms in step_ms.items()})
@@ -28,7 +33,7 @@ def summary_of(rows, clock, scheme, step_ms, cache):
 
 
 def record_epoch(recorder, scheme, choice, row, result, cache):
-    """Records one epoch; choice: made before it, or None. row: dict of folder.EPOCH_COLUMNS."""
+    """Records one epoch; choice: made before it, or None. row: dict of folder.epoch_columns."""
     if choice is not None:
         _record_choice(recorder, scheme.maker.model, choice, row['epoch'])
     recorder.epoch(row)
@@ -98,10 +103,12 @@ def epoch_label(epoch, num_epochs):
 
 
 def print_epoch(row, num_epochs):
-    """Prints the line of one epoch; row: dict of folder.EPOCH_COLUMNS."""
+    """Prints the line of one epoch; row: dict of folder.epoch_columns."""
     penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
-    print('{}   train {:5.1f} %  loss {:6.3f}{}   test {:5.1f} %  loss {:6.3f}   '
+    images = judged_on(row)
+    print('{}   train {:5.1f} %  loss {:6.3f}{}   {} {:5.1f} %  loss {:6.3f}   '
           '{:7.1f} ms/step   {:7.1f} s trained{}'.format(
               epoch_label(row['epoch'], num_epochs), 100 * row['train_accuracy'],
-              row['train_loss'], penalty, 100 * row['test_accuracy'], row['test_loss'],
+              row['train_loss'], penalty, images, 100 * row[images + '_accuracy'],
+              row[images + '_loss'],
               row['step_ms'], row['train_seconds'], '   throttled' if row['throttled'] else ''))

@@ -12,11 +12,17 @@ import tensorflow as tf
 from elastic import command_line
 from elastic.files import checksum_of_file, remove_parts, write_json
 from elastic.runs import checkpoint
-from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, SelectionRow, fault, is_finished
+from elastic.runs.folder import (
+    DEVICE_COLUMNS,
+    SelectionRow,
+    epoch_columns,
+    fault,
+    is_finished,
+    judged_on,
+)
 
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
-        'test/accuracy': 'test_accuracy', 'test/classification_loss': 'test_loss',
         'time/step_ms': 'step_ms', 'time/train_seconds': 'train_seconds'}
 TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
 
@@ -88,9 +94,12 @@ class Recorder:
         return os.path.join(self.folder, name)
 
     def epoch(self, row):
-        """Records an epoch; row: dict of EPOCH_COLUMNS."""
-        self._append('epochs.csv', EPOCH_COLUMNS, [[row[column] for column in EPOCH_COLUMNS]])
-        self._scalars({tag: row[column] for tag, column in TAGS.items()
+        """Records an epoch; row: dict of folder.epoch_columns."""
+        columns, images = epoch_columns(row), judged_on(row)
+        self._append('epochs.csv', columns, [[row[column] for column in columns]])
+        tags = dict(TAGS, **{images + '/accuracy': images + '_accuracy',
+                             images + '/classification_loss': images + '_loss'})
+        self._scalars({tag: row[column] for tag, column in tags.items()
                        if row[column] is not None}, int(row['epoch']))
 
     def elastic(self, scalars, epoch):

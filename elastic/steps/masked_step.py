@@ -95,10 +95,7 @@ class StepMaker:
         variables = self.everything
         if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
             raise UserError('the checkpoint is of another network; to start over, use --restart')
-        for variable, value in zip(variables, values):
-            if value.dtype.kind == 'V':  # NumPy itself does not know bfloat16
-                value = value.view(variable.dtype.as_numpy_dtype)
-            variable.assign(value, read_value=False)
+        keras_stack.assign_arrays(variables, values)
 
     def left_out(self, mask):
         """Returns the update nodes that serve only tensors outside the (N,) bool mask."""

@@ -157,6 +157,47 @@ def test_unused_digits_are_not_drawn_but_all_images_of_a_folder_are_read(photos,
     assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
 
 
+@pytest.mark.parametrize('keep', ['memory', 'none'])
+def test_a_share_of_each_class_is_set_aside_for_validation(tmp_path, keep):
+    sizes = dict(many=40, some=8, two=2, one=1)
+    for c, (name, count) in enumerate(sorted(sizes.items())):
+        for i in range(count):
+            write(tmp_path / 'train' / name / '{}.png'.format(i), encoded(100 * c + i, 'png'))
+        write(tmp_path / 'test' / name / '0.png', encoded(100 * c + 99, 'png'))
+    name = 'folder:{}'.format(tmp_path)
+
+    def images(batches):
+        return {image.tobytes(): label for some, labels in arrays(batches)
+                for image, label in zip(some, labels)}
+    whole, split, other = [datasets.load_dataset(name, 8, 1, keep, augmentation='none', **more)
+                           for more in ({}, dict(validation_share=0.25),
+                                        dict(validation_share=0.25, seed=7))]
+    trained, validated, every = images(split.train), images(split.validation), images(whole.train)
+    assert np.bincount(list(validated.values())).tolist() == [10, 0, 2, 1]  # by name
+    assert not set(trained) & set(validated)
+    trained.update(validated)
+    assert trained == every and images(split.test) == images(whole.test)
+    assert images(other.validation) == validated  # whatever the seed
+    assert whole.validation is None and split.fingerprint == whole.fingerprint
+    assert split.num_images == 38 and split.notes == (
+        '13 of 51 training images are set aside for validation',)
+    few = datasets.load_dataset('digits', 8, 8, train_images=40, validation_share=0.25)
+    assert few.num_images == 30 and sum(len(labels) for _, labels in few.validation) == 10
+    with pytest.raises(UserError, match='--validation_share 0.5 sets no image aside'):
+        datasets.find_images('digits', 8, 8, train_images=10, validation_share=0.5)
+    with pytest.raises(UserError, match='does not fit into the 10 training images'):
+        datasets.find_images('digits', 8, 11, train_images=11, validation_share=0.9)
+
+
+def test_unreadable_validation_images_are_named_or_left_out(photos):
+    write(photos / 'cat' / '0.JPG', b'no image')
+    options = dict(validation_share=0.9)  # nearly all of the training images
+    with pytest.raises(UserError, match='0.JPG'):
+        load_photos(photos, **options)
+    data = load_photos(photos, skip_bad_images=True, **options)
+    assert [os.path.basename(path) for path in data.left_out] == ['0.JPG']
+
+
 def test_a_batch_at_hand_is_the_first_of_the_probe(photos, tfds_dir):
     datasets.load_dataset('caltech_birds2011', 24, 4, 'unread', data_dir=tfds_dir)  # prepares it
     for name, classes in (('digits', 10), ('caltech_birds2011', 200),

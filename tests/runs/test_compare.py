@@ -35,6 +35,14 @@ def test_each_target_can_be_missed():
     assert '+3.0 points over head only (5) MISSED' in table(head=0.95)
 
 
+def test_runs_with_validation_images_have_no_best_test_accuracy():
+    judged = run('full_training', 0, 0.9, 100.0)
+    judged.summary.update(best_accuracy=None, validation_share=0.1, keep='best')
+    lines = compare.table([judged, run('full_training', 0, 0.91, 100.0)]).splitlines()
+    assert lines[2].startswith('full_training, validation_share 0.1, keep best ')
+    assert lines[2].count('90.0') == 1 and lines[3].split()[2:4] == ['91.0', '92.0']
+
+
 def test_the_first_selection_is_not_re_selection():
     assert 're-select 2.0 %' in table(selection=(9.0, 0.0, 1.0))
 

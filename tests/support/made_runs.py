@@ -3,7 +3,7 @@
 import csv
 import json
 
-from elastic.runs.folder import EPOCH_COLUMNS, VARIED, SelectionRow
+from elastic.runs.folder import VARIED, SelectionRow, epoch_columns
 
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
@@ -41,6 +41,7 @@ def epoch_rows(step_seconds, accuracy, throttled=None):
 
 def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_seconds=50.0,
              accuracy=0.8, share=SHARE, throttled=None, **changes):
+    """Makes a run; changes: to its summary, which may have fewer than EPOCHS epochs."""
     folder = logs / name
     folder.mkdir(parents=True)
     elastic = scheme.startswith('elastic')
@@ -56,8 +57,8 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
         'training_intervals': None, 'energy_joules': None, 'energy_source': None,
         'energy_note': 'no power sensor found'})
     summary.update(changes)
-    write_csv(folder / 'epochs.csv',
-              [list(EPOCH_COLUMNS)] + epoch_rows(step_seconds, accuracy, throttled))
+    rows = epoch_rows(step_seconds, accuracy, throttled)[:summary['epochs']]
+    write_csv(folder / 'epochs.csv', [list(epoch_columns(summary))] + rows)
     if elastic:
         rows = [list(SelectionRow._fields)]
         for epoch, mask in MASKS.items():
