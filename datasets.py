@@ -25,7 +25,7 @@ class Dataset:
         tested_at_once(B); the last one may be smaller.
     validation: as `test`, with all images set aside by --validation_share; None without it.
     probe: tf.data; endless training batches, augmented as in `train`, in a different order.
-    augmentation: 'flip+rotate' or 'none'.
+    augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
     class_names, fingerprint, notes, left_out: as in elastic.data.images.Images.
@@ -45,14 +45,13 @@ class Dataset:
         used = images._replace(test=test).splits.values()
         self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size
-        # Epochs for which a view is shown; 0: all. Without augmentation all views are alike.
         one_of(settings.views, VIEWS, 'kind of views')
-        self._view_epochs = epochs = 0 if kind == 'none' else (
-            1 if settings.views == 'fresh' else settings.interval)
-        self._epochs = Stream(0, train, batch_size, self.steps, seed, kind != 'none', ahead=True)
+        self.views = 'held' if settings.views == 'held' else 'fresh'
+        self._interval = settings.interval
+        self._epochs = Stream(0, train, batch_size, self.steps, seed, kind, ahead=True)
         # Reads nothing in advance, because that would slow down the training steps meanwhile.
-        probe = Stream(1, train, batch_size, all_steps, seed, kind != 'none', ahead=False)
-        self.train = self._epochs.passes(lambda index: index // epochs if epochs else 0, 1)
+        probe = Stream(1, train, batch_size, all_steps, seed, kind, ahead=False)
+        self.train = self._epochs.passes(lambda index: self.view(index + 1), 1)
         self.test = in_order(test, tested_at_once(batch_size))
         self.validation = images.validation and in_order(
             images.validation, tested_at_once(batch_size))
@@ -64,7 +63,14 @@ class Dataset:
 
     def view(self, epoch):
         """Returns the number, from 0, of the view that an epoch, from 1, shows."""
-        return (epoch - 1) // self._view_epochs if self._view_epochs else 0
+        if self.augmentation == 'none':
+            return 0  # all views are alike
+        epochs = self._interval if self.views == 'held' else 1
+        return (epoch - 1) // epochs if epochs else 0
+
+    def hold_views(self):
+        """Shows each view for `interval` epochs (0: all) from now on; call it before the first."""
+        self.views = 'held'
 
     def batches(self, numbers, view):
         """Returns tf.data of the batches of these image numbers, (steps, B) int64, in a view."""

@@ -50,9 +50,10 @@ def run(settings, signals):
     dataset = load_data(settings, images)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
-    table, cache = None, prefix_cache_of(settings, dataset)
     if is_elastic(training.train_type):
-        table, cache = timing_table(settings, model, dataset, cache, resumed is not None)
+        table, cache = timing_table(settings, model, dataset, resumed)
+    else:
+        table, cache = None, prefix_cache_of(settings, dataset)
 
     with open_session(records, decisive, dataset, resumed, signals) as session:
         if session is None:
@@ -111,30 +112,35 @@ def load_data(settings, images=None):
                         images=images or find_images(settings), **settings.data._asdict())
 
 
-def prefix_cache_of(settings, dataset):
-    """Returns the prefix_cache.PrefixCache of this run; None if it has none."""
+def prefix_cache_of(settings, dataset, table=None):
+    """Returns the prefix_cache.PrefixCache of this run; None if it has none.
+
+    table: TensorTimings of elastic training. Raises UserError if --prefix_cache on is impossible.
+    """
     wanted, scheme = settings.cache.prefix_cache, settings.training.train_type
     if wanted == 'off' or not SCHEMES[scheme].frozen_front:
         if wanted == 'on':  # no error: for any scheme, the flag also sets --views held
             print('no prefix cache: {} freezes no layers next to the input'.format(scheme))
         return None
+    reason = None
     if settings.training.num_epochs == 1:
-        return no_cache(wanted, 'no image comes back in one epoch')
-    if dataset.view(1) != dataset.view(2):
-        return no_cache(wanted, 'each epoch draws new augmentations; --views held keeps them for '
-                                '--interval epochs')
+        reason = 'no image comes back in one epoch'
+    elif dataset.view(1) != dataset.view(2):
+        reason = ('each epoch draws new augmentations; --views held keeps them for --interval '
+                  'epochs')
+    elif table is not None and not np.isfinite(table.cut_bytes).any():
+        reason = ('no part of the network can be cut off whose outputs have a row for each image, '
+                  'independent of the other images (batch statistics?)')
+    if reason and wanted == 'on':
+        raise UserError('--prefix_cache on: ' + reason)
+    if reason:
+        print('no prefix cache: ' + reason)
+        return None
     from elastic.cache.prefix_cache import PrefixCache
     logs_dir = settings.records.logs_dir
     os.makedirs(logs_dir, exist_ok=True)
     return PrefixCache(dataset, settings.cache.cache_dir or logs_dir, settings.cache.cache_gb,
                        exact=settings.deterministic)
-
-
-def no_cache(wanted, reason):
-    """Prints why there is no prefix cache; raises UserError if --prefix_cache is on."""
-    if wanted == 'on':
-        raise UserError('--prefix_cache on: ' + reason)
-    print('no prefix cache: ' + reason)
 
 
 # ---------------------------------------------------------------- timing table and scheme
@@ -151,23 +157,34 @@ def profile(settings, model, dataset):
     return profiler.table_for(step, model, settings.records.logs_dir, lambda: batch)
 
 
-def timing_table(settings, model, dataset, cache, resumes=False):
+def timing_table(settings, model, dataset, resumed=None):
     """Returns (TensorTimings of this run, its PrefixCache or None).
 
-    Raises UserError if rho is out of reach, unless the run resumes.
+    With --views auto, holds views if rho is out of reach without a cache; a run that resumes keeps
+    what it began with. Raises UserError if rho is still out of reach, unless the run resumes.
+    resumed: as in session.open_session.
     """
     from elastic.selection.cache_costs import CacheCosts
     from elastic.selection.items import layers_of, out_of_reach
     training, table = settings.training, profile(settings, model, dataset)
     layers = layers_of(model) if training.granularity == 'layer' else None
-    if cache is not None and not np.isfinite(table.cut_bytes).any():
-        cache = no_cache(settings.cache.prefix_cache,
-                         'no part of the network can be cut off whose outputs have a row for each '
-                         'image, independent of the other images (batch statistics?)')
+    if resumed is not None:
+        held = resumed['about'].get('views') == 'held'
+    else:
+        held = settings.data.views == 'auto' and np.isfinite(table.cut_bytes).any() and (
+            out_of_reach(table, training.rho, layers))
+    if held:
+        dataset.hold_views()
+    cache = prefix_cache_of(settings, dataset, table)
     costed = table if cache is None else CacheCosts(cache, table, 1, training.num_epochs + 1).table
     reason = out_of_reach(costed, training.rho, layers)
-    if reason and not resumes:
+    if reason and resumed is None:
         raise UserError('--' + reason)
+    if settings.data.views == 'auto' and dataset.views == 'held':
+        interval = settings.data.interval
+        print('--views held, as rho {:g} is out of reach without the prefix cache: each image '
+              'keeps its augmentation for {}'.format(training.rho, '{} epochs'.format(
+                  interval) if interval else 'the whole run'))
     return table, cache
 
 
@@ -197,7 +214,8 @@ def scheme_of(maker, dataset, settings, table, cache):
 
 def measured_beside(settings, dataset, cache, meter):
     """Returns what the summary says of energy, memory, cache, images and classes."""
-    found = dict(meter.result(), class_names=list(dataset.class_names),
+    found = dict(meter.result(), class_names=list(dataset.class_names), views=dataset.views,
+                 augmentation=dataset.augmentation,
                  peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
         found.update(energy_joules=None, energy_source=None,

@@ -122,9 +122,9 @@ def add_model_flags(parser):
                              '(default: %(default)s)')
     add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
     add_setting(parser, 'augmentation', AUGMENTATIONS,
-                'flip training images at random and rotate them by up to 72 degrees; use none '
-                'where that changes the class, as for letters (default: none for digits*, '
-                'flip+rotate for all other data)')
+                'mirror training images left to right at random, and also rotate them by up to 72 '
+                'degrees, as in the paper; use none where that changes the class, as for letters '
+                "(default: none for digits*, flip+rotate for the paper's sets, flip for others)")
     add_setting(parser, 'input_size', number(int, low=8),
                 'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',

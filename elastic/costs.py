@@ -65,7 +65,11 @@ class Way(NamedTuple):
         """Returns one line if rho is out of reach even with an ideal prefix cache, else None."""
         if self.train_type != ELASTIC:
             return None
-        return out_of_reach(self.with_cache_cost(table), self.rho)
+        reason = out_of_reach(self.with_cache_cost(table), self.rho)
+        held = self._replace(prefix_cache='on')
+        if reason and self != held and can_use_cache(self, table) and not held.why_not(table):
+            reason += '; with --prefix_cache on, which holds views, it may be within reach'
+        return reason
 
     def step_ms(self, table):
         """Returns the predicted mean ms of a step.
@@ -156,8 +160,8 @@ def notes_on(way, table):
     elif not can_use_cache(way, table):
         cache = 'no prefix cache: no part of this network can be cut off (batch statistics?)'
     elif way.augments:
-        cache = ('prefix cache: with --prefix_cache on, which repeats the augmentation of each '
-                 'image for --interval epochs')
+        cache = ('prefix cache: holds the augmentation of each image for --interval epochs; by '
+                 'default only where rho needs it')
     else:
         cache = 'prefix cache: used by default, as images of {} come back unchanged'.format(
             way.dataset_name)
@@ -173,7 +177,8 @@ def describe(costs):
         elastic, cacheable = way.train_type == ELASTIC, SCHEMES[way.train_type].frozen_front
         rows.append([
             way.train_type + (' rho {:g}'.format(way.rho) if elastic else ''),
-            way.prefix_cache if cacheable else '',
+            (way.prefix_cache + ', held views' * (way.augments and way.prefix_cache == 'on')
+             if cacheable else ''),
             'out of reach' if step_ms is None else '{:.1f}'.format(step_ms),
             '' if speed_up is None else '{:.2f}'.format(speed_up),
             '{:.3f}'.format(least + 5e-4) if elastic else '',  # rounded up

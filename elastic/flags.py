@@ -6,7 +6,7 @@ import os
 from elastic import command_line
 from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
-from elastic.data.images import check_dataset_name
+from elastic.data.images import augmentation_of, check_dataset_name
 from elastic.device.meter_log import check_meter
 from elastic.export.litert import KINDS
 from elastic.files import printable
@@ -64,7 +64,8 @@ def _add_training_flags(parser):
              'the run starts; the summary counts them')
     add_setting(parser, 'views', VIEWS,
                 'fresh: draw new augmentations in every epoch; held: keep those of each image for '
-                '--interval epochs (0: for the whole run), with every scheme')
+                '--interval epochs (0: for the whole run), with every scheme; auto: held where rho '
+                'is out of reach without the prefix cache, else fresh')
     add_setting(parser, 'validation_steps', number(int, low=1),
                 'test on N batches, evenly spaced among the test images (default: all)')
     add_setting(parser, 'validation_share', number(float, above=0, below=1),
@@ -156,11 +157,7 @@ def check_arguments(args):
         check_meter(args.meter_csv)
     args.bn_statistics = statistics_of(args.weights, args.bn_statistics)
     args.closed_loop = args.closed_loop and not args.deterministic
-    if args.prefix_cache == 'on':
-        if args.bn_statistics == 'train':
-            raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
-                            "statistics, an image's activations depend on the rest of its batch")
-        args.views = 'held'
+    args.views = views_of(args)
     if args.run_name != DEFAULTS['run_name']:
         args.run_name = checked_run_name(args.run_name, args.logs_dir)
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
@@ -180,6 +177,28 @@ def check_validation(args):
     if best and args.train_type == PRUNE:
         raise UserError('--keep best does not fit prune_training, which changes the network: the '
                         'best epoch may be one before channels were removed; leave it out')
+
+
+def views_of(args):
+    """Returns --views; auto only where the timing table has to decide between fresh and held.
+
+    Raises UserError where --prefix_cache on is impossible.
+    """
+    change = augmentation_of(args.dataset_name, args.augmentation) != 'none'
+    caches = SCHEMES[args.train_type].frozen_front and args.prefix_cache != 'off'
+    if args.prefix_cache == 'on':
+        if args.bn_statistics == 'train':
+            raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
+                            "statistics, an image's activations depend on the rest of its batch")
+        if caches and args.num_epochs == 1:
+            raise UserError('--prefix_cache on: no image comes back in one epoch')
+        if caches and change and args.interval == 1:
+            raise UserError('--prefix_cache on: each epoch draws new augmentations with --interval '
+                            '1; use a longer one')
+        return 'held'
+    undecided = caches and change and is_elastic(args.train_type) and (
+        args.bn_statistics == 'frozen' and args.num_epochs > 1 and args.interval != 1)
+    return 'fresh' if args.views == 'auto' and not undecided else args.views
 
 
 def checked_run_name(name, logs_dir):

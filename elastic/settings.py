@@ -7,8 +7,8 @@ import os
 from typing import NamedTuple, Optional
 
 LOGS_DIR = 'logs'
-AUGMENTATIONS = ('flip+rotate', 'none')
-VIEWS = ('fresh', 'held')
+AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
+VIEWS = ('auto', 'fresh', 'held')
 KEPT = ('last', 'best')  # the epoch whose weights are kept
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
 ELASTIC, PRUNE = 'elastic_training', 'prune_training'

@@ -19,7 +19,7 @@ REHEARSED_HELD = {'train_images': 160, 'bn_statistics': 'frozen'}
 
 
 class Cell(NamedTuple):
-    """One run of a figure, without its seed. None leaves a flag at its default."""
+    """One run of a figure, without its seed. None leaves a flag at its default, views at fresh."""
     model_name: str
     dataset_name: str
     train_type: str
@@ -127,6 +127,7 @@ def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
                     values['prune_interval'] = 2
                 if cell.views == 'held':
                     values.update(REHEARSED_HELD)
+            values.setdefault('views', 'fresh')  # as in the paper
             values.update(seed=seed, logs_dir=logs_dir(rehearse), run_name=run_name(cell, seed))
             if meter_csv:
                 values['meter_csv'] = meter_csv

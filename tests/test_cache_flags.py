@@ -1,13 +1,18 @@
 """Tests the flags of the prefix cache: refusals, why a run has no cache, what a run reports."""
 
 import os
+import shutil
+import signal
 
 import pytest
+from tensorflow import keras
 
 import main
 import profiler
+import train
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.files import read_json
 from elastic.runs.folder import read_run
 from fixed_tables import fixed_profile
 from refusals import assert_refused
@@ -94,9 +99,20 @@ def test_a_deterministic_run_asks_the_cache_for_exact_bits(tmp_path):
     assert cache_of(tmp_path, '--deterministic').exact and not cache_of(tmp_path).exact
 
 
-def test_prefix_cache_on_holds_augmentations(tmp_path):
-    assert checked(tmp_path, '--bn_statistics', 'frozen', '--prefix_cache', 'on').views == 'held'
-    assert checked(tmp_path, '--bn_statistics', 'frozen').views == 'fresh'
+ELASTIC = ['--bn_statistics', 'frozen', '--num_epochs', '4', '--interval', '2'] + AUGMENTED
+
+
+@pytest.mark.parametrize('more, views', [
+    ([], 'auto'), (['--interval', '0'], 'auto'), (['--augmentation', 'flip'], 'auto'),
+    (['--views', 'fresh'], 'fresh'), (['--views', 'held'], 'held'),
+    (['--prefix_cache', 'on'], 'held'), (['--prefix_cache', 'off'], 'fresh'),
+    (['--augmentation', 'none'], 'fresh'), (['--bn_statistics', 'train'], 'fresh'),
+    (['--num_epochs', '1'], 'fresh'), (['--interval', '1'], 'fresh'),
+    (['--train_type', 'full_training'], 'fresh'),
+    (['--train_type', 'traditional_tl_training'], 'fresh'),
+    (['--train_type', 'traditional_tl_training', '--prefix_cache', 'on'], 'held')])
+def test_views_stay_open_only_where_the_timing_table_decides(tmp_path, more, views):
+    assert checked(tmp_path, *(ELASTIC + more)).views == views
 
 
 def test_prefix_cache_on_is_refused_where_no_image_comes_back(tmp_path):
@@ -140,6 +156,70 @@ def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_time
     assert summary['cache_hits'] + summary['cache_misses'] == 4 * 48
     with pytest.raises(UserError, match='--rho 0.001 is out of reach.*, and the prefix cache has'):
         main.main(given + ['--rho', '0.001', '--run_name', 'never'])
+
+
+def augmented(logs, name, *more):
+    """Returns the flags of an elastic run of four epochs whose images are augmented."""
+    return quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2',
+                       '--run_name', name, *(AUGMENTED + list(more)))
+
+
+HELD = ('--views held, as rho 0.3 is out of reach without the prefix cache: each image keeps its '
+        'augmentation for 2 epochs\n')
+
+
+@pytest.mark.parametrize('rho, more, views, cache', [
+    ('0.3', [], 'held', 'on'), ('0.6', [], 'fresh', 'off'),
+    ('0.6', ['--views', 'held'], 'held', 'on')])
+def test_views_are_held_where_rho_needs_the_cache(logs, capsys, set_times, rho, more, views, cache):
+    name = 'auto_{}_{}'.format(rho, len(more))
+    assert main.main(augmented(logs, name, '--rho', rho, *more)) == 0
+    out, summary = capsys.readouterr().out, read_run(str(logs / name)).summary
+    assert (summary['views'], summary['prefix_cache']) == (views, cache)
+    assert summary['augmentation'] == 'flip+rotate'
+    assert (HELD in out) == (rho == '0.3') and ('no prefix cache: ' in out) == (cache == 'off')
+    assert read_json(str(logs / name / 'settings.json'))['views'] == (more or ['', 'auto'])[1]
+    # Two views of 48 images, each filled once.
+    assert summary.get('cache_misses', 96) == 96
+
+
+@pytest.mark.parametrize('more, words', [
+    (['--views', 'fresh'], 'rho 0.3 is out of reach: .* full step; the'),
+    (['--prefix_cache', 'off'], 'rho 0.3 is out of reach: .* full step; the'),
+    (['--rho', '0.001'], 'rho 0.001 is out of reach: .*, and the prefix cache has to be filled')])
+def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, set_times, more, words):
+    with pytest.raises(UserError, match=words):
+        main.main(augmented(logs, 'never', '--rho', '0.3', *more))
+    assert '--views held, ' not in capsys.readouterr().out
+    assert not (logs / 'never').exists()
+
+
+def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys, monkeypatch,
+                                                               set_times):
+    """The device on which it resumes has so quick a forward pass that views would be fresh."""
+    keras.backend.clear_session()  # layers get the names of a new process
+    assert main.main(augmented(tmp_path, 'whole', '--rho', '0.3')) == 0
+    keras.backend.clear_session()
+    show = train.print_epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'print_epoch', lambda row, epochs: (
+            show(row, epochs), os.kill(os.getpid(), signal.SIGTERM)))
+        assert main.main(augmented(tmp_path, 'parts', '--rho', '0.3')) == 128 + signal.SIGTERM
+    for folder in tmp_path.glob('*_profile'):
+        shutil.rmtree(str(folder))
+    monkeypatch.setattr(profiler, 'profile_model', lambda *arguments, **settings: fixed_profile(
+        *arguments, **settings).rescaled(20.0, 4e3))
+    keras.backend.clear_session()
+    capsys.readouterr()
+    assert main.main(augmented(tmp_path, 'parts', '--rho', '0.3')) == 0
+    out = capsys.readouterr().out
+    assert 'resumes in epoch 2' in out and HELD in out
+    whole, parts = [read_run(str(tmp_path / name)) for name in ('whole', 'parts')]
+    assert parts.summary['views'] == 'held'
+    for column in ('train_loss', 'test_loss'):
+        assert parts.epochs[column] == whole.epochs[column]
+    assert main.main(augmented(tmp_path, 'other', '--rho', '0.3')) == 0
+    assert read_run(str(tmp_path / 'other')).summary['views'] == 'fresh'
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3,

@@ -24,15 +24,17 @@ def augmentation_draws(seed, stream, view, count):
     return flip, np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
 
-def augment(images, flip, turn):
+def augment(images, flip, turn=None):
     """Returns the images, (B, S, S, 3) float32, flipped and rotated.
 
     Equals Keras' RandomFlip('horizontal') and RandomRotation(0.2), bilinear, reflecting the border.
-    flip: (B,) bool. turn: (B, 2) float32, cosine and sine.
+    flip: (B,) bool. turn: (B, 2) float32, cosine and sine; None: no rotation.
     """
     import tensorflow as tf
-    size = tf.shape(images)[1]
     images = tf.where(flip[:, None, None, None], images[:, :, ::-1], images)
+    if turn is None:
+        return images
+    size = tf.shape(images)[1]
     cos, sin = turn[:, 0], turn[:, 1]
     zero, middle = tf.zeros_like(cos), tf.cast(size - 1, tf.float32) / 2
     # Output (x, y) is read at input (cos x - sin y + dx, sin x + cos y + dy); the middle stays.

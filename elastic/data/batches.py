@@ -15,15 +15,15 @@ class Stream:
     the same with every version of TensorFlow, needs no buffer of images, and can start at any pass.
     """
 
-    def __init__(self, number, split, batch_size, steps, seed, augmented, ahead):
+    def __init__(self, number, split, batch_size, steps, seed, augmentation, ahead):
         """number: 0 for the epochs, 1 for the probe. split: of the training images.
 
-        steps: batches per pass. seed: int below 2 ** 32. augmented: whether to flip and rotate.
+        steps: batches per pass. seed: int below 2 ** 32. augmentation: in AUGMENTATIONS.
         ahead: whether to make batches in advance.
         """
         self._number, self._split, self._seed = number, split, seed
         self._batch_size, self._steps = batch_size, steps
-        self._pipeline = _pipeline(split, batch_size, augmented, ahead)
+        self._pipeline = _pipeline(split, batch_size, augmentation, ahead)
 
     def order(self, index):
         """Returns the image numbers of pass `index`, from 0: (steps, B) int64."""
@@ -70,7 +70,7 @@ def in_order(split, batch_size):
         lambda indices: _fetch_batch(split, indices), num_parallel_calls=2).prefetch(1))
 
 
-def _pipeline(split, batch_size, augmented, ahead):
+def _pipeline(split, batch_size, augmentation, ahead):
     """Returns a function (numbers, flip, turn) -> tf.data of batches. Its graph is traced once."""
     import tensorflow as tf
     size, shape = split.input_size, (None, batch_size)
@@ -79,7 +79,9 @@ def _pipeline(split, batch_size, augmented, ahead):
 
     def batch(numbers, flip, turn):
         images, labels = _fetch_batch(split, numbers)
-        return (augment(images, flip, turn) if augmented else images), labels
+        if augmentation != 'none':
+            images = augment(images, flip, turn if augmentation == 'flip+rotate' else None)
+        return images, labels
 
     @tf.function(input_signature=[tf.TensorSpec(shape, tf.int64), tf.TensorSpec(shape, tf.bool),
                                   tf.TensorSpec(shape + (2,), tf.float32)])

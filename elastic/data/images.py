@@ -20,7 +20,7 @@ from elastic.data.image_folder import (
 )
 from elastic.data.split import Split
 from elastic.data.tfds import TFDS_NAMES, tfds_splits, unprepared
-from elastic.settings import AUGMENTATIONS
+from elastic.settings import AUGMENTATIONS, PAPER_SETS
 
 # Name -> function (name, input size, data_dir) -> (class names, training Split, test Split).
 LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(TFDS_NAMES, tfds_splits))
@@ -37,10 +37,11 @@ def check_dataset_name(name):
 def augmentation_of(name, given=None):
     """Returns `given`, or the usual augmentation of data set `name` if None is given.
 
-    Both are in AUGMENTATIONS. Digits are not augmented: a flipped digit may look like another one,
-    and rotation is part of the shift between the domains.
+    Both are in AUGMENTATIONS. The paper's sets are flipped and rotated, as in the paper; photos of
+    others are flipped. Digits are not augmented: a flipped digit may look like another one, and
+    rotation is part of the shift between the domains.
     """
-    usual = 'none' if name in DIGIT_NAMES else 'flip+rotate'
+    usual = 'none' if name in DIGIT_NAMES else 'flip+rotate' if name in PAPER_SETS else 'flip'
     return usual if given is None else one_of(given, AUGMENTATIONS, 'augmentation')
 
 

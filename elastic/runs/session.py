@@ -85,7 +85,7 @@ def open_session(records, decisive, dataset, resumed, signals):
     if lock is None:
         yield None
         return
-    about = dict(here(), settings=decisive, images=dataset.fingerprint)
+    about = dict(here(), settings=decisive, images=dataset.fingerprint, views=dataset.views)
     keeper = checkpoint.Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
                                resumed and resumed['written'])
     with Recorder(records.folder, lock, resumed and resumed['records']) as recorder, (

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import datasets
+import image_folders
 import main
 from elastic.command_line import UserError
 from elastic.data.augmentation import augment, augmentation_draws
-from image_folders import arrays, encoded, load_photos, same, write, write_photos
+from image_folders import arrays, encoded, same, write, write_photos
 
 ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
 
@@ -21,6 +22,11 @@ ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
 def photos(tmp_path):
     write_photos(tmp_path)
     return tmp_path
+
+
+def load_photos(path, augmentation='flip+rotate', **options):
+    """Returns the data set; by default each view of an image has an angle of its own."""
+    return image_folders.load_photos(path, augmentation=augmentation, **options)
 
 
 # --- order
@@ -36,7 +42,8 @@ def test_the_seed_decides_the_batches(photos):
 def test_another_process_draws_bit_identical_batches(photos):
     code = ('import hashlib, sys, datasets, tensorflow as tf\n'
             'tf.random.set_seed(99); tf.random.uniform(())\n'
-            'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5)\n'
+            'data = datasets.load_dataset("folder:" + sys.argv[1], 24, 4, seed=5,'
+            '                             augmentation="flip+rotate")\n'
             'for images, labels in data.train.concatenate(data.probe.take(2)):\n'
             '    print(hashlib.md5(images.numpy().tobytes() + labels.numpy().tobytes())'
             '.hexdigest())')
@@ -154,12 +161,14 @@ def by_number(data, epoch):
 
 def test_views_of_each_epoch(photos):
     for views, interval, kind, expected in (
-            ('fresh', 2, None, [0, 1, 2, 3, 4]), ('held', 2, None, [0, 0, 1, 1, 2]),
-            ('held', 1, None, [0, 1, 2, 3, 4]), ('held', 0, None, [0] * 5),
+            ('fresh', 2, 'flip+rotate', [0, 1, 2, 3, 4]), ('auto', 2, 'flip', [0, 1, 2, 3, 4]),
+            ('held', 2, 'flip', [0, 0, 1, 1, 2]), ('held', 1, 'flip+rotate', [0, 1, 2, 3, 4]),
+            ('held', 0, 'flip+rotate', [0] * 5),
             ('fresh', 2, 'none', [0] * 5), ('held', 2, 'none', [0] * 5)):
         data = load_photos(photos, views=views, interval=interval, augmentation=kind)
         assert [data.view(epoch) for epoch in range(1, 6)] == expected
-        assert data.augmentation == (kind or 'flip+rotate')
+        assert data.augmentation == kind
+        assert data.views == ('held' if views == 'held' else 'fresh')
 
 
 def test_held_views_repeat_for_one_interval(photos):
@@ -171,6 +180,15 @@ def test_held_views_repeat_for_one_interval(photos):
     again = arrays(other.batches(other.order(4), other.view(4)))
     assert {number: image.tobytes() for number, image in zip(
         other.order(4).ravel(), np.concatenate([images for images, _ in again]))} == third
+
+
+def test_views_that_are_held_later_equal_those_held_from_the_start(photos):
+    late, early = [load_photos(photos, views=views, interval=2) for views in ('auto', 'held')]
+    late.hold_views()
+    assert late.views == 'held'
+    for epoch in range(1, 4):
+        assert late.view(epoch) == early.view(epoch)
+        assert by_number(late, epoch) == by_number(early, epoch)
 
 
 def test_unaugmented_images_repeat_in_every_epoch(photos):
@@ -254,6 +272,30 @@ def test_angles_and_flips_have_the_range_of_the_paper():
     assert angles.min() < -0.99 * limit and angles.max() > 0.99 * limit
     assert abs(angles.mean()) < 0.05 and 0.45 < flips.mean() < 0.55
     assert len(set(angles)) > 1900  # each augmented version of an image has its own
+
+
+def test_a_flip_mirrors_half_of_the_images_and_changes_nothing_else(photos):
+    plain, flipped, rotated = [by_number(load_photos(photos, kind), 1)
+                               for kind in ('none', 'flip', 'flip+rotate')]
+    mirrored = [np.frombuffer(plain[number], np.float32).reshape(24, 24, 3)[:, ::-1].tobytes()
+                for number in range(32)]
+    kinds = [('plain' if flipped[number] == plain[number] else
+              'mirrored' if flipped[number] == mirrored[number] else 'other')
+             for number in range(32)]
+    assert set(kinds) == {'plain', 'mirrored'} and 8 < kinds.count('mirrored') < 24
+    # Both kinds draw the same flips.
+    drawn, _ = augmentation_draws(0, 0, 0, 32)
+    assert [kind == 'mirrored' for kind in kinds] == drawn.tolist()
+    assert not set(rotated.values()) & set(flipped.values())
+
+
+def test_the_draws_have_never_changed():
+    flips, turns = augmentation_draws(7, 0, 3, 50)
+    rng = np.random.RandomState([7, 0, 3, 1])
+    assert np.array_equal(flips, rng.uniform(size=50) < 0.5)
+    angles = rng.uniform(-1, 1, 50) * 0.2 * 2 * np.pi
+    expected = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    assert np.array_equal(turns, expected)
 
 
 def test_draws_depend_on_seed_stream_and_view():
