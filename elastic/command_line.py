@@ -122,9 +122,9 @@ def add_model_flags(parser):
                              '(default: %(default)s)')
     add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
     add_setting(parser, 'augmentation', AUGMENTATIONS,
-                'mirror training images left to right at random, and also rotate them by up to 72 '
-                'degrees, as in the paper; use none where that changes the class, as for letters '
-                "(default: none for digits*, flip+rotate for the paper's sets, flip for others)")
+                'flip: mirror training images left to right at random; flip+rotate: also rotate '
+                'them by up to 72 degrees, as in the paper; none: where that changes the class, as '
+                "for letters (default: flip; flip+rotate for the paper's sets, none for digits*)")
     add_setting(parser, 'input_size', number(int, low=8),
                 'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
