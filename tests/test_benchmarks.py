@@ -20,6 +20,7 @@ import scipy.optimize
 import selector
 import throttling
 import time_model
+import views
 
 import main
 import profiler
@@ -133,7 +134,7 @@ for name in names:
 
 def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(tmp_path):
     names = ['time_model', 'achieved_speedup', 'overhead', 'throttling', 'importance', 'selector',
-             'accuracy', 'prefix_cache']
+             'accuracy', 'prefix_cache', 'views']
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("TensorFlow was loaded")')
     root = os.path.dirname(BENCHMARKS)
     done = subprocess.run(
@@ -233,3 +234,29 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
             'mobilenetv2_source_seed3/checkpoint/weights.npz')
     assert {args['train_images'] for args in repeated.values()} == {336 * 32}
     assert 4 * repeated['full, 1/4 of the epochs']['num_epochs'] == repeated['full']['num_epochs']
+
+
+# ---------------------------------------------------------------- views.py
+
+def test_views_benchmark_pairs_runs_that_differ_in_views_alone():
+    found = {row.label: [dict(final_accuracy=0.9 + 0.01 * seed - 0.02 * bool(row.against),
+                              best_accuracy=0.95, train_seconds=30.0) for seed in range(3)]
+             for row in views.ROWS}
+    results = [views.result_of(row, found) for row in views.ROWS]
+    for row, result in zip(views.ROWS, results):
+        assert ('to_fresh' in result) == bool(row.against)
+        assert result.get('to_fresh', -0.02) == pytest.approx(-0.02)
+        assert result.get('to_fresh_se', 0) == pytest.approx(0)
+    assert '-2.0 ± 0.0' in views.report(results) and '91.0 ± 0.6' in views.report(results)
+
+
+def test_views_benchmark_asks_for_runs_that_main_accepts():
+    parsed = {row.label: main.check_arguments(main.parse_arguments(views.flags_of(row, 2) + [
+        '--weights', 'none', '--bn_statistics', 'frozen'])) for row in views.ROWS}
+    assert {args.seed for args in parsed.values()} == {2}
+    for row in views.ROWS:
+        args = vars(parsed[row.label])
+        assert args['views'] == ('held' if row.against else 'fresh')
+        against = vars(parsed[row.against or row.label])
+        differ = {flag for flag in args if args[flag] != against[flag]} - {'run_name', 'views'}
+        assert differ <= ({'interval'} if 'whole' in row.label else set())

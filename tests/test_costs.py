@@ -117,6 +117,15 @@ def test_the_printed_table_has_a_row_a_way_and_says_what_is_missing(found):
     assert 'elastic_training rho 0.25  off           out of reach                   0.313' in line
 
 
+def test_the_table_says_where_views_are_held(profiled, copy_costs):
+    way = WAY._replace(augmentation='flip')
+    lines = costs.describe([costs.cost_of(each, profiled, copy_costs, IMAGES, PEAKS)
+                            for each in costs.ways_like(way, profiled)]).split('\n')
+    cached = [line for line in lines if '  on, held views  ' in line]
+    assert len(cached) == 1 + len(costs.RHOS) and max(map(len, lines)) <= 120
+    assert 'out of reach' not in cached[-1] and '  off  ' in lines[-2]
+
+
 def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_frees():
     """Ten convolutions have outputs of 8 MB each; the process has run nothing else."""
     code = '''
@@ -159,9 +168,13 @@ def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
     table = prefix_table()
     assert [way.rho for way in ways if way.why_not(table) is None
             and way.prefix_cache == 'off'] == [0.5, 0.5]
+    beyond = [way.why_not(table) for way in ways if way.why_not(table)]
+    assert len(beyond) == 2 and all(reason.endswith(
+        'with --prefix_cache on, which holds views, it may be within reach') for reason in beyond)
     assert all(way.why_not(table) is None for way in ways if way.prefix_cache == 'on')
     lost = table._replace(cut_bytes=np.full(len(table.names), np.inf))  # no cut anywhere
     assert 'out of reach' in ways[-1].why_not(lost)
+    assert '--prefix_cache on' not in ways[1].why_not(lost)
     least = smallest_rho(table.cached_at_best(4))
     assert 'the prefix cache has to be filled' in ways[-1]._replace(rho=0.99 * least).why_not(table)
 

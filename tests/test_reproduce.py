@@ -62,8 +62,8 @@ def test_every_figure_has_the_papers_runs_once():
     assert set(FIGURES) == set(GRID)
     for name, cells in GRID.items():
         assert sorted(map(tuple, FIGURES[name].cells), key=str) == sorted(cells, key=str)
-        assert name == 'cache' or {args.prefix_cache for args in map(
-            reproduce.arguments_of, runs_of(name))} == {'off'}
+        assert name == 'cache' or {(args.prefix_cache, args.views) for args in map(
+            reproduce.arguments_of, runs_of(name))} == {('off', 'fresh')}
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
