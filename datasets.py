@@ -28,6 +28,7 @@ class Dataset:
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
+    test_names: what records call the test images, in the order of `test`.
     class_names, fingerprint, notes, left_out: as in elastic.data.images.Images.
     """
 
@@ -42,6 +43,7 @@ class Dataset:
         self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
+        self.test_names = test.named()
         used = images._replace(test=test).splits.values()
         self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size

@@ -72,6 +72,7 @@ def run(settings, signals):
         summary = dict(
             decisive, **result, **measured_beside(settings, dataset, cache, session.clock.meter),
             **here(), run_name=records.run_name, scheme=training.train_type)
+        session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
     if records.export:

@@ -2,6 +2,7 @@
 
     python plot.py curves RUN [RUN ...] --output figures/NAME   accuracy and loss over training time
     python plot.py selection RUN --output figures/NAME          tensors trained in each epoch
+    python plot.py confusion RUN --output figures/NAME          which classes are mistaken for which
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
     python plot.py devices TABLE.json [...] --output figures/NAME   the same on several devices
     python plot.py table RUN [RUN ...]                          accuracy, time, speed-up, as text
@@ -22,6 +23,7 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.figure_file import write_figure
 from elastic.runs import compare
+from elastic.runs.confusion import confusion_of_run
 from elastic.runs.folder import (
     VARIED,
     distinctions,
@@ -365,7 +367,8 @@ def draw_by_name(figures, description, argv=None):
 
 def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
-                  'timings': (timing_bars, True), 'devices': (device_bars, False),
+                  'confusion': (confusion_of_run, True), 'timings': (timing_bars, True),
+                  'devices': (device_bars, False),
                   'table': (lambda folders, _: [compare.table(read_runs(folders))], False)},
                  __doc__, argv)
 

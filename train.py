@@ -99,16 +99,16 @@ class _Run:
         return self.epoch <= num_epochs and not over
 
     def judge(self, dataset, pause):
-        """Returns (loss, accuracy) after the epoch, on the test images if there are no others."""
+        """Returns the Evaluation after the epoch, on the test images if there are no others."""
         if self.best is None:
             return validate(self.evaluate, dataset.test, pause)
         judged = validate(self.evaluate, dataset.validation, pause)
         if judged is not None:
-            self.best.judge(self.epoch, *judged, model=self.maker.model)
+            self.best.judge(self.epoch, judged.loss, judged.accuracy, self.maker.model)
         return judged
 
     def test(self, dataset, pause):
-        """Returns (loss, accuracy) of the kept weights on the test images."""
+        """Returns the Evaluation of the kept weights on the test images."""
         self.best.put_back(self.maker.model)
         return validate(self.evaluate, dataset.test, pause)
 
@@ -121,7 +121,7 @@ class _Run:
         result, seconds = self.result, self.clock.seconds
         images = 'test' if self.best is None else 'validation'
         return dict(
-            {images + '_accuracy': judged[1], images + '_loss': judged[0]},
+            {images + '_accuracy': judged.accuracy, images + '_loss': judged.loss},
             epoch=self.epoch, learning_rate=self.learning_rate, train_accuracy=result.accuracy,
             train_loss=result.loss, train_penalty=result.penalty,
             step_ms=float(np.median(result.step_ms)),
@@ -224,6 +224,8 @@ def train(scheme, dataset, settings, session, cache=None):
         clock.move(run.result.again_seconds, 'step', 'resume')
         row = run.row(judged)
         record_epoch(session.recorder, scheme, run.chosen, row, run.result, cache)
+        if best is None and run.epoch == settings.num_epochs:
+            session.recorder.predictions(dataset, judged)
         run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
         if keeper.pays():
@@ -236,6 +238,7 @@ def train(scheme, dataset, settings, session, cache=None):
             tested = run.test(dataset, keeper.stop)
         if tested is None:
             keep()  # raises
+        session.recorder.predictions(dataset, tested)
     if cache is not None:
         cache.end()
     outcome = last_epoch(run.rows) if best is None else best.outcome(run.rows, tested)

@@ -143,6 +143,8 @@ def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch
     for name in ('epochs.csv', 'selections.csv'):
         assert header_of(os.path.join(folder, name)) == {
             column.replace('test_', images) for column in explained(name)}
+    for name in ('predictions.csv', 'classes.csv'):
+        assert header_of(os.path.join(folder, name)) == explained(name)
 
 
 def test_the_example_in_python_trains_a_network(monkeypatch, capsys):

@@ -98,7 +98,7 @@ def wait_until_it_trains(child, folder, after=0):
 def outcome(folder):
     """Returns the records of a run without times, and its weights."""
     records = []
-    for name in ('epochs.csv', 'selections.csv'):
+    for name in ('epochs.csv', 'selections.csv', 'predictions.csv'):
         with open(str(folder / name)) as source:
             records += [{column: value for column, value in row.items()
                          if not column.endswith(TIMES)} for row in csv.DictReader(source)]

@@ -53,7 +53,8 @@ def test_the_folder_of_a_run_is_complete(logs):
     assert (run.summary['throttled_epochs'] is None) == (run.epochs['throttled'] == [None, None])
     files = set(os.listdir(str(folder / 'one')))
     assert {'summary.json', 'settings.json', 'epochs.csv', 'selections.csv', 'epochs.txt',
-            'checkpoint'} <= files and any(name.startswith('events.out') for name in files)
+            'predictions.csv', 'classes.csv', 'checkpoint'} <= files and any(
+                name.startswith('events.out') for name in files)
     assert set(os.listdir(str(folder / 'one' / 'checkpoint'))) == {
         'weights.npz', keras_stack.MODEL_FILE, 'class_names.txt'}
 

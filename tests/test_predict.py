@@ -1,20 +1,28 @@
-"""Tests the way from photos to a model on a device: train, save, export, predict."""
+"""Tests the way from photos to a model on a device: train, save, export, predict, evaluate."""
 
 import csv
 import io
+import re
+import shutil
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import datasets
+import evaluate
 import main
+import plot
 import predict
 from elastic.command_line import UserError
+from elastic.compat.keras_stack import MODEL_FILE
 from elastic.export.litert import FILE
+from elastic.runs.classes import CLASSES, PREDICTIONS
 from elastic.runs.folder import read_run
 from image_folders import write
-from small_models import saved, small_base
+from made_runs import assert_figure, read_csv
+from small_models import saved, small_base, small_classifier
 
 COLOURS = {'lime': (120, 220, 40), 'plum': (110, 30, 120)}
 
@@ -98,3 +106,133 @@ def test_what_cannot_be_predicted_is_refused(trained, tmp_path, arguments, said)
     names = dict(run=run, root=tmp_path, photo=photos / 'lime' / '0.png')
     with pytest.raises(UserError, match=said):
         predict.main([each.format(**names) for each in arguments])
+
+
+# ---------------------------------------------------------------- predictions for the test images
+
+def test_a_run_records_its_last_prediction_for_each_test_image(trained):
+    photos, run, _ = trained
+    rows = read_csv(run / PREDICTIONS)
+    assert len(rows) == 6  # a fifth of each class
+    for row in rows:
+        assert (photos / row['image']).exists() and row['image'].split('/')[0] == row['label']
+        assert row['predicted'] in COLOURS and 0.5 <= float(row['probability']) <= 1
+    summary = read_run(str(run)).summary
+    right = np.mean([row['label'] == row['predicted'] for row in rows])
+    assert summary['final_accuracy'] == pytest.approx(right)
+    assert [(row['class'], row['images']) for row in read_csv(run / CLASSES)] == [
+        ('lime', '3'), ('plum', '3')]
+    assert np.mean([float(row['accuracy']) for row in read_csv(run / CLASSES)]) == (
+        pytest.approx(right))
+
+
+def test_changed_predictions_are_noticed(trained, tmp_path):
+    shutil.copytree(str(trained[1]), str(tmp_path / 'run'))
+    with open(str(tmp_path / 'run' / PREDICTIONS), 'a') as file:
+        file.write('lime/99.png,lime,lime,1\n')
+    with pytest.raises(UserError, match='predictions.csv was changed after the run ended'):
+        plot.main(['confusion', str(tmp_path / 'run'), '--output', str(tmp_path / 'figure')])
+
+
+def test_images_that_are_tested_are_named_by_path_or_number(tmp_path):
+    for name in COLOURS:
+        for i in range(20):
+            write(tmp_path / 'test' / name / 'more' / '{}.png'.format(i), photo((9, 9, 9), i))
+            write(tmp_path / 'train' / name / '{}.png'.format(i), photo((9, 9, 9), i))
+    data = datasets.load_dataset('folder:{}/'.format(tmp_path), 16, 4, validation_steps=1)
+    assert data.test_names == ['test/lime/more/0.png', 'test/lime/more/3.png',
+                               'test/plum/more/14.png', 'test/plum/more/9.png']
+    whole = datasets.load_dataset('digits', 16, 4)
+    assert whole.test_names == [str(i) for i in range(2250)]
+    part = datasets.load_dataset('digits', 16, 4, validation_steps=1)
+    assert part.test_names == ['0', '750', '1499', '2249']
+    everything, few = [np.concatenate([labels for _, labels in each.test])
+                       for each in (whole, part)]
+    assert few.tolist() == everything[[0, 750, 1499, 2249]].tolist()
+
+
+# ---------------------------------------------------------------- evaluate.py
+
+@pytest.mark.parametrize('file, flags, exact', [
+    ('', [], True), ('checkpoint/' + MODEL_FILE, ['--dataset_name', '{data}'], True),
+    ('checkpoint/' + FILE, ['--dataset_name', '{data}'], False)])
+def test_a_saved_model_is_evaluated_as_in_its_run(trained, tmp_path, capsys, file, flags, exact):
+    photos, run, _ = trained
+    table, figure = tmp_path / 'table.csv', tmp_path / 'figure'
+    flags = ['--csv', str(table), '--output', str(figure)] + [
+        flag.format(data='folder:{}'.format(photos)) for flag in flags]
+    assert evaluate.main([str(run / file)] + flags) == 0
+    printed, summary = capsys.readouterr().out.splitlines(), read_run(str(run)).summary
+    loss = float(re.search('loss ([0-9.]+)$', printed[0]).group(1))
+    assert loss == pytest.approx(summary['final_loss'], abs=1e-3 if exact else 0.1)
+    assert 'accuracy {:.1f} % of 6 test images'.format(100 * summary['final_accuracy']) in printed
+    assert any(line.split()[:2] == ['lime', '3'] for line in printed)
+    assert_figure(printed[-3:], figure)
+    mine, own = read_csv(table), read_csv(run / PREDICTIONS)
+    for row in mine + own:
+        row['probability'] = round(float(row['probability']), 3) if exact else None
+    assert mine == own
+
+
+def renamed(run, folder, names):
+    """Copies the saved model of a run; returns its path there, beside these class names."""
+    shutil.copytree(str(run / 'checkpoint'), str(folder / 'model'))
+    (folder / 'model' / 'class_names.txt').write_text(''.join(name + '\n' for name in names))
+    return str(folder / 'model' / MODEL_FILE)
+
+
+def test_classes_in_another_order_are_matched_by_name(trained, tmp_path, capsys):
+    photos, run, _ = trained
+    data = ['--dataset_name', 'folder:{}'.format(photos)]
+    evaluate.main([renamed(run, tmp_path, ['plum', 'lime'])] + data)
+    swapped = capsys.readouterr().out
+    accuracy = 100 * (1 - read_run(str(run)).summary['final_accuracy'])
+    assert 'accuracy {:.1f} % of 6'.format(accuracy) in swapped
+
+
+@pytest.mark.parametrize('names, says', [
+    (['lime', 'pear'], 'has 2; only the model has pear; only the data set has plum'),
+    (['lime', 'lime'], 'only the data set has plum'),
+    (['lime', 'plum', 'pear'], 'the model names 3 classes and has 2 outputs')])
+def test_other_classes_are_refused(trained, tmp_path, names, says):
+    photos, run, _ = trained
+    with pytest.raises(UserError, match=says):
+        evaluate.main([renamed(run, tmp_path, names), '--dataset_name', 'folder:{}'.format(photos)])
+
+
+@pytest.mark.parametrize('classes', [2, 3])
+def test_a_model_without_names_needs_the_number_of_classes(trained, tmp_path, capsys, classes):
+    data = ['--dataset_name', 'folder:{}'.format(trained[0])]
+    model = saved(small_classifier(classes), tmp_path)
+    if classes == 3:
+        with pytest.raises(UserError, match='has 3 outputs, folder:.*photos has 2 classes'):
+            evaluate.main([model] + data)
+        return
+    evaluate.main([model] + data)
+    assert re.search('no class names: assuming the order of folder:.* .lime, plum.\n',
+                     capsys.readouterr().out)
+
+
+def test_bad_test_images_are_named_or_left_out(trained, tmp_path, capsys):
+    photos, run, _ = trained
+    shutil.copytree(str(photos), str(tmp_path / 'photos'))
+    tested = read_csv(run / PREDICTIONS)[1]['image']
+    (tmp_path / 'photos' / tested).write_bytes(b'damaged since')
+    flags = [str(run), '--dataset_name', 'folder:{}'.format(tmp_path / 'photos')]
+    with pytest.raises(UserError, match="cannot read image '.*{}'".format(tested)):
+        evaluate.main(flags)
+    assert evaluate.main(flags + ['--skip_bad_images']) == 0
+    assert '1 images could not be read' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('arguments, says', [
+    (['{root}/nothing'], 'no run or model at'),
+    (['{photo}'], 'is no finished run, .* give --dataset_name'),
+    (['{run}', '--dataset_name', 'digit'], "did you mean 'digits'"),
+    (['{run}', '--dataset_name', 'digits'], 'only the model has lime, plum; only the data set has'),
+    (['{photo}', '--dataset_name', 'digits'], 'is not a saved Keras model')])
+def test_what_cannot_be_evaluated_is_refused(trained, tmp_path, arguments, says):
+    photos, run, _ = trained
+    names = dict(run=run, root=tmp_path, photo=photos / 'lime' / '0.png')
+    with pytest.raises(UserError, match=says):
+        evaluate.main([each.format(**names) for each in arguments])

@@ -136,7 +136,7 @@ class Setting:
     def records(self):
         """Returns the rows of both tables, without times."""
         found = []
-        for name in ('epochs.csv', 'selections.csv'):
+        for name in ('epochs.csv', 'selections.csv', 'predictions.csv'):
             with open(os.path.join(self.folder, name)) as source:
                 found.append([{column: value for column, value in row.items()
                                if column not in TIMES} for row in csv.DictReader(source)])

@@ -39,7 +39,7 @@ def folder_splits(path, input_size):
     """Returns the class names, training Split, test Split and notes of the folder at `path`."""
     found = find_images(path)
     names = tuple(sorted(found.train))
-    splits = tuple(_split(part, names, input_size) for part in (found.train, found.test))
+    splits = tuple(_split(part, names, input_size, path) for part in (found.train, found.test))
     return (tuple(map(printable, names)),) + splits + (found.notes,)
 
 
@@ -187,7 +187,7 @@ def _unread_note(unread, text):
         '{} {}'.format(count, kind) for kind, count in unread.most_common())) or ''
 
 
-def _split(classes, names, input_size):
+def _split(classes, names, input_size, root):
     pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
     files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
 
@@ -197,7 +197,9 @@ def _split(classes, names, input_size):
             lambda i: (read_image(files[i], input_size), labels[i]), [index], (tf.uint8, tf.int32))
         return tf.ensure_shape(image, (input_size, input_size, 3)), tf.ensure_shape(label, ())
 
-    return Split(input_size, lambda: labels, len(files), fetch, files)
+    root = os.path.expanduser(root)
+    return Split(input_size, lambda: labels, len(files), fetch, files,
+                 names=[printable(os.path.relpath(file, root)) for file in files])
 
 
 def check_headers(split):

@@ -23,6 +23,7 @@ class Split(NamedTuple):
     fetch: image number, () int64 -> image and label, () int32; runs in a graph.
     files: paths of a user's images; None for other data sets.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
+    names: what records call the images: paths within the user's folder; None: their numbers.
     """
     input_size: int
     labels: Callable
@@ -30,15 +31,21 @@ class Split(NamedTuple):
     fetch: Callable
     files: Optional[Sequence[str]] = None
     kept: bool = False
+    names: Optional[Sequence[str]] = None
+
+    def named(self):
+        """Returns `names`, or the numbers as text, before any were chosen."""
+        return self.names or [str(number) for number in range(self.size)]
 
     def only(self, chosen):
         """Returns the Split of the images with these numbers, (n,) int64, in that order."""
         def fetch(index):
             import tensorflow as tf
             return self.fetch(tf.gather(chosen, index))
+        names = self.named()
         return self._replace(
             size=len(chosen), fetch=fetch, labels=lambda: self.labels()[chosen],
-            files=self.files and [self.files[i] for i in chosen])
+            files=self.files and [self.files[i] for i in chosen], names=[names[i] for i in chosen])
 
     def spaced(self, count):
         """Returns the Split of `count` evenly spaced images."""

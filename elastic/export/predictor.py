@@ -36,13 +36,8 @@ def probabilities_of(model):
     """
     import tensorflow as tf
 
-    from elastic.steps.training_step import are_logits
-
-    @tf.function
-    def probabilities(images):
-        outputs = tf.cast(model(images, training=False), tf.float32)
-        return tf.nn.softmax(outputs) if are_logits(outputs) else outputs
-    return probabilities
+    from elastic.steps.training_step import class_probabilities
+    return tf.function(lambda images: class_probabilities(model(images, training=False)))
 
 
 def open_predictor(path, input_size=None, trust=False):

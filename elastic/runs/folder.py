@@ -3,6 +3,8 @@
     settings.json   the flags, written first; only the same settings may reuse a folder
     epochs.csv      one row per epoch, written when it ends
     selections.csv  one row per tensor and selection
+    predictions.csv one row per test image, after the last epoch (classes.py)
+    classes.csv     one row per class, computed from it
     summary.json    written last; a folder without it is an unfinished run
     events.*        TensorBoard
     checkpoint/     weights, with --save_model
@@ -117,7 +119,7 @@ def read_run(folder):
                _read_selections(folder, summary['epochs']))
 
 
-def _read_csv(folder, name, kinds):
+def read_rows(folder, name, kinds):
     """Returns the rows of a CSV file as dicts. kinds: column -> function from a cell's text."""
     try:
         with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
@@ -144,7 +146,7 @@ def _optional(text):
 def _read_epochs(folder, count, columns):
     kinds = dict(dict.fromkeys(columns, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
     kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
-    rows = _read_csv(folder, 'epochs.csv', kinds)
+    rows = read_rows(folder, 'epochs.csv', kinds)
     for number, row in enumerate(rows, 1):
         if row['epoch'] != number:
             raise fault(folder, f"epochs.csv, row {number}: epoch is {row['epoch']:g}; epochs must "
@@ -165,7 +167,7 @@ def _read_selections(folder, epochs):
              'selected': {'0': False, '1': True}.__getitem__, 'importance': _optional,
              'time_share': _optional}
     rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
-            for row in _read_csv(folder, 'selections.csv', kinds)]
+            for row in read_rows(folder, 'selections.csv', kinds)]
     tensors = {}
     for row in rows:
         tensors.setdefault(row.epoch, []).append(row.tensor)

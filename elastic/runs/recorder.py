@@ -12,6 +12,14 @@ import tensorflow as tf
 from elastic import command_line
 from elastic.files import checksum_of_file, remove_parts, write_json
 from elastic.runs import checkpoint
+from elastic.runs.classes import (
+    CLASSES,
+    PREDICTIONS,
+    Predictions,
+    read_predictions,
+    write_classes,
+    write_predictions,
+)
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
     SelectionRow,
@@ -24,6 +32,7 @@ from elastic.runs.folder import (
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
         'time/step_ms': 'step_ms', 'time/train_seconds': 'train_seconds'}
+TABLES = ('epochs.csv', 'selections.csv', PREDICTIONS, CLASSES)
 TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
 
 
@@ -69,7 +78,7 @@ def records_of(folder):
 def _clear(folder):
     """Removes the checkpoints of a run, then all its records but the settings."""
     checkpoint.remove(folder)
-    for stale in ['summary.json', 'epochs.txt'] + records_of(folder):
+    for stale in ['summary.json', 'epochs.txt', PREDICTIONS, CLASSES] + records_of(folder):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
@@ -149,12 +158,21 @@ class Recorder:
             elif name not in sizes:
                 os.remove(self._path(name))
 
+    def predictions(self, dataset, tested):
+        """Writes predictions.csv. tested: epoch.Evaluation of the test images of `dataset`."""
+        write_predictions(self._path(PREDICTIONS), Predictions(
+            dataset.class_names, dataset.test_names, *tested[2:]))
+
+    def classes(self, class_names):
+        """Writes classes.csv, from predictions.csv."""
+        write_classes(self._path(CLASSES), read_predictions(self.folder, class_names))
+
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
         self.state()  # puts all records on the disk before the summary
         self.writer.close()
-        files = {name: checksum_of_file(self._path(name))
-                 for name in records_of(self.folder) if name.endswith('.csv')}
+        files = {name: checksum_of_file(self._path(name)) for name in TABLES
+                 if os.path.exists(self._path(name))}
         write_json(self._path('summary.json'), dict(summary, finished=True, files=files))
         checkpoint.remove(self.folder)
 

@@ -145,17 +145,31 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
     return progress.result()
 
 
+class Evaluation(NamedTuple):
+    """Holds the outcome of a test on n images.
+
+    loss, accuracy: means over the images. labels, predicted: (n,) int, numbers of classes.
+    probability: (n,) float32, of the predicted class.
+    """
+    loss: float
+    accuracy: float
+    labels: np.ndarray
+    predicted: np.ndarray
+    probability: np.ndarray
+
+
 def validate(evaluate, batches, pause=lambda: False):
-    """Returns the mean loss and the accuracy over the whole test set, in inference mode.
+    """Returns the Evaluation of these batches. evaluate: from training_step.evaluation_function.
 
     pause: () -> bool, called after every batch; if it returns True, validate returns None.
     """
-    loss, correct, seen = 0.0, 0, 0
+    loss, correct, rows = 0.0, 0, []
     for images, labels in batches:
-        batch_loss, hits = evaluate(images, labels)
+        batch_loss, hits, *found = evaluate(images, labels)
         loss += float(batch_loss)
         correct += int(hits)
-        seen += int(labels.shape[0])
+        rows.append([each.numpy() for each in [labels] + found])
         if pause():
             return None
-    return loss / seen, correct / seen
+    labels, predicted, probability = map(np.concatenate, zip(*rows))
+    return Evaluation(loss / len(labels), correct / len(labels), labels, predicted, probability)

@@ -123,10 +123,21 @@ def cross_entropy(labels, predictions):
 
 def are_logits(predictions):
     """Returns whether no softmax or sigmoid made these (B, classes) scores of a traced graph."""
+    return _maker(predictions).type not in ('Softmax', 'Sigmoid')
+
+
+def _maker(predictions):
+    """Returns the op that made these scores, before ops that only pass them on."""
     op = predictions.op
     while op.type in PASSED_ON:
         op = op.inputs[0].op
-    return op.type not in ('Softmax', 'Sigmoid')
+    return op
+
+
+def class_probabilities(predictions):
+    """Returns these (B, classes) scores of a traced graph as float32 probabilities."""
+    scores = tf.cast(predictions, tf.float32)
+    return tf.nn.softmax(scores) if are_logits(predictions) else scores
 
 
 def warn_of_probabilities(model, inputs):
@@ -288,13 +299,30 @@ def _apart(gradients):
 
 
 def evaluation_function(model):
-    """Returns a tf.function: (inputs, labels) -> (sum of losses, number correct), in inference."""
+    """Returns a tf.function that evaluates a batch, (inputs, labels), in inference mode.
+
+    It returns the sum of losses, the number correct, and of each example the predicted class, (B,)
+    int, and its probability, (B,) float32.
+    """
     @tf.function
     def evaluate(inputs, labels):
         predictions = model(inputs, training=False)
         size = tf.cast(tf.shape(labels)[0], tf.float32)
-        return cross_entropy(labels, predictions) * size, count_correct(labels, predictions)
+        loss = cross_entropy(labels, predictions) * size  # first: it checks the predictions
+        predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
+        return (loss, count_correct(labels, predictions), predicted,
+                _largest_probability(predictions))
     return evaluate
+
+
+def _largest_probability(predictions):
+    """Returns the (B,) float32 largest of the class_probabilities of each example."""
+    maker = _maker(predictions)
+    if maker.type == 'Sigmoid':
+        # If only argmax reads a sigmoid, TensorFlow skips it, which decides between values of 1.
+        logits = tf.reshape(maker.inputs[0], tf.shape(predictions))
+        return tf.sigmoid(tf.cast(tf.reduce_max(logits, axis=-1), tf.float32))
+    return tf.reduce_max(class_probabilities(predictions), axis=-1)
 
 
 def count_correct(labels, predictions):

@@ -11,6 +11,7 @@ from elastic.steps.training_step import (
     NUM_RESULTS,
     TrainingStep,
     WarmupCosine,
+    count_correct,
     evaluation_function,
     make_optimizer,
 )
@@ -275,6 +276,33 @@ def test_sgd_with_decoupled_decay_equals_tensorflow_addons():
 # --- evaluation
 
 
+@pytest.mark.parametrize('activation, probability', [
+    (None, tf.nn.softmax), ('softmax', tf.nn.softmax), ('sigmoid', tf.sigmoid)])
+def test_evaluation_returns_each_prediction_and_its_probability(activation, probability):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation=activation)])
+    x, labels = points(size=11)
+    kernel, bias = model.get_weights()
+    logits = x @ kernel + bias
+    _, correct, predicted, found = evaluation_function(model)(tf.constant(x), tf.constant(labels))
+    np.testing.assert_array_equal(predicted, logits.argmax(axis=1))
+    np.testing.assert_allclose(found, probability(logits).numpy().max(axis=1), rtol=1e-5)
+    assert correct == (logits.argmax(axis=1) == labels).sum()
+
+
+def test_saturated_sigmoids_are_ranked_as_without_their_probabilities():
+    """TensorFlow compares the logits, unless something else than argmax reads the sigmoids."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation='sigmoid')])
+    model.set_weights([np.zeros((4, 3), np.float32), np.float32([30, 50, 40])])  # all become 1
+    x, labels = tf.zeros((5, 4)), tf.ones(5, tf.int32)
+
+    @tf.function
+    def counted():
+        return count_correct(labels, model(x))
+    _, correct, predicted, probability = evaluation_function(model)(x, labels)
+    assert correct == counted() == 5
+    assert set(predicted.numpy()) == {1} and set(probability.numpy()) == {1.0}
+
+
 @pytest.mark.parametrize('activation', [None, 'softmax'])
 def test_evaluation_sums_are_right_when_the_last_batch_is_partial(activation):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5),
@@ -283,8 +311,8 @@ def test_evaluation_sums_are_right_when_the_last_batch_is_partial(activation):
     evaluate = evaluation_function(model)
     sums = np.zeros(2)
     for start in range(0, 11, 4):  # batches of 4, 4 and 3
-        loss, correct = evaluate(tf.constant(x[start:start + 4]),
-                                 tf.constant(labels[start:start + 4]))
+        loss, correct, *_ = evaluate(tf.constant(x[start:start + 4]),
+                                     tf.constant(labels[start:start + 4]))
         sums += [float(loss), int(correct)]
     kernel, bias = model.get_weights()
     logits = x @ kernel + bias

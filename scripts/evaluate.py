@@ -1,0 +1,142 @@
+"""Tests a trained network on the test images of a data set, and says which classes it knows.
+
+    python scripts/evaluate.py RUN
+    python scripts/evaluate.py model.tflite --dataset_name folder:PATH --output figures/NAME
+
+The model is a run that saved its model, a saved Keras model, or a LiteRT file. It must have the
+classes of the data set; their order may differ.
+"""
+
+import argparse
+import os
+
+import numpy as np
+
+import _root  # noqa: F401
+from elastic import command_line
+from elastic.command_line import UserError, add_flag, number
+from elastic.data.image_folder import shortened, without_bad_images
+from elastic.data.images import check_dataset_name, load_images
+from elastic.data.photo import first_fault, unreadable
+from elastic.export.predictor import open_predictor
+from elastic.files import read_json
+from elastic.runs.classes import Predictions, report, write_predictions
+from elastic.runs.confusion import draw_confusion
+from elastic.runs.folder import run_folder
+from elastic.settings import LOGS_DIR, DataSettings
+
+AT_ONCE = 32  # images in a batch
+SMALLEST = 1e-7  # bounds the loss of one image where rounding made a probability 0, as Keras does
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(
+        description='Tests a trained network on the test images of a data set.')
+    parser.add_argument('model', metavar='MODEL',
+                        help='a run, a saved Keras model or a LiteRT file')
+    parser.add_argument('--dataset_name', metavar='NAME',
+                        help="as for main.py (default: a run's own)")
+    parser.add_argument('--data_dir', metavar='DIR',
+                        help="folder of TensorFlow Datasets (default: a run's own)")
+    parser.add_argument('--csv', metavar='FILE',
+                        help='also write the prediction for each image')
+    parser.add_argument('--output', metavar='figures/NAME',
+                        help='also draw the confusion matrix, as `plot.py confusion`')
+    parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
+                        help='for a model that takes images of any size')
+    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
+                        help='folder of the runs (default: %(default)s)')
+    add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
+    add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read')
+    return parser.parse_args(argv)
+
+
+def data_of(args, path):
+    """Returns the data set's name and data_dir, from the flags or from the run at `path`."""
+    summary = os.path.join(path, 'summary.json')
+    own = read_json(summary) if os.path.exists(summary) else {}
+    if not os.path.exists(path):
+        raise UserError("no run or model at '{}'".format(path))
+    name = args.dataset_name or own.get('dataset_name')
+    if name is None:
+        raise UserError("'{}' is no finished run, which would name its data set: give "
+                        '--dataset_name'.format(args.model))
+    return check_dataset_name(name), args.data_dir or own.get('data_dir')
+
+
+def order_of(model, class_names, title):
+    """Returns the outputs of the model in the order of class_names: (C,) int.
+
+    title: of the data set. Raises UserError if the model has other classes.
+    """
+    blank = np.zeros((1, model.input_size, model.input_size, 3), np.float32)
+    outputs, names = model.probabilities(blank).shape[1], model.class_names
+    if names is not None and len(names) != outputs:
+        raise UserError('the model names {} classes and has {} outputs'.format(
+            len(names), outputs))
+    if names is None:
+        if outputs != len(class_names):
+            raise UserError('the model has {} outputs, {} has {} classes'.format(
+                outputs, title, len(class_names)))
+        print('the model has no class names: assuming the order of {} ({})'.format(
+            title, shortened(class_names)))
+        return np.arange(outputs)
+    if sorted(names) != sorted(class_names):
+        parts = [(sorted(set(names) - set(class_names)), 'only the model has {}'),
+                 (sorted(set(class_names) - set(names)), 'only the data set has {}')]
+        raise UserError('the model has {} classes, {} has {}; {}'.format(
+            len(names), title, len(class_names),
+            '; '.join(text.format(shortened(only)) for only, text in parts if only)))
+    return np.array([names.index(name) for name in class_names])
+
+
+def probabilities_of(model, test):
+    """Returns the labels, (n,) int, and probabilities, (n, C), of the test Split."""
+    import tensorflow as tf
+    from tqdm import tqdm
+
+    from elastic.data.batches import in_order
+    labels, probabilities = [], []
+    try:
+        with tqdm(None, 'test', test.size, False, unit='image', disable=None) as bar:
+            for images, some in in_order(test, AT_ONCE):
+                labels.append(some.numpy())
+                probabilities.append(model.probabilities(images.numpy()))
+                bar.update(len(some))
+    except tf.errors.OpError:
+        fault = first_fault(test.files or (), test.input_size)
+        if fault is None:
+            raise
+        raise unreadable(*fault)
+    return np.concatenate(labels), np.concatenate(probabilities)
+
+
+def main(argv=None):
+    args = parse_arguments(argv)
+    path = run_folder(args.model, args.logs_dir)
+    name, data_dir = data_of(args, path)
+    model = open_predictor(path, args.input_size, args.trust_model)
+    command_line.quiet_tensorflow()
+    images = load_images(name, model.input_size, DataSettings(data_dir=data_dir))
+    order = order_of(model, images.class_names, name)
+    test, left_out = without_bad_images(images.test) if args.skip_bad_images else (images.test, [])
+    labels, probabilities = probabilities_of(model, test)
+    probabilities = probabilities[:, order]
+    loss = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], SMALLEST)).mean()
+    predictions = Predictions(images.class_names, test.named(), labels,
+                              probabilities.argmax(axis=1), probabilities.max(axis=1))
+    print('{} on {}: loss {:.4f}'.format(args.model, name, loss))
+    if left_out:
+        print('{} images could not be read; the next one counts instead, as in a run'.format(
+            len(left_out)))
+    print('\n'.join(report(predictions)))
+    if args.csv:
+        write_predictions(args.csv, predictions)
+    if args.output:
+        print('\n'.join(draw_confusion(predictions, '{} on {}'.format(args.model, name), name,
+                                       args.output)))
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)
