@@ -29,7 +29,7 @@ class Dataset:
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
     test_names: what records call the test images, in the order of `test`.
-    class_names, fingerprint, notes, left_out: as in elastic.data.images.Images.
+    class_names, class_weights, fingerprint, notes, left_out: as in elastic.data.images.Images.
     """
 
     def __init__(self, images, batch_size, settings):
@@ -38,7 +38,7 @@ class Dataset:
         all_steps, self.steps = train.size // batch_size, steps_of(images, batch_size, settings)
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.notes = images.fingerprint, images.notes
-        self.left_out = images.left_out
+        self.left_out, self.class_weights = images.left_out, images.class_weights
         self.augmentation, self.num_images = kind, train.size
         self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
         self.test_size = _tested(images, batch_size, settings)
@@ -58,6 +58,11 @@ class Dataset:
         self.validation = images.validation and in_order(
             images.validation, tested_at_once(batch_size))
         self.probe = probe.passes(lambda index: index, None)
+
+    @property
+    def class_weight(self):
+        """Returns (C,) float64, the weights of the classes in the loss; None if it has none."""
+        return None if self.class_weights is None else self.class_weights.weights
 
     def order(self, epoch):
         """Returns the image numbers of an epoch, from 1, as in `train`: (steps, B) int64."""

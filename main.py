@@ -154,7 +154,7 @@ def profile(settings, model, dataset):
     step = profiler.StepSettings(
         network.model_name, network.alpha, network.input_size, settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
-        training.weight_decay, training.clip_norm)
+        training.weight_decay, training.clip_norm, settings.data.class_weight)
     return profiler.table_for(step, model, settings.records.logs_dir, lambda: batch)
 
 
@@ -194,7 +194,8 @@ def penalty_of(model, dataset, settings, resumed):
     if settings.train_type != PRUNE:
         return None
     from elastic.schemes.prunetrain import GroupLasso
-    penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio)
+    penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio,
+                         dataset.class_weight)
     if resumed is not None:
         penalty.coefficient = resumed['run']['scheme']['coefficient']
     return penalty
@@ -223,6 +224,8 @@ def measured_beside(settings, dataset, cache, meter):
                      energy_note='{} was not read'.format(settings.records.meter_csv))
     if SCHEMES[settings.training.train_type].frozen_front:
         found['prefix_cache'] = 'off' if cache is None else 'on'
+    if dataset.class_weights is not None:
+        found['class_weights'] = dataset.class_weights.records(dataset.class_names)
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
@@ -241,6 +244,8 @@ def print_start(settings, dataset, model, resumed):
         dataset.train_size, tensors))
     for note in dataset.notes:
         print(note)
+    if dataset.class_weights is not None:
+        print(dataset.class_weights.describe(dataset.class_names))
     if resumed is not None:
         progress = resumed['run']['progress']
         print('resumes in epoch {} after step {}'.format(

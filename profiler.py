@@ -46,6 +46,7 @@ class StepSettings(NamedTuple):
     optimizer: str
     weight_decay: float
     clip_norm: Optional[float]
+    class_weight: Optional[str] = None
 
     @property
     def image_shape(self):
@@ -56,12 +57,14 @@ class ProfileSettings(NamedTuple):
     """Says how profile_model measures a step.
 
     optimizer: 'sgd' or 'adam'. clip_norm: as training_step.make_optimizer takes it.
+    class_weight: None, or anything else for a loss with weights, whose values do not matter.
     folder: where the trace stays; None: it is deleted. key: stored in the table.
     num_steps: traced steps. seconds: rough limit of the untraced runs that give the totals.
     """
     optimizer: str
     weight_decay: float = TRAINING.weight_decay
     clip_norm: Optional[float] = None
+    class_weight: Optional[str] = None
     folder: Optional[str] = None
     key: Dict = {}
     num_steps: int = 5
@@ -119,7 +122,9 @@ def step_maker(model, settings, inputs, labels):
     from elastic.steps.training_step import make_optimizer
     optimizer = make_optimizer(settings.optimizer, 1e-6, 1000, model.trainable_variables,
                                clip_norm=settings.clip_norm)
-    return StepMaker(model, optimizer, settings.weight_decay, inputs, labels)
+    weights = None if settings.class_weight is None else np.ones(model.output_shape[-1])
+    return StepMaker(model, optimizer, settings.weight_decay, inputs, labels,
+                     class_weight=weights)
 
 
 def release_memory():
@@ -197,7 +202,8 @@ def table_for(settings, model, logs_dir, draw, again=False):
             table = profile_model(model, settings.image_shape, settings.num_classes,
                                   settings.batch_size, settings.optimizer, draw(), folder=new,
                                   weight_decay=settings.weight_decay, key=key,
-                                  clip_norm=settings.clip_norm)
+                                  clip_norm=settings.clip_norm,
+                                  class_weight=settings.class_weight)
             table.save(os.path.join(new, TABLE_FILE))
         release_memory()
         print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))
@@ -326,8 +332,10 @@ def print_costs(way, table, path, images, peaks):
 def main(argv=None):
     args = parse_arguments(argv)
     from elastic import costs
+    from elastic.data.class_weights import check_class_weight
     from elastic.data.images import augmentation_of, check_dataset_name
     from elastic.networks.names import canonical_name
+    check_class_weight(args.class_weight)
     args.augmentation = augmentation_of(check_dataset_name(args.dataset_name),
                                         args.augmentation)
     args.model_name = canonical_name(args.model_name)

@@ -42,7 +42,7 @@ def step_maker(model, dataset, settings, penalty=None):
     """Returns the StepMaker of a run, with its optimizer. penalty: as in TrainingStep."""
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                     penalty=penalty)
+                     penalty=penalty, class_weight=dataset.class_weight)
 
 
 # ---------------------------------------------------------------- the loop

@@ -125,6 +125,10 @@ def add_model_flags(parser):
                 'flip: mirror training images left to right at random; flip+rotate: also rotate '
                 'them by up to 72 degrees, as in the paper; none: where that changes the class, as '
                 "for letters (default: flip; flip+rotate for the paper's sets, none for digits*)")
+    add_setting(parser, 'class_weight', str,
+                'multiply the loss of each training image by the weight of its class: balanced '
+                'gives all classes the same influence (images / (classes x images of the class)); '
+                'a CSV file has lines of name,weight (default: no weights)', 'balanced|FILE')
     add_setting(parser, 'input_size', number(int, low=8),
                 'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',

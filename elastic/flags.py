@@ -6,6 +6,7 @@ import os
 from elastic import command_line
 from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
+from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
 from elastic.device.meter_log import check_meter
 from elastic.export.litert import KINDS
@@ -150,6 +151,7 @@ def check_arguments(args):
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
     check_validation(args)
+    check_class_weight(args.class_weight)
     check_weights(args.weights)
     if args.cache_dir is not None:
         check_cache_dir(args.cache_dir)
@@ -238,6 +240,8 @@ def decisive_settings(settings):
         found.update(value._asdict() if hasattr(value, '_asdict') else {name: value})
     for name in NOT_DECISIVE:
         del found[name]
+    if found['class_weight'] not in (None, BALANCED):  # the file may have changed
+        found['class_weights'] = read_class_weights(found['class_weight'])
     scheme = settings.training.train_type
     irrelevant = [] if is_elastic(scheme) else [
         'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop']

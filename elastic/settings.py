@@ -81,6 +81,7 @@ class DataSettings(NamedTuple):
     augmentation: Optional[str] = None
     train_images: Optional[int] = None
     validation_share: Optional[float] = None
+    class_weight: Optional[str] = None
     skip_bad_images: bool = False
 
 

@@ -40,6 +40,7 @@ from small_runs import flags, script
     (['--train_images', '1'], '--train_images'),
     (['--validation_share', '0'], '--validation_share'),
     (['--validation_share', '1'], '--validation_share'),
+    (['--class_weight', 'balance'], "--class_weight balance: no such file; give 'balanced' or"),
     (['--keep', 'best'], '--keep best needs --validation_share'),
     (['--patience', '3'], '--patience needs --validation_share'),
     (['--validation_share', '0.1', '--patience', '0'], '--patience'),

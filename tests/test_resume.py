@@ -201,6 +201,16 @@ def test_a_run_resumes_with_the_best_epoch(tmp_path, timings, name, stops, more)
     assert again['best_accuracy'] is None and again['kept_epoch'] <= again['epochs'] <= EPOCHS
 
 
+@pytest.mark.parametrize('name', ['elastic_training', 'prune_training'])
+def test_a_run_with_class_weights_resumes(tmp_path, timings, name):
+    path = tmp_path / 'weights.csv'
+    path.write_text(''.join('{},{}\n'.format(digit, 0.2 + digit) for digit in range(10)))
+    more = dict(model=normalised, prune_threshold=0.15) if name == 'prune_training' else {}
+    end = assert_resumes(tmp_path, [9], name, timings, data=dict(class_weight=str(path)), **more)
+    plain = whole(tmp_path / 'plain', name, timings, **more)[0]
+    assert end['final_loss'] != plain['final_loss']
+
+
 def test_a_run_that_stops_in_its_final_test_resumes_there(tmp_path, timings, monkeypatch):
     keepers, test = [], train._Run.test
 

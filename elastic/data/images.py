@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from elastic.command_line import UserError, one_of
+from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.image_folder import (
     FOLDER,
@@ -52,6 +53,7 @@ class Images(NamedTuple):
     fingerprint: a hash that changes when images are added or removed, or classes renamed.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
+    class_weights: of the other training images; None without --class_weight.
     """
     class_names: Tuple[str, ...]
     train: Split
@@ -60,6 +62,7 @@ class Images(NamedTuple):
     notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
     validation: Optional[Split] = None
+    class_weights: Optional[ClassWeights] = None
 
     @property
     def splits(self):
@@ -90,8 +93,12 @@ def load_images(name, input_size, settings):
     if settings.train_images is not None:
         train = train.subset(settings.train_images, name)
     images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
-    return images if settings.validation_share is None else _with_validation(
-        images, settings.validation_share)
+    if settings.validation_share is not None:
+        images = _with_validation(images, settings.validation_share)
+    if settings.class_weight is not None:
+        images = images._replace(class_weights=class_weights(
+            settings.class_weight, class_names, images.train.labels()))
+    return images
 
 
 def _with_validation(images, share):

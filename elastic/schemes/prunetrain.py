@@ -36,10 +36,11 @@ class GroupLasso:
     groups: shrinking others would cost accuracy and gain nothing.
     batches: iterable of (images, labels). ratio: the penalty's share of loss plus penalty on the
     first FIRST_BATCHES before training; it sets the coefficient, as in the paper.
+    class_weight: of the loss, as in training_step.cross_entropy.
     """
 
-    def __init__(self, model, batches, ratio):
-        evaluate = evaluation_function(model)
+    def __init__(self, model, batches, ratio, class_weight=None):
+        evaluate = evaluation_function(model, class_weight)
         if not structure(model).channels:
             raise UserError('prune_training finds no channels to remove from this model: it needs '
                             'convolutions, in a functional or Sequential Keras model')
@@ -170,7 +171,8 @@ class PruneTrainScheme(Scheme):
     def _use(self, model, optimizer):
         self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
                                *self._dataset.train.element_spec, penalty=self.maker.penalty,
-                               loss_scale=self.maker.loss_scale)
+                               loss_scale=self.maker.loss_scale,
+                               class_weight=self.maker.class_weight)
 
     def state(self):
         return dict(summary=self.summary, coefficient=self.maker.penalty.coefficient,

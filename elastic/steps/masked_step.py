@@ -32,20 +32,20 @@ class StepMaker:
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
         inputs is an array, or a list, tuple or dict of them, as the model takes it.
     optimizer: may be None where only gradients are needed.
-    weight_decay, penalty, loss_scale: as for TrainingStep.
+    weight_decay, penalty, loss_scale, class_weight: as for TrainingStep.
     Raises UserError for a model or labels that cannot be trained.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
-                 loss_scale=None):
+                 loss_scale=None, class_weight=None):
         self.model = model
         self.optimizer = optimizer
-        self.penalty = penalty
+        self.penalty, self.class_weight = penalty, class_weight
         # Kept because Keras takes milliseconds to collect them.
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
-                            penalty=penalty, loss_scale=loss_scale)
+                            penalty=penalty, loss_scale=loss_scale, class_weight=class_weight)
         self.loss_scale = full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)

@@ -26,7 +26,8 @@ CROSS_ENTROPIES = ('sparse_categorical_crossentropy', 'categorical_crossentropy'
 class StepResult(NamedTuple):
     """Holds the results of a training step, as scalar tensors.
 
-    loss: float32, mean cross-entropy of the batch. correct: int32, correctly classified examples.
+    loss: float32, mean cross-entropy of the batch, weighted if the step has class weights.
+    correct: int32, correctly classified examples.
     penalty: float32, sum of regularisers, add_loss, and PruneTrain's lasso.
     """
     loss: Any
@@ -110,15 +111,18 @@ def check_classifier(model):
                             name, ' with smoothed labels' if smoothing else ''))
 
 
-def cross_entropy(labels, predictions):
+def cross_entropy(labels, predictions, class_weight=None):
     """Returns the mean cross-entropy, a float32 scalar; works only while a graph is traced.
 
     labels: (B,), integers. predictions: (B, classes), probabilities if a softmax or sigmoid op
-    produced them, else logits.
+    produced them, else logits. class_weight: (classes,), factors of the cross-entropy of each
+    example; the mean over the B examples is taken afterwards, as Keras does. None: all are 1.
     """
     _check_predictions(labels, predictions)
+    weights = None if class_weight is None else tf.gather(
+        tf.constant(class_weight, tf.float32), labels)  # (B,)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits(predictions))(
-        labels, tf.cast(predictions, tf.float32))
+        labels, tf.cast(predictions, tf.float32), sample_weight=weights)
 
 
 def are_logits(predictions):
@@ -228,10 +232,11 @@ class TrainingStep:
     outputs_gradients: whether to return a list: the three results, then the selected gradients.
     penalty: (model) -> scalar tensor, added to the loss and the model's own losses.
     loss_scale: the LossScale of an earlier step; by default a new one if the model needs one.
+    class_weight: as in cross_entropy.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
-                 penalty=None, loss_scale=None):
+                 penalty=None, loss_scale=None, class_weight=None):
         check_classifier(model)
         self.model = model
         self.mask = checked_mask(mask, len(model.trainable_variables))
@@ -239,7 +244,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.weight_decay = weight_decay
         self.outputs_gradients = outputs_gradients
-        self.penalty = penalty
+        self.penalty, self.class_weight = penalty, class_weight
         self.loss_scale = loss_scale or (
             LossScale() if keras_stack.computes_in_float16(model) else None)
         self.decay_ops = []  # names, as traced
@@ -253,7 +258,7 @@ class TrainingStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             predictions = self.model(inputs, training=True)  # (B, classes)
-            result = StepResult(cross_entropy(labels, predictions),
+            result = StepResult(cross_entropy(labels, predictions, self.class_weight),
                                 count_correct(labels, predictions), self._penalty())
             objective = result.objective
             if self.loss_scale:
@@ -298,17 +303,18 @@ def _apart(gradients):
     return found
 
 
-def evaluation_function(model):
+def evaluation_function(model, class_weight=None):
     """Returns a tf.function that evaluates a batch, (inputs, labels), in inference mode.
 
     It returns the sum of losses, the number correct, and of each example the predicted class, (B,)
     int, and its probability, (B,) float32.
+    class_weight: as in cross_entropy.
     """
     @tf.function
     def evaluate(inputs, labels):
         predictions = model(inputs, training=False)
         size = tf.cast(tf.shape(labels)[0], tf.float32)
-        loss = cross_entropy(labels, predictions) * size  # first: it checks the predictions
+        loss = cross_entropy(labels, predictions, class_weight) * size  # checks them first
         predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
         return (loss, count_correct(labels, predictions), predicted,
                 _largest_probability(predictions))

@@ -24,6 +24,7 @@ def table_key(settings, model):
     from elastic.compat.keras_stack import flat_layers
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
+    weighted = {} if settings.class_weight is None else {'weighted': True}  # the loss, by class
     return dict(
         model='saved' if is_saved(settings.model_name) else settings.model_name,
         network=fingerprint(model), alpha=settings.alpha, input_size=settings.input_size,
@@ -34,7 +35,7 @@ def table_key(settings, model):
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
+        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__, **weighted)
 
 
 def fingerprint(model):

@@ -1,0 +1,103 @@
+"""Weights the loss by class, for data sets in which some classes have far more images."""
+
+import csv
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from elastic.command_line import UserError, finite, nearest, table
+
+BALANCED = 'balanced'
+SHOWN = 20  # classes in the table that a run prints
+NAMED = 10  # classes in an error
+
+
+class ClassWeights(NamedTuple):
+    """Holds for each class, in the order of the labels, what its images count in the loss.
+
+    images: (C,) int, training images. weights: (C,) float64.
+    """
+    images: np.ndarray
+    weights: np.ndarray
+
+    def records(self, class_names):
+        """Returns [[class, training images, weight]]."""
+        return [list(row) for row in zip(class_names, self.images.tolist(), self.weights.tolist())]
+
+    def describe(self, class_names):
+        """Returns a table for people; of many classes, those with the most and the least images."""
+        rows = [[name, '{:,}'.format(images), '{:.3g}'.format(weight)]
+                for name, images, weight in self.records(class_names)]
+        if len(rows) > SHOWN:
+            order = np.argsort(-self.images, kind='mergesort')
+            ends = order[:SHOWN // 2], order[-SHOWN // 2:]
+            first, last = [[rows[i] for i in some] for some in ends]
+            rows = first + [['({} more)'.format(len(rows) - SHOWN), '', '']] + last
+        return table(['class', 'training images', 'weight'], rows)
+
+
+def class_weights(given, class_names, labels):
+    """Returns the ClassWeights of --class_weight. labels: (n,) int, of the training images.
+
+    given: 'balanced' weights each class by n / (C * its images), so that all classes count the
+    same; or the path of a CSV file. Raises UserError as read_class_weights, and for a name that is
+    no class or has no weight.
+    """
+    images = np.bincount(labels, minlength=len(class_names))
+    if given == BALANCED:
+        return ClassWeights(images, len(labels) / (len(images) * np.maximum(images, 1.0)))
+    weights = read_class_weights(given)
+    wrong = [name for name in weights if name not in class_names]
+    if wrong:
+        raise UserError("--class_weight {}: '{}' is no class{}; the classes are {}".format(
+            given, wrong[0], nearest(wrong[0], class_names), _listed(class_names)))
+    missing = [name for name in class_names if name not in weights]
+    if missing:
+        raise UserError('--class_weight {}: no weight for {}; every class needs one'.format(
+            given, _listed(missing)))
+    return ClassWeights(images, np.array([weights[name] for name in class_names]))
+
+
+def _listed(names):
+    more = len(names) - NAMED
+    return ', '.join(names[:NAMED]) + (' and {} more'.format(more) if more > 0 else '')
+
+
+def check_class_weight(given):
+    """Raises UserError if this --class_weight cannot be used with any data set."""
+    if given not in (None, BALANCED):
+        read_class_weights(given)
+
+
+def read_class_weights(path):
+    """Returns class name -> weight from a CSV file with lines of `name,weight`.
+
+    The first line may be that header. Raises UserError for a file that cannot be read, a line of
+    another form, a weight that is not positive, and a name that comes twice.
+    """
+    def fault(text):
+        return UserError('--class_weight {}: {}'.format(path, text))
+    if not os.path.isfile(path):
+        raise fault("no such file; give '{}' or a CSV file of name,weight".format(BALANCED))
+    try:
+        with open(path, encoding='utf-8-sig', newline='') as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise fault('cannot be read ({})'.format(error))
+    weights = {}
+    for number, row in enumerate(rows, 1):
+        if not row or number == 1 and row == ['name', 'weight']:
+            continue
+        try:
+            name, weight = row[0], finite(row[1])
+            usable = len(row) == 2 and weight > 0
+        except (IndexError, ValueError):
+            usable = False
+        if not usable:
+            raise fault("line {} is '{}'; needed is name,weight with a weight above 0".format(
+                number, ','.join(row)))
+        if name in weights:
+            raise fault("'{}' has two weights".format(name))
+        weights[name] = weight
+    return weights

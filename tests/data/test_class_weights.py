@@ -1,0 +1,234 @@
+"""Tests weights of classes: from the images or a file, in the loss, and what follows from it."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import datasets
+import main
+import profiler
+import train
+from cached_runs import MIDDLE, digits, network, ran
+from elastic.cache.prefix_cache import PrefixCache
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.data.class_weights import ClassWeights, class_weights
+from elastic.files import read_json
+from elastic.schemes.prunetrain import GroupLasso
+from elastic.selection.importance import Evaluator, evaluate_importance
+from elastic.settings import Settings
+from elastic.steps.training_step import evaluation_function
+from elastic.timing.table_key import table_key
+from fixed_tables import COPY_MS, fixed_profile
+from image_folders import encoded, write
+
+SIZE, BATCH, RATE = 8, 6, 1e-3
+IMAGES = dict(common=24, rare=2, usual=10)  # training images
+BALANCED = {name: 36 / (3 * count) for name, count in IMAGES.items()}
+
+
+@pytest.fixture(scope='module')
+def unequal(tmp_path_factory):
+    """Returns the name of a folder of very unequal classes."""
+    path = tmp_path_factory.mktemp('unequal')
+    for c, (name, count) in enumerate(sorted(IMAGES.items())):
+        for i in range(count + 2):
+            part = 'train' if i < count else 'test'
+            write(path / part / name / '{}.png'.format(i), encoded(100 * c + i, 'png'))
+    return 'folder:{}'.format(path)
+
+
+def written(path, text):
+    path.write_text(text, encoding='utf-8')
+    return str(path)
+
+
+# ---------------------------------------------------------------- from images or a file
+
+def test_balanced_weights_give_each_class_the_same_influence(unequal):
+    found = datasets.find_images(unequal, SIZE, BATCH, class_weight='balanced').class_weights
+    assert found.images.tolist() == [24, 2, 10]
+    np.testing.assert_allclose(found.weights, [BALANCED[name] for name in sorted(IMAGES)])
+    np.testing.assert_allclose(found.images * found.weights, 36 / 3)
+    fewer = datasets.find_images(unequal, SIZE, BATCH, class_weight='balanced',
+                                 validation_share=0.5).class_weights
+    assert fewer.images.tolist() == [12, 1, 5]  # of the images that are trained
+    assert datasets.find_images(unequal, SIZE, BATCH).class_weights is None
+
+
+@pytest.mark.parametrize('text', [
+    'rare,7\nusual, 1.5\ncommon,1\n', 'name,weight\r\ncommon,1\r\n\r\nrare,7\r\nusual,1.5',
+    '\ufeffcommon,1\n"rare",7\nusual,1.5\n'], ids=['plain', 'header', 'mark'])
+def test_weights_are_read_from_a_file(tmp_path, text):
+    found = class_weights(written(tmp_path / 'w.csv', text), ('common', 'rare', 'usual'), [0, 0])
+    assert found.weights.tolist() == [1, 7, 1.5] and found.images.tolist() == [2, 0, 0]
+
+
+@pytest.mark.parametrize('text, words', [
+    ('common,1\nrar,7\nusual,1', "'rar' is no class (did you mean 'rare'?); the classes are "
+     'common, rare, usual'),
+    ('usual,1', 'no weight for common, rare; every class needs one'), ('', 'no weight for common'),
+    ('common,0\n', "line 1 is 'common,0'; needed is name,weight with a weight above 0"),
+    ('name,weight\ncommon,-1', "line 2 is 'common,-1'"), ('common,nan', "line 1 is 'common,nan'"),
+    ('common;1', "line 1 is 'common;1'"), ('common,1,2', "line 1 is 'common,1,2'"),
+    ('common,1\ncommon,2', "'common' has two weights")])
+def test_a_file_that_does_not_fit_is_refused_in_one_line(unequal, tmp_path, text, words):
+    path = written(tmp_path / 'w.csv', text)
+    with pytest.raises(UserError) as refused:
+        datasets.find_images(unequal, SIZE, BATCH, class_weight=path)
+    assert words in str(refused.value) and path in str(refused.value)
+    assert '\n' not in str(refused.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / 'w.csv').write_bytes(b'\xff\xfe\x00')
+    with pytest.raises(UserError, match='w.csv: cannot be read'):
+        class_weights(str(tmp_path / 'w.csv'), ('a',), [0])
+
+
+def test_the_table_of_many_classes_shows_both_ends():
+    names = ['c{}'.format(i) for i in range(50)]
+    many = ClassWeights(np.arange(50) + 1000, np.ones(50))
+    lines = many.describe(names).splitlines()
+    assert lines[0].split() == ['class', 'training', 'images', 'weight']
+    assert lines[2].split() == ['c49', '1,049', '1'] and lines[12] == '(30 more)'
+    assert lines[-1].split() == ['c0', '1,000', '1'] and len({len(line) for line in lines}) <= 2
+
+
+# ---------------------------------------------------------------- in the loss
+
+def linear(dataset):
+    """Returns a linear classifier of flat images, its StepMaker, and a batch of all classes."""
+    keras_stack.set_seed(1)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(inputs)))
+    maker = train.step_maker(model, dataset, Settings(weight_decay=0.0, learning_rate=RATE))
+    images = np.random.RandomState(0).rand(BATCH, SIZE, SIZE, 3).astype(np.float32)
+    return model, maker, (tf.constant(images), tf.constant([0, 0, 0, 2, 2, 1], tf.int32))
+
+
+def by_hand(weights, kernel, bias, images, labels):
+    """Returns (weighted loss, its gradients), in float64."""
+    x, labels = images.numpy().reshape(BATCH, -1).astype(np.float64), labels.numpy()
+    p = np.exp(x @ kernel + bias)
+    p /= p.sum(axis=1, keepdims=True)
+    w = np.array([weights[name] for name in sorted(IMAGES)])[labels]
+    loss = float(np.mean(-w * np.log(p[np.arange(BATCH), labels])))
+    d = w[:, None] * (p - np.eye(3)[labels]) / BATCH  # (B, classes)
+    return loss, [x.T @ d, d.sum(axis=0)]
+
+
+def values(model):
+    return [keras_stack.raw(v).numpy().astype(np.float64) for v in model.trainable_variables]
+
+
+def test_weights_change_loss_and_gradients_as_computed_by_hand(unequal):
+    dataset = datasets.load_dataset(unequal, SIZE, BATCH, class_weight='balanced')
+    model, maker, batch = linear(dataset)
+    loss, *results = maker.gradients()(*batch)
+    expected, gradients = by_hand(BALANCED, *values(model), *batch)
+    plain, others = by_hand(dict.fromkeys(IMAGES, 1.0), *values(model), *batch)
+    assert float(loss) == pytest.approx(expected, rel=1e-5) and abs(expected - plain) > 0.1 * plain
+    for found, wanted, other in zip(results[2:], gradients, others):
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-6)
+        assert np.abs(wanted - other).max() > 0.1 * np.abs(wanted).max()
+    before = values(model)
+    assert float(maker.step([True, True])(*batch).loss) == pytest.approx(expected, rel=1e-5)
+    for now, old, gradient in zip(values(model), before, gradients):
+        np.testing.assert_allclose(now, old - RATE * gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_importance_is_the_predicted_drop_of_the_weighted_loss(unequal):
+    dataset = datasets.load_dataset(unequal, SIZE, BATCH, class_weight='balanced')
+    model, maker, batch = linear(dataset)
+    trials = []
+    importance = evaluate_importance(model, maker.optimizer, [batch], 'gradient_update',
+                                     Evaluator(maker), trials)
+    before = values(model)
+    loss, gradients = by_hand(BALANCED, *before, *batch)
+    updates = [-RATE * gradient for gradient in gradients]
+    moved = [value + update for value, update in zip(before, updates)]
+    after, there = by_hand(BALANCED, *moved, *batch)
+    drops = [-(gradient * update).sum() for gradient, update in zip(there, updates)]
+    np.testing.assert_allclose(importance, drops, rtol=1e-3)
+    assert trials[0].predicted_drop == pytest.approx(sum(drops), rel=1e-3)
+    assert trials[0].real_drop == pytest.approx(loss - after, rel=1e-2)
+    plain = dict.fromkeys(IMAGES, 1.0)
+    unweighted = by_hand(plain, *before, *batch)[0] - by_hand(plain, *moved, *batch)[0]
+    assert unweighted != pytest.approx(sum(drops), rel=0.1)
+
+
+def test_test_images_are_evaluated_without_weights(unequal):
+    dataset = datasets.load_dataset(unequal, SIZE, BATCH, class_weight='balanced')
+    model, _, (images, labels) = linear(dataset)
+    losses = -tf.nn.log_softmax(model(images)).numpy()[np.arange(BATCH), labels.numpy()]
+    assert float(evaluation_function(model)(images, labels)[0]) == pytest.approx(
+        losses.sum(), rel=1e-5)
+
+
+def test_a_prefix_cache_does_not_change_a_weighted_loss(tmp_path):
+    path = written(tmp_path / 'w.csv', ''.join('{},{}\n'.format(d, 0.2 + d) for d in range(10)))
+    ends = []
+    for cached in (False, True):
+        dataset = digits(class_weight=path)
+        cache = PrefixCache(dataset, str(tmp_path), exact=True) if cached else None
+        if cached:
+            cache._measured = dict(COPY_MS)
+        ends.append(ran(tmp_path, dataset, {1: MIDDLE}, cache))
+    assert ends[0][0] == ends[1][0] and ends[1][1]['cache_hits'] > 0
+    assert ends[0][0] != ran(tmp_path, digits(), {1: MIDDLE})[0]
+
+
+def test_the_penalty_of_prune_training_is_a_share_of_the_weighted_loss(unequal):
+    dataset = datasets.load_dataset(unequal, 32, BATCH, class_weight='balanced')
+    model, batch = network(), next(iter(dataset.test))
+    plain, weighted = [GroupLasso(model, [batch], 0.2, weights).coefficient
+                       for weights in (None, np.arange(1.0, 11.0))]
+    losses = -tf.nn.log_softmax(model(batch[0])).numpy()[np.arange(6), batch[1].numpy()]
+    factor = np.mean(losses * (1 + batch[1].numpy())) / np.mean(losses)
+    assert weighted / plain == pytest.approx(factor, rel=1e-4) and factor > 1.1
+
+
+# ---------------------------------------------------------------- on the command line
+
+def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+    model, logs = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
+    x = inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(x))
+    keras.Model(inputs, keras.layers.Dense(3)(x)).save(model)
+    flags = ['--model_name', model, '--dataset_name', unequal, '--input_size', str(SIZE),
+             '--batch_size', str(BATCH), '--num_epochs', '1', '--rho', '0.9', '--closed_loop', '0',
+             '--learning_rate', '1e-4', '--logs_dir', str(logs)]
+    assert main.main(flags + ['--class_weight', 'balanced', '--run_name', 'balanced']) == 0
+    out = capsys.readouterr().out
+    assert ('class   training images  weight\n------  ---------------  ------\n'
+            'common               24     0.5\nrare                  2       6\n'
+            'usual                10     1.2\n') in out
+    summary = read_json(str(logs / 'balanced' / 'summary.json'))
+    assert summary['class_weights'] == [['common', 24, 0.5], ['rare', 2, 6.0], ['usual', 10, 1.2]]
+    table, = logs.glob('*_profile/timings.json')
+    assert json.loads(table.read_text())['key']['weighted'] is True
+    path = written(tmp_path / 'w.csv', 'common,1\nrare,2\nusual,3\n')
+    flags += ['--class_weight', path, '--run_name', 'from_file']
+    assert main.main(flags) == 0 and main.main(flags) == 0
+    out = capsys.readouterr().out
+    assert 'timing table: ' in out and 'already finished with the same settings' in out
+    written(tmp_path / 'w.csv', 'common,1\nrare,2\nusual,4\n')
+    with pytest.raises(UserError, match='other settings .class_weights .*3.0.*4.0'):
+        main.main(flags)
+
+
+def test_a_timing_table_knows_that_the_loss_is_weighted(tmp_path):
+    step = profiler.StepSettings('resnet50', 1.0, 32, 8, 10, 'none', 'frozen', 'sgd', 0.0, None)
+    model = network()
+    plain = table_key(step, model)
+    weighted = table_key(step._replace(class_weight='balanced'), model)
+    assert weighted == dict(plain, weighted=True) and 'weighted' not in plain
+    assert table_key(step._replace(class_weight='w.csv'), model) == weighted
+    maker = profiler.step_maker(model, step._replace(class_weight='balanced'),
+                                tf.zeros((8, 32, 32, 3)), tf.zeros(8, tf.int32))
+    assert any(node.op == 'GatherV2' for node in maker.cutter.nodes.values())
