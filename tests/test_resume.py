@@ -285,6 +285,18 @@ def test_pruning_resumes_with_the_smaller_network(tmp_path, timings):
     assert again['channels_removed'] > 0
 
 
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='Keras 2 cannot save the state of dropout')
+def test_a_network_is_pruned_as_often_after_it_resumed(tmp_path, timings):
+    """Each pruning draws seeds of dropout. So a run that resumes after some must draw as many."""
+    pruned = dict(model=normalised, prune_threshold=0.08)
+    again = assert_resumes(tmp_path, [2 * STEPS + 3], 'prune_training', timings, **pruned)
+    parts = Setting('prune_training', tmp_path / 'again', timings, **pruned)
+    assert parts.process(2 * STEPS + 3) is None
+    stopped = checkpoint.read(parts.folder, RECORDS)['run']['scheme']
+    assert stopped['prunings'] == 2
+    assert 0 < stopped['summary']['channels_removed'] < again['channels_removed']
+
+
 def test_a_run_resumes_in_each_epoch_of_another_cache(tmp_path):
     """Each epoch trains fewer layers than the one before, and needs another cache."""
     masks = {1: DEEP, 2: MIDDLE, 3: HEAD_ALONE}

@@ -145,6 +145,7 @@ class PruneTrainScheme(Scheme):
         self._dataset, self._settings = dataset, settings
         self._make_optimizer = partial(optimizer_for, dataset, settings)
         self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
+        self._prunings = 0
 
     def select(self, epoch, last):
         interval = self._settings.prune_interval
@@ -165,6 +166,7 @@ class PruneTrainScheme(Scheme):
             ': the network is rebuilt without them' if pruned.removed else ''))
         if pruned.removed:
             self.summary['channels_removed'] += pruned.removed
+            self._prunings += 1
             self._use(pruned.model, pruned.optimizer)
         return bool(pruned.removed)
 
@@ -175,15 +177,17 @@ class PruneTrainScheme(Scheme):
                                class_weight=self.maker.class_weight)
 
     def state(self):
-        return dict(summary=self.summary, coefficient=self.maker.penalty.coefficient,
+        return dict(summary=self.summary, prunings=self._prunings,
+                    coefficient=self.maker.penalty.coefficient,
                     widths=[channels.size for channels in structure(self.maker.model).channels])
 
     def restore(self, state, choice):
         """Prunes the network to the widths of `state`, whose coefficient the penalty must have."""
-        self.summary = state['summary']
-        if self.summary['channels_removed']:
-            larger = self.maker.model
-            model = _narrower(larger, structure(larger), state['widths'])
+        self.summary, self._prunings = state['summary'], state['prunings']
+        larger = model = self.maker.model
+        for _ in range(self._prunings):  # each draws a seed of dropout, as in an unbroken run
+            model = _narrower(model, structure(model), state['widths'])
+        if self._prunings:
             for old, new in zip(larger.weights, model.weights):
                 if old.shape == new.shape:  # keeps constants, e.g. of a Normalization layer
                     new.assign(old)
