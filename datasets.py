@@ -1,4 +1,4 @@
-"""Loads data sets in batches: the paper's photo sets, digits, or a user's own folder.
+"""Loads data sets in batches: from TensorFlow Datasets, digits, or a user's own folder.
 
 The order of the images depends on the seed and the epoch, their augmentation on the seed, the image
 and the view. So runs with the same seed see bit-identical batches, whether images are kept in

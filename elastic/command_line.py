@@ -118,8 +118,9 @@ def add_model_flags(parser):
              'when it was saved (default: all)')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
                         help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
-                             'digits_shifted, digits_inverted or folder:PATH '
-                             '(default: %(default)s)')
+                             'digits_shifted, digits_inverted, folder:PATH, or '
+                             'tfds:NAME[/CONFIG][:VERSION] for any set of images and classes in '
+                             'TensorFlow Datasets (default: %(default)s)')
     add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
     add_setting(parser, 'augmentation', AUGMENTATIONS,
                 'flip: mirror training images left to right at random; flip+rotate: also rotate '

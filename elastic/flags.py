@@ -8,6 +8,7 @@ from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
 from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
+from elastic.data.tfds import TFDS
 from elastic.device.meter_log import check_meter
 from elastic.export.litert import KINDS
 from elastic.files import printable
@@ -215,6 +216,8 @@ def checked_run_name(name, logs_dir):
 def default_run_name(model_name, dataset_name, train_type, rho, seed):
     """Returns the name of a run for which --run_name gives none."""
     plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
+    if dataset_name.startswith(TFDS):
+        dataset_name = dataset_name[len(TFDS):].replace(':', '-')
     data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
     return '{}_{}_{}'.format(plain, printable(data), train_type) + (
         '_rho{:g}'.format(rho) if is_elastic(train_type) else '') + (

@@ -2,6 +2,7 @@
 
     caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, from TensorFlow Datasets
     digits, digits_shifted, digits_inverted             source and target domains; need no network
+    tfds:NAME[/CONFIG][:VERSION]                        any classification set from there
     folder:PATH                                         one sub-folder of images per class
 """
 
@@ -20,18 +21,25 @@ from elastic.data.image_folder import (
     without_bad_images,
 )
 from elastic.data.split import Split
-from elastic.data.tfds import TFDS_NAMES, tfds_splits, unprepared
+from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits, unprepared
 from elastic.settings import AUGMENTATIONS, PAPER_SETS
 
-# Name -> function (name, input size, data_dir) -> (class names, training Split, test Split).
-LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(TFDS_NAMES, tfds_splits))
+# Name -> function (name, input size, data_dir) -> (class names, training Split, test Split) and any
+# lines on what is not used.
+LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(PAPER_SETS, tfds_splits))
 
 
 def check_dataset_name(name):
-    """Returns `name`; raises UserError if there is no such data set. Loads nothing."""
-    if not name.startswith(FOLDER):
-        return one_of(name, tuple(LOADERS) + (FOLDER + 'PATH',), 'data set')
-    find_images(name[len(FOLDER):])
+    """Returns `name`; raises UserError if there is no such data set. Loads nothing.
+
+    Of a name that begins with tfds:, only the form is checked.
+    """
+    if name.startswith(FOLDER):
+        find_images(name[len(FOLDER):])
+    elif name.startswith(TFDS):
+        check_tfds_name(name)
+    else:
+        one_of(name, tuple(LOADERS) + (TFDS + 'NAME', FOLDER + 'PATH'), 'data set')
     return name
 
 
@@ -127,7 +135,9 @@ def _splits(name, input_size, data_dir):
     """Returns class names, training Split, test Split and notes."""
     if name.startswith(FOLDER):
         return folder_splits(name[len(FOLDER):], input_size)
-    return LOADERS[check_dataset_name(name)](name, input_size, data_dir) + ((),)
+    load = LOADERS.get(check_dataset_name(name), tfds_splits)
+    class_names, train, test, *notes = load(name, input_size, data_dir)
+    return class_names, train, test, tuple(notes)
 
 
 def _fingerprint(class_names, *splits):

@@ -1,6 +1,6 @@
 """Holds the numbered images of a split: fetched one by one, chosen by number, or decoded once.
 
-digits.py, image_folder.py and tfds.py each provide a Split to train on and one to test on.
+digits.py, image_folder.py and records.py each provide a Split to train on and one to test on.
 """
 
 from typing import Callable, NamedTuple, Optional, Sequence

@@ -1,37 +1,105 @@
-"""Loads the paper's photo sets from TensorFlow Datasets; reads images by record number."""
+"""Loads classification sets of TensorFlow Datasets: the paper's, and any other by tfds:NAME."""
 
 import os
+import re
+import textwrap
 import urllib.error
 import urllib.request
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line
+from elastic.command_line import UserError, first_line, nearest
 from elastic.data.digits import DIGIT_NAMES
-from elastic.data.image_folder import FOLDER
-from elastic.data.split import Split, resized
+from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
+from elastic.data.records import Records
+from elastic.data.split import SPLIT_SEED, train_and_test
 from elastic.settings import PAPER_SETS
 
-TFDS_NAMES = tuple(PAPER_SETS)
+TFDS = 'tfds:'  # prefix of the data set's name
+# Any other colon is refused: TensorFlow Datasets would load what others wrote, as of huggingface:.
+FULL_NAME = re.compile(r'([A-Za-z0-9_]+)(/[A-Za-z0-9_.-]+)?(:[0-9]+\.[0-9]+\.[0-9]+)?')
+GOOGLE = 'https://storage.googleapis.com'  # has some sets already prepared
 CONNECT_SECONDS = 5
+FILES_SHOWN = 20  # in an error
+
+
+def is_tfds(name):
+    """Returns whether a data set comes from TensorFlow Datasets."""
+    return name in PAPER_SETS or name.startswith(TFDS)
+
+
+def check_tfds_name(name):
+    """Returns (NAME[/CONFIG][:VERSION], NAME) of a data set; raises UserError for another form."""
+    full = name[len(TFDS):] if name.startswith(TFDS) else name
+    parts = FULL_NAME.fullmatch(full)
+    if parts is None:
+        raise UserError("'{}' is no name of a data set of TensorFlow Datasets; give {}NAME[/CONFIG]"
+                        '[:VERSION], such as {}eurosat/rgb:2.0.0'.format(name, TFDS, TFDS))
+    return full, parts.group(1)
 
 
 def tfds_splits(name, input_size, data_dir):
-    """Returns class names, training Split, test Split; downloads and prepares the set if needed."""
-    builder = _prepared_builder(name, data_dir)
-    label = builder.info.features['label']
-    names = tuple(label.int2str(i) for i in range(label.num_classes))
-    return (names,) + tuple(_split(builder, part, input_size) for part in ('train', 'test'))
+    """Returns class names, training Split, test Split, and lines on what is not used.
+
+    Downloads and prepares the data set if needed. Without test images that have labels, a fixed,
+    stratified 20 % of the training images are for testing.
+    """
+    root = _root(data_dir)
+    builder, image, label = _found(name, root)
+    if not os.path.isdir(builder.data_dir):
+        _prepare(builder, name, root)
+    classes, parts = builder.info.features[label], list(builder.info.splits)
+    names = tuple(classes.int2str(i) for i in range(classes.num_classes))
+    trains, tests = [[part for part in known if part in parts]
+                     for known in (TRAIN_NAMES, TEST_NAMES)]
+    if not trains:
+        raise UserError('{} has no training images, only the splits {}; choose another data set'
+                        .format(name, ', '.join(parts)))
+
+    def records_of(part):
+        info = builder.info.splits[part]
+        paths = [os.path.join(builder.data_dir, os.path.basename(file))
+                 for file in sorted(info.filenames)]
+        return Records(paths, info.shard_lengths, image, label, len(names))
+
+    train, notes = records_of(trains[0]), []
+    for part in tests:
+        test = records_of(part)
+        if len(test) and test.label(0) >= 0:
+            used, splits = [trains[0], part], [each.split(input_size) for each in (train, test)]
+            break
+        notes.append("the images of split '{}' have no labels".format(part))
+    else:
+        used, splits = [trains[0]], _halves(train, input_size)
+        notes.append('{} has no split for testing: a fixed fifth of its {:,} images are the test '
+                     'images'.format(name, len(train)))
+    unused = ["'{}'".format(part) for part in parts if part not in used]
+    if unused:
+        notes.append('not used: {} of {}'.format(shortened(unused), name))
+    return (names,) + tuple(splits) + tuple(notes)
+
+
+def _halves(records, input_size):
+    """Returns the training and the test Split of records that have no split for testing."""
+    labels, rng, whole = records.labels(), np.random.RandomState(SPLIT_SEED), records.split(
+        input_size)
+    classes = [train_and_test(np.flatnonzero(labels == label), TEST_SHARE, rng)
+               for label in np.unique(labels)]
+    return [whole.only(np.sort(np.concatenate([np.array(each[part], np.int64)
+                                               for each in classes]))) for part in (0, 1)]
 
 
 def unprepared(name, data_dir=None):
-    """Returns why data set `name` must be prepared before it loads; None if it need not be."""
+    """Returns why data set `name` must be prepared before it loads; None if it need not be.
+
+    Raises UserError as tfds_splits does for a data set that cannot be used.
+    """
     root = _root(data_dir)
-    # The folder is looked up first: TensorFlow Datasets takes seconds to import.
-    if name not in TFDS_NAMES or os.path.isdir(os.path.join(root, name)) and os.path.isdir(
-            _builder(name, root).data_dir):
-        return None
-    return '{} is not prepared in {}'.format(name, root)
+    # For the paper's, the folder is looked up first: TensorFlow Datasets takes time to import.
+    if is_tfds(name) and (name in PAPER_SETS and not os.path.isdir(os.path.join(root, name))
+                          or not os.path.isdir(_found(name, root)[0].data_dir)):
+        return '{} is not prepared in {}'.format(name, root)
+    return None
 
 
 def _root(data_dir):
@@ -39,41 +107,145 @@ def _root(data_dir):
         data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'))
 
 
-def _builder(name, root):
-    import tensorflow_datasets
-    return tensorflow_datasets.builder(name, data_dir=root)
+# ---------------------------------------------------------------- what can be used
 
+def _found(name, root):
+    """Returns the builder of a data set and the names of its image and its label.
 
-def _prepared_builder(name, data_dir):
-    """Returns the builder of a data set; prepares the set first if necessary.
-
-    TensorFlow Datasets retries for minutes before it reports that there is no network. So the
-    network is tried first, unless all archives are in the folder for manual downloads.
+    The builder belongs to the installed package, or reads a folder in `root` that somebody
+    prepared. Downloads nothing. Raises UserError if there is no such data set, or if it is not one
+    of images with one label each.
     """
     import tensorflow_datasets
-    root = _root(data_dir)
-    builder = _builder(name, root)
-    if os.path.isdir(builder.data_dir):
-        return builder
+    full, plain = check_tfds_name(name)
+    known = tensorflow_datasets.list_builders(with_community_datasets=False)
+    folders = os.listdir(root) if os.path.isdir(root) else []
+    if plain not in known + folders:
+        raise UserError("TensorFlow Datasets {} has no data set '{}'{}, and there is no folder of "
+                        'that name in {}'.format(tensorflow_datasets.__version__, plain,
+                                                 nearest(plain, known + folders), root))
+    storage = tensorflow_datasets.core.utils.gcs_utils
+    disabled = storage._is_gcs_disabled
+    try:
+        storage._is_gcs_disabled = True  # 4.4 waits for minutes where there is no network
+        builder = tensorflow_datasets.builder(full, data_dir=root)
+        info = builder.info
+    except Exception as error:  # an unknown configuration, a package that is missing, ...
+        raise UserError('cannot use {}: {}'.format(name, first_line(re.sub(
+            r'^Failed to construct dataset .*?: (?=[A-Z])', '', str(error)))))
+    finally:
+        storage._is_gcs_disabled = disabled
+    return (builder,) + image_and_label(info, name)
+
+
+def image_and_label(info, name):
+    """Returns the names of the image and of the label among the features of a data set.
+
+    Several are told apart by the pair that the data set declares for supervised training.
+    info: tfds.core.DatasetInfo. Raises UserError as _found does.
+    """
+    from tensorflow_datasets import features as kinds
+    features = dict(info.features.items()) if isinstance(info.features, kinds.FeaturesDict) else {}
+    images = [key for key, kind in features.items()
+              if isinstance(kind, kinds.Image) and not isinstance(kind, kinds.LabeledImage)]
+    labels = [key for key, kind in features.items() if isinstance(kind, kinds.ClassLabel)]
+    sequences = [key for key, kind in features.items() if isinstance(kind, kinds.Sequence)
+                 and isinstance(kind.feature, kinds.ClassLabel)]
+    image, label = (tuple(info.supervised_keys or ()) + (None, None))[:2]
+    if image in images and label in labels:
+        images, labels = [image], [label]
+    if len(images) != 1:
+        reason = _how_many('image', images)
+    elif not labels and sequences:
+        reason = 'its images have any number of labels ({})'.format(', '.join(sequences))
+    elif len(labels) != 1:
+        reason = _how_many('class label', labels)
+    else:
+        reason = _unsuitable(features[images[0]], features[labels[0]])
+    if reason:
+        raise UserError('cannot train on {}: {}; needed are one Image and one ClassLabel, its '
+                        'features are {}'.format(name, reason, ', '.join(
+                            '{} ({})'.format(key, type(kind).__name__)
+                            for key, kind in features.items()) or type(info.features).__name__))
+    return images[0], labels[0]
+
+
+def _how_many(what, found):
+    return 'it has several {}s ({})'.format(what, ', '.join(found)) if found else (
+        'it has no {}'.format(what))
+
+
+def _unsuitable(image, label):
+    """Returns why images or labels of these features cannot be used; None if they can."""
+    channels, dtype = image.shape[-1], np.dtype(
+        getattr(image.dtype, 'as_numpy_dtype', image.dtype))
+    if channels not in (None, 1, 3, 4) or dtype != np.uint8:
+        return 'its images have {} channels of {}, not 1, 3 or 4 of uint8'.format(channels, dtype)
+    if (label.num_classes or 0) < 2:
+        return 'its label has {} classes, not two or more'.format(label.num_classes or 0)
+    return None
+
+
+# ---------------------------------------------------------------- preparing
+
+class _NoConnection(OSError):
+    """Says that a server does not answer."""
+
+
+def _prepare(builder, name, root):
+    """Downloads and prepares a data set, from the archives in the folder for manual downloads.
+
+    TensorFlow Datasets retries for minutes before it reports that there is no network. So each
+    server is tried first.
+    """
+    import requests
+    import tensorflow_datasets
+    manual_dir, get, answers = os.path.join(root, 'downloads', 'manual'), requests.Session.get, {}
     # An archive may have several addresses. The current one is the first by name, so it comes last.
-    url_of = {info.filename: url for url, info in sorted(builder.url_infos.items(), reverse=True)}
-    manual_dir = os.path.join(root, 'downloads', 'manual')
+    url_of = {info.filename: url for url, info in sorted(
+        (builder.url_infos or {}).items(), reverse=True) if info.filename}
     missing = [file for file in sorted(url_of)
                if not os.path.exists(os.path.join(manual_dir, file))]
-    cause = _unreachable(url_of[missing[0]]) if missing else None
-    if cause is None:
-        config = tensorflow_datasets.download.DownloadConfig(
-            manual_dir=manual_dir, try_download_gcs=bool(missing))
-        try:
-            builder.download_and_prepare(download_config=config)
-            return builder
-        except Exception as error:  # whatever went wrong, the remedy is the same
-            cause = '{}: {}'.format(type(error).__name__, first_line(error))
-    wanted = ''.join('\n  {}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of))
-    raise UserError(
-        'data set {} cannot be prepared: {}\nTo prepare it without a network, put these archives, '
-        'unchanged, into {}{}\nData sets that need no network: {}, {}PATH'.format(
-            name, cause, manual_dir, wanted, ', '.join(DIGIT_NAMES), FOLDER))
+
+    def get_if_reachable(session, url, **more):
+        server = url.split('/')[2]
+        if server not in answers:
+            answers[server] = _unreachable(url)
+        if answers[server]:
+            file = next((file for file in missing if url_of[file] == url), url)
+            raise _NoConnection('{}, which has {}'.format(answers[server], file))
+        return get(session, url, **more)
+
+    config = tensorflow_datasets.download.DownloadConfig(
+        manual_dir=manual_dir, try_download_gcs=bool(missing) and _unreachable(GOOGLE) is None)
+    try:
+        requests.Session.get = get_if_reachable
+        builder.download_and_prepare(download_config=config)
+        return
+    except _NoConnection as error:
+        cause = str(error)
+    except Exception as error:  # whatever went wrong, the remedy is the same
+        cause = '{}: {}'.format(type(error).__name__, first_line(error))
+    finally:
+        requests.Session.get = get
+    raise UserError('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
+                    '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
+                        '{}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of)]),
+                        ', '.join(DIGIT_NAMES), FOLDER))
+
+
+def _by_hand(builder, folder, files):
+    """Returns the lines that say which files to put into the folder for manual downloads."""
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        remedy = 'It must be downloaded by hand, into {}'
+        files = textwrap.dedent(builder.MANUAL_DOWNLOAD_INSTRUCTIONS).strip().splitlines()
+    else:
+        remedy = 'To prepare it without a network, put these archives, unchanged, into {}'
+        if builder.builder_config:
+            remedy += ' (those of its configuration {})'.format(builder.builder_config.name)
+    if len(files) > FILES_SHOWN:
+        files[FILES_SHOWN:] = ['and {} more'.format(len(files) - FILES_SHOWN)]
+    return files and '\n  '.join(['\n' + remedy.format(folder)] + files) or ''
 
 
 def _unreachable(url):
@@ -86,50 +258,3 @@ def _unreachable(url):
         return 'no connection to {} ({})'.format(
             url.split('/')[2], first_line(getattr(error, 'reason', error)))
     return None
-
-
-def _split(builder, part, input_size):
-    """Returns the Split 'train' or 'test' of a prepared data set.
-
-    Records are read by number, because the builder's reader follows the order of the file: to
-    shuffle well it would need a buffer of all images.
-    """
-    import tensorflow as tf
-    paths = [os.path.join(builder.data_dir, os.path.basename(file))
-             for file in sorted(builder.info.splits[part].filenames)]
-    if not all('.tfrecord' in os.path.basename(path) for path in paths):
-        raise UserError('{} is not in TFRecord format; remove that folder and start again'.format(
-            builder.data_dir))
-    records = [record for path in paths for record in _records(path)]
-    features = {'image': tf.io.FixedLenFeature((), tf.string),
-                'label': tf.io.FixedLenFeature((), tf.int64)}
-
-    def read(index):
-        path, offset, length = records[index]
-        with open(path, 'rb') as file:
-            file.seek(offset)
-            return file.read(length)
-
-    def labels():
-        examples = (tf.train.Example.FromString(read(index)) for index in range(len(records)))
-        return np.array([example.features.feature['label'].int64_list.value[0]
-                         for example in examples], np.int32)
-
-    def fetch(index):
-        serialized = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), ())
-        example = tf.io.parse_single_example(serialized, features)
-        return resized(example['image'], input_size), tf.cast(example['label'], tf.int32)
-
-    return Split(input_size, labels, len(records), fetch)
-
-
-def _records(path):
-    """Yields (path, offset, length) of each record of a TFRecord file.
-
-    The format: uint64 length, uint32 checksum of the length, record, uint32 checksum of the record.
-    """
-    with open(path, 'rb') as file:
-        for header in iter(lambda: file.read(12), b''):
-            length = int.from_bytes(header[:8], 'little')
-            yield path, file.tell(), length
-            file.seek(length + 4, os.SEEK_CUR)

@@ -1,4 +1,4 @@
-"""Writes tiny archives of the three photo data sets, for their real builders.
+"""Writes tiny archives of data sets, for their real builders, and makes builders of other sets.
 
 Images are random; classes, folders, lists and annotations are as in the originals.
 """
@@ -6,6 +6,7 @@ Images are random; classes, folders, lists and annotations are as in the origina
 import io
 import os
 import tarfile
+import zipfile
 
 import numpy as np
 
@@ -25,14 +26,25 @@ def prepare(name, data_dir):
     manual_dir = os.path.join(str(data_dir), 'downloads', 'manual')
     os.makedirs(manual_dir, exist_ok=True)
     for archive, members in ARCHIVES[name]().items():
-        _write_tar(os.path.join(manual_dir, archive), members)
+        _write(os.path.join(manual_dir, archive), members)
     builder_class = type(tfds.builder(name, data_dir=str(data_dir)))
     builder_class.url_infos = {
         url: checksums.compute_url_info(os.path.join(manual_dir, info.filename))
+        if os.path.exists(os.path.join(manual_dir, info.filename)) else info
         for url, info in builder_class.url_infos.items()}
 
 
-def _write_tar(path, members):
+def _write(path, members):
+    """Writes an archive of `members`, name -> bytes, or a file, given its bytes."""
+    if isinstance(members, bytes):
+        with open(path, 'wb') as file:
+            file.write(members)
+        return
+    if path.endswith('.zip'):
+        with zipfile.ZipFile(path, 'w') as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return
     with tarfile.open(path, 'w:gz' if path.endswith(('.tgz', '.gz')) else 'w') as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
@@ -48,9 +60,9 @@ def image(seed, encode, height=40, width=30, channels=3):
     return encode(tf.cast(pixels, tf.uint8)).numpy()
 
 
-def _jpeg(seed):
+def _jpeg(seed, **size):
     import tensorflow as tf
-    return image(seed, tf.io.encode_jpeg)
+    return image(seed, tf.io.encode_jpeg, **size)
 
 
 def _mask(seed):
@@ -106,4 +118,75 @@ def _dogs():
     return {'images.tar': images, 'annotation.tar': annotations, 'lists.tar': mats}
 
 
-ARCHIVES = {'caltech_birds2011': _birds, 'oxford_iiit_pet': _pets, 'stanford_dogs': _dogs}
+def _flowers():
+    """Writes two images of each class for training, and one for each of the other splits."""
+    images, labels = {}, np.arange(4 * 102) % 102 + 1
+    for i in range(len(labels)):
+        images['jpg/image_{:05d}.jpg'.format(i + 1)] = _jpeg(i, height=8, width=8)
+    numbers = np.arange(len(labels)) + 1
+    return {'102flowers.tgz': images, 'imagelabels.mat': _mat(labels=labels),
+            'setid.mat': _mat(trnid=numbers[:204], valid=numbers[204:306], tstid=numbers[306:])}
+
+
+def _mat(**arrays):
+    from scipy.io import savemat
+    file = io.BytesIO()
+    savemat(file, {name: array.reshape(1, -1) for name, array in arrays.items()})
+    return file.getvalue()
+
+
+CIFAR_NAMES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship',
+               'truck')
+
+
+def _cifar():
+    """Writes 4 images in each of 5 training files, 10 for testing: image i is of class i % 10."""
+    files, rng = {'batches.meta.txt': '\n'.join(CIFAR_NAMES).encode()}, np.random.RandomState(0)
+    for name, numbers in [('data_batch_{}'.format(n + 1), range(4 * n, 4 * n + 4))
+                          for n in range(5)] + [('test_batch', range(10))]:
+        files[name + '.bin'] = b''.join(bytes([i % 10]) + rng.bytes(3072) for i in numbers)
+    return {'cifar-10-binary.tar.gz': {
+        'cifar-10-batches-bin/' + name: content for name, content in files.items()}}
+
+
+EUROSAT_IMAGES = {'Forest': 10, 'River': 5, 'SeaLake': 2}
+
+
+def _eurosat():
+    return {'EuroSAT.zip': {
+        '2750/{}/{}_{}.jpg'.format(name, name, i): _jpeg(i, height=64, width=64)
+        for name, count in EUROSAT_IMAGES.items() for i in range(count)}}
+
+
+ARCHIVES = {'caltech_birds2011': _birds, 'oxford_iiit_pet': _pets, 'stanford_dogs': _dogs,
+            'oxford_flowers102': _flowers, 'cifar10': _cifar, 'eurosat': _eurosat}
+
+
+# ---------------------------------------------------------------- other sets
+
+def own_builder(name, features, examples, supervised_keys=None, known=True):
+    """Returns a new builder class of TensorFlow Datasets.
+
+    name: in CamelCase. features: () -> dict of tfds.features. examples: split -> list of dicts.
+    known: whether tfds.builder finds it by its name.
+    """
+    import contextlib
+
+    import tensorflow_datasets as tfds
+
+    def info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features()),
+                                     supervised_keys=supervised_keys)
+
+    def split_generators(self, dl_manager):
+        return {split: iter(list(enumerate(found))) for split, found in examples.items()}
+
+    def generate_examples(self):
+        raise NotImplementedError
+
+    with contextlib.ExitStack() as stack:
+        if not known:
+            stack.enter_context(tfds.core.registered.skip_registration())
+        return type(name, (tfds.core.GeneratorBasedBuilder,), dict(
+            VERSION=tfds.core.Version('1.0.0'), __module__=__name__, _info=info,
+            _split_generators=split_generators, _generate_examples=generate_examples))

@@ -1,0 +1,255 @@
+"""Tests classification sets of TensorFlow Datasets by tfds:NAME, on tiny archives."""
+
+import glob
+import os
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import datasets
+import tfds_archives
+from elastic import costs
+from elastic.command_line import UserError
+from elastic.data.images import check_dataset_name, load_images
+from elastic.flags import default_run_name
+from elastic.settings import DataSettings
+from image_folders import arrays
+from tfds_archives import CIFAR_NAMES, own_builder
+
+NAMES = ('oxford_flowers102', 'cifar10', 'eurosat')
+
+
+def kinds():
+    import tensorflow_datasets
+    return tensorflow_datasets.features
+
+
+def shape_features():
+    return {'picture': kinds().Image(shape=(None, None, 1)),
+            'kind': kinds().ClassLabel(names=['round', 'square', 'star'])}
+
+
+def shapes(labels):
+    """Returns grey images of these labels: every pixel of image i is i."""
+    return [dict(picture=np.full((6, 5, 1), i, np.uint8), kind=label)
+            for i, label in enumerate(labels)]
+
+
+@pytest.fixture(scope='module')
+def tfds_dir(tmp_path_factory):
+    """Returns a folder with archives of NAMES, and with sets of our own, some of them prepared."""
+    import tensorflow_datasets as tfds
+    path = str(tmp_path_factory.mktemp('tfds'))
+    for name in NAMES:
+        tfds_archives.prepare(name, path)
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
+    for name, known, examples in (
+            ('TinyShapes', True, {'train': shapes([0, 1, 2, 0]), 'validation': shapes([2, 1, 0])}),
+            ('PreparedShapes', False, {'train': shapes([0, 1, 2] * 5)}),
+            ('HiddenShapes', False, {'train': shapes([0, 1, 2, 0]), 'test': shapes([-1, -1, -1]),
+                                     'validation': shapes([2, 1])}),
+            ('TestedShapes', False, {'test': shapes([0, 1])}),
+            ('WrongShapes', False, {'train': shapes([0, 1, -1, 0])})):
+        builder = own_builder(name, shape_features, examples, known=known)(data_dir=path)
+        if not known:
+            builder.download_and_prepare(download_config=config)
+    return path
+
+
+def loaded(name, tfds_dir, **more):
+    return datasets.load_dataset('tfds:' + name, 16, 2, data_dir=tfds_dir, **more)
+
+
+def labels_in(data):
+    return np.concatenate([labels for _, labels in arrays(data)])
+
+
+# --- what loads
+
+@pytest.mark.parametrize('name, classes, train_size, test_size, notes', [
+    ('oxford_flowers102', 102, 204, 102, ["not used: 'validation' of tfds:oxford_flowers102"]),
+    ('cifar10', 10, 20, 10, []),
+    ('cifar10:3.0.2', 10, 20, 10, []),
+    ('eurosat', 10, 13, 4, ['tfds:eurosat has no split for testing: a fixed fifth of its 17 images '
+                            'are the test images']),
+    ('eurosat/rgb:2.0.0', 10, 13, 4, None),
+    ('tiny_shapes', 3, 4, 3, []),
+    ('prepared_shapes', 3, 12, 3, None),
+    ('prepared_shapes:1.0.0', 3, 12, 3, None),
+    ('hidden_shapes', 3, 4, 2, ["the images of split 'test' have no labels",
+                                "not used: 'test' of tfds:hidden_shapes"])])
+def test_a_set_loads_with_its_splits_and_class_names(name, classes, train_size, test_size, notes,
+                                                     tfds_dir, offline):
+    data = loaded(name, tfds_dir)
+    assert (data.num_classes, data.num_images, data.test_size) == (classes, train_size, test_size)
+    assert notes is None or list(data.notes) == notes
+    for images, labels in arrays(data.train) + arrays(data.test):
+        assert images.shape == labels.shape + (16, 16, 3) and 0 <= images.min() <= images.max()
+        assert labels.min() >= 0 and labels.max() < classes
+    assert costs.sizes_of('tfds:' + name, 16, 2, tfds_dir) == (classes, train_size, test_size)
+    assert datasets.batch_at_hand('tfds:' + name, 16, 2, classes, tfds_dir)[1] is None
+
+
+def test_class_names_are_those_of_the_set(tfds_dir):
+    assert loaded('cifar10', tfds_dir).class_names == CIFAR_NAMES
+    assert loaded('prepared_shapes', tfds_dir).class_names == ('round', 'square', 'star')
+    names = loaded('oxford_flowers102', tfds_dir).class_names
+    assert names[0] == 'pink primrose' and len(set(names)) == 102
+
+
+def test_images_keep_their_labels_and_grey_becomes_three_channels(tfds_dir):
+    data = loaded('prepared_shapes', tfds_dir, augmentation='none')
+    seen = {}
+    for images, labels in arrays(data.train) + arrays(data.test):
+        for image, label in zip(images, labels):
+            assert image.min() == image.max()  # also over the channels
+            seen[int(image.max())] = label
+    assert seen == {i: i % 3 for i in range(15)}
+
+
+def test_a_split_of_ours_is_stratified_and_the_same_in_every_run(tfds_dir):
+    first, second = [loaded('eurosat', tfds_dir, seed=seed) for seed in (0, 7)]
+    tested = np.bincount(labels_in(first.test), minlength=10)
+    assert tested[[1, 8, 9]].tolist() == [2, 1, 1] and tested.sum() == 4  # of 10, 5 and 2
+    for images, others in zip(arrays(first.test), arrays(second.test)):
+        assert (images[0] == others[0]).all()
+
+
+def test_a_set_without_a_network_needs_only_the_archives_of_its_configuration(tfds_dir):
+    assert not os.path.exists(os.path.join(tfds_dir, 'downloads/manual/EuroSATallBands.zip'))
+    assert loaded('eurosat/rgb', tfds_dir).num_classes == 10
+
+
+def test_the_name_of_a_run_has_the_name_of_the_set():
+    assert default_run_name('resnet50', 'tfds:eurosat/rgb:2.0.0', 'full_training', 0.5, 0) == (
+        'resnet50_eurosat-rgb-2.0.0_full_training')
+
+
+# --- names
+
+@pytest.mark.parametrize('name', [
+    'huggingface:cifar10', 'kaggle:some/set', 'cifar10:latest', 'cifar10:3.*.*', 'a/b/c', '',
+    '../x', 'cifar10/a=1,b=2', 'gs://bucket/set', 'cifar10:3.0.2:1', 'cifar10\n', 'café'])
+def test_a_name_of_another_form_is_refused_before_anything_is_imported(name):
+    with pytest.raises(UserError, match=r'give tfds:NAME\[/CONFIG\]\[:VERSION\], such as') as error:
+        check_dataset_name('tfds:' + name)
+    assert '\n' not in str(error.value).replace(name, '')
+
+
+@pytest.mark.parametrize('name, words', [
+    ('oxford_flowers10', "no data set 'oxford_flowers10' .did you mean 'oxford_flowers102'?"),
+    ('prepared_shape', "did you mean 'prepared_shapes'?"),
+    ('cifar10:1.0.0', 'cannot use tfds:cifar10:1.0.0: .*3.0.2'),
+    ('eurosat/rgbb', 'cannot use tfds:eurosat/rgbb: .*rgb')])
+def test_an_unknown_set_configuration_or_version_is_refused(name, words, tfds_dir, offline):
+    for check in (lambda: loaded(name, tfds_dir),
+                  lambda: costs.sizes_of('tfds:' + name, 16, 2, tfds_dir)):
+        with pytest.raises(UserError, match=words) as error:
+            check()
+        assert '\n' not in str(error.value)
+
+
+# --- sets that cannot be used
+
+@pytest.mark.parametrize('name, words', [
+    ('eurosat/all', 'it has no image; .*sentinel2 .Tensor., label .ClassLabel.'),
+    ('imdb_reviews', 'it has no image'), ('celeb_a', 'it has no class label'),
+    ('voc', r'any number of labels \(labels, labels_no_difficult\)'),
+    ('coco', 'it has no class label; .*objects .Sequence.'),
+    ('dsprites', r'it has several class labels \(label_\w+, label_'),
+    ('binarized_mnist', 'it has no class label')])
+def test_a_set_of_another_kind_is_refused_before_it_is_downloaded(name, words, tmp_path, offline):
+    for check in (lambda: loaded(name, str(tmp_path)),
+                  lambda: costs.sizes_of('tfds:' + name, 16, 2, str(tmp_path))):
+        with pytest.raises(UserError, match='cannot train on tfds:{}: .*{}'.format(
+                name, words)) as error:
+            check()
+        assert '\n' not in str(error.value)
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda: {'left': kinds().Image(), 'right': kinds().Image()},
+     r'several images \(picture, left, right\)'),
+    (lambda: {'size': kinds().ClassLabel(num_classes=2)},
+     r'several class labels \(kind, size\)'),
+    (lambda: {'picture': kinds().Image(shape=(4, 4, 1), dtype=tf.uint16)}, 'of uint16, not 1, 3'),
+    (lambda: {'kind': kinds().ClassLabel(num_classes=1)}, 'its label has 1 classes'),
+    (lambda: {'kind': kinds().Sequence(kinds().ClassLabel(num_classes=3))},
+     r'any number of labels \(kind\)'),
+    (lambda: {'picture': kinds().Sequence(kinds().Image())}, 'no image'),
+    (lambda: {'kind': {'kind': kinds().ClassLabel(num_classes=3)}}, 'no class label')])
+def test_features_that_do_not_fit_are_refused_by_name(change, words, tmp_path):
+    from elastic.data.tfds import image_and_label
+    builder = own_builder('Unfit', lambda: dict(shape_features(), **change()), {}, known=False)
+    with pytest.raises(UserError, match=words):
+        image_and_label(builder(data_dir=str(tmp_path)).info, 'tfds:unfit')
+
+
+def test_of_several_features_the_declared_pair_is_used(tmp_path):
+    from elastic.data.tfds import image_and_label
+    builder = own_builder('Declared', lambda: dict(
+        shape_features(), mask=kinds().Image(), size=kinds().ClassLabel(num_classes=2)), {},
+        ('mask', 'size'), known=False)
+    assert image_and_label(builder(data_dir=str(tmp_path)).info, 'x') == ('mask', 'size')
+
+
+@pytest.mark.parametrize('name, words', [
+    ('tested_shapes', 'no training images, only the splits test'),
+    ('wrong_shapes', 'the label -1; allowed: 0 to 2')])
+def test_splits_that_cannot_be_used_are_refused(name, words, tfds_dir):
+    with pytest.raises(UserError, match=words):
+        loaded(name, tfds_dir)
+
+
+# --- without a network, and damaged files
+
+@pytest.mark.parametrize('name, words', [
+    ('eurosat', ['no connection to ', ', which has EuroSAT.zip', 'its configuration rgb',
+                 'downloads/manual', '\n  EuroSAT.zip  http']),
+    ('cifar10', ['which has cifar-10-binary.tar.gz', '\n  cifar-10-binary.tar.gz  https:']),
+    ('imagenet2012', ['by hand', 'downloads/manual', '\n  ILSVRC2012']),
+    ('plantae_k', ['and ', ' more\n'])])
+def test_without_a_network_the_error_comes_fast_and_names_files(name, words, tmp_path, offline):
+    begin = time.perf_counter()
+    with pytest.raises(UserError) as error:
+        loaded(name, str(tmp_path))
+    assert time.perf_counter() - begin < 60  # TensorFlow Datasets retries for 200 s
+    message = str(error.value)
+    assert message.startswith('data set tfds:{} cannot be prepared: '.format(name))
+    assert all(word in message for word in words), message
+    assert message.endswith('digits_inverted, folder:PATH') and message.count('\n') < 30
+
+
+@pytest.mark.parametrize('damage', ['cut', 'empty', 'missing', 'cut header', 'one record less'])
+def test_a_damaged_shard_is_named_with_what_to_do(damage, tmp_path):
+    builder = own_builder('Damaged', shape_features, {'train': shapes([0, 1, 2] * 4)}, known=False)
+    builder(data_dir=str(tmp_path)).download_and_prepare()
+    path, = glob.glob(str(tmp_path / 'damaged/1.0.0/*.tfrecord*'))
+    with open(path, 'rb') as file:
+        content = file.read()
+    length = len(content) // 12
+    with open(path, 'wb') as file:
+        file.write({'cut': content[:-20], 'empty': b'', 'missing': b'',
+                    'cut header': content[:-length + 5],
+                    'one record less': content[:-length]}[damage])
+    if damage == 'missing':
+        os.remove(path)
+    left = 0 if damage in ('empty', 'missing') else 11
+    with pytest.raises(UserError) as error:
+        load_images('tfds:damaged', 16, DataSettings(data_dir=str(tmp_path)))
+    assert "'{}' has {} records, not 12: it is damaged".format(path, left) in str(error.value)
+    assert 'remove {} '.format(os.path.dirname(path)) in str(error.value)
+
+
+def test_another_format_is_refused(tmp_path):
+    builder = own_builder('Foreign', shape_features, {'train': shapes([0, 1])}, known=False)
+    builder(data_dir=str(tmp_path)).download_and_prepare()
+    path, = glob.glob(str(tmp_path / 'foreign/1.0.0/*.tfrecord*'))
+    os.rename(path, path.replace('.tfrecord', '.array_record'))
+    info = tmp_path / 'foreign/1.0.0/dataset_info.json'
+    info.write_text(info.read_text().replace('tfrecord', 'array_record'))
+    with pytest.raises(UserError, match='not in TFRecord format; remove that folder'):
+        load_images('tfds:foreign', 16, DataSettings(data_dir=str(tmp_path)))
