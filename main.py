@@ -16,7 +16,13 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
 from elastic.files import printable
-from elastic.flags import check_arguments, decisive_settings, is_elastic, parse_arguments
+from elastic.flags import (
+    check_arguments,
+    decisive_settings,
+    flag_lines,
+    is_elastic,
+    parse_arguments,
+)
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
@@ -59,6 +65,7 @@ def run(settings, signals):
         if session is None:
             return already_finished(records.folder)
         print_start(settings, dataset, model, resumed)
+        session.recorder.flags(flag_lines(settings))
         penalty = penalty_of(model, dataset, training, resumed)
         with session.preparing():
             maker = train.step_maker(model, dataset, training, penalty)

@@ -261,7 +261,8 @@ def describe(table):
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(usage='%(prog)s [--flag VALUE ...]',
-                                     description=__doc__.split('\n')[0])
+                                     description=__doc__.split('\n')[0],
+                                     epilog=command_line.FILES_HELP)
     command_line.add_model_flags(parser)
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), metavar='N',
                         help='width of the head (default: that of the data set); steps are timed '
@@ -278,7 +279,7 @@ def parse_arguments(argv=None):
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
     command_line.add_flag(parser, '--force', 'measure again even if a table matches')
-    return parser.parse_args(argv)
+    return parser.parse_args(command_line.with_files(argv))
 
 
 def peak_bytes(settings, model):

@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
@@ -19,6 +20,10 @@ import warnings
 from elastic.settings import AUGMENTATIONS, DEFAULTS
 
 VERSION = '1.0.0'
+
+FILES_HELP = ('@FILE reads flags from a file, one a line, such as logs/RUN/flags.txt; later flags '
+              'count more.')
+MOST_BYTES = 10 ** 6  # of a file of flags
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERMISSIONS = (errno.EACCES, errno.EPERM)
@@ -104,6 +109,40 @@ def add_setting(parser, name, kind, text, metavar=None):
                         type=None if choices else kind,
                         metavar=metavar or getattr(kind, 'metavar', None),
                         help=text + ('' if default is None else ' (default: %(default)s)'))
+
+
+def with_files(argv=None):
+    """Returns the command line with each @FILE replaced by the flags in that file.
+
+    argv: default: that of the process. A line of the file is read as a shell reads it, without
+    expansions; a line that begins with # is a comment. In it, @ has no special meaning.
+    Raises UserError for a file that cannot be read, and for one that is not text.
+    """
+    arguments = []
+    for given in sys.argv[1:] if argv is None else argv:
+        arguments += _flags_in(given[1:]) if given.startswith('@') else [given]
+    return arguments
+
+
+def _flags_in(path):
+    """Returns the words in a file of flags."""
+    try:
+        with open(path, 'rb') as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "
+                        '--flag=@VALUE, a path as ./@PATH'.format(path, error.strerror))
+    text = os.fsdecode(content)
+    if len(content) > MOST_BYTES or re.search('[\0-\x08\x0b\x0c\x0e-\x1f]', text):
+        raise UserError("'{}' is not a file of flags: it needs text with one flag a line, such as "
+                        "'--rho 0.5', of at most {:,} bytes".format(path, MOST_BYTES))
+    words = []
+    for number, line in enumerate(text.lstrip('\ufeff').split('\n'), 1):
+        try:
+            words += [] if line.lstrip().startswith('#') else shlex.split(line)
+        except ValueError as error:
+            raise UserError("'{}', line {}: {}".format(path, number, error))
+    return words
 
 
 def add_model_flags(parser):

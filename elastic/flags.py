@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 
 from elastic import command_line
 from elastic.cache.stores import check_cache_dir
@@ -27,14 +28,14 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(
         usage='%(prog)s [--flag VALUE ...]',  # listing all flags would bury the error below
         description='Trains one network with one scheme, fully or elastically.',
-        epilog='Flags take real booleans: bare, 1/0 or true/false.')
+        epilog='Flags take real booleans: bare, 1/0 or true/false. ' + command_line.FILES_HELP)
     command_line.add_model_flags(parser)
     _add_training_flags(parser)
     _add_elastic_flags(parser.add_argument_group('elastic training'))
     _add_cache_flags(parser.add_argument_group('prefix cache'))
     _add_pruning_flags(parser.add_argument_group('prune_training'))
     _add_record_flags(parser.add_argument_group('records of the run'))
-    return parser.parse_args(argv)
+    return parser.parse_args(command_line.with_files(argv))
 
 
 def _add_training_flags(parser):
@@ -238,9 +239,7 @@ def decisive_settings(settings):
 
     settings: RunSettings. A flag that does not apply to the scheme is None.
     """
-    found = {}
-    for name, value in settings._asdict().items():
-        found.update(value._asdict() if hasattr(value, '_asdict') else {name: value})
+    found = _by_flag(settings)
     for name in NOT_DECISIVE:
         del found[name]
     if found['class_weight'] not in (None, BALANCED):  # the file may have changed
@@ -257,3 +256,28 @@ def decisive_settings(settings):
     if scheme != PRUNE:
         irrelevant += ['prune_interval', 'prune_penalty_ratio', 'prune_threshold']
     return dict(found, **dict.fromkeys(irrelevant))
+
+
+def _by_flag(settings):
+    """Returns a dict of all flags. settings: RunSettings."""
+    found = {}
+    for name, value in settings._asdict().items():
+        found.update(value._asdict() if hasattr(value, '_asdict') else {name: value})
+    return found
+
+
+def flag_lines(settings):
+    """Returns the lines of a file of flags that repeats a run: @FILE of main.py.
+
+    They hold each flag that decides the run's outcome or differs from its default, but not
+    --restart. settings: RunSettings.
+    """
+    decisive, lines = decisive_settings(settings), []
+    for name, value in _by_flag(settings).items():
+        if value is None or name == 'restart' or (
+                decisive.get(name) is None and value == DEFAULTS[name]):
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        between = '=' if text.startswith('-') else ' '
+        lines.append('--{}{}{}'.format(name, between, shlex.quote(text)))
+    return lines

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cached_runs import network
-from elastic.command_line import UserError
+from elastic.command_line import UserError, with_files
 from elastic.compat import keras_stack
 from elastic.device.meter_log import metered_joules, read_meter
 from elastic.files import checksum_of_file, read_json, write_json
@@ -164,7 +164,16 @@ def model(folder):
     return path, check
 
 
-@pytest.mark.parametrize('make', [meter, trace, model])
+def flag_file(folder):
+    path = folder / 'flags.txt'
+    path.write_text('# a run\n--rho 0.5\n--seed 3 --save_model\n--dataset_name "folder:a b"\n')
+
+    def check():
+        assert all(isinstance(word, str) for word in with_files(['@' + str(path)]))
+    return path, check
+
+
+@pytest.mark.parametrize('make', [meter, trace, model, flag_file])
 def test_foreign_damaged_files_are_read_or_refused_in_words(tmp_path, make):
     path, check = make(tmp_path)
     check()

@@ -1,5 +1,6 @@
 """Loads classification sets of TensorFlow Datasets: the paper's, and any other by tfds:NAME."""
 
+import http.client
 import os
 import re
 import textwrap
@@ -19,7 +20,7 @@ TFDS = 'tfds:'  # prefix of the data set's name
 # Any other colon is refused: TensorFlow Datasets would load what others wrote, as of huggingface:.
 FULL_NAME = re.compile(r'([A-Za-z0-9_]+)(/[A-Za-z0-9_.-]+)?(:[0-9]+\.[0-9]+\.[0-9]+)?')
 GOOGLE = 'https://storage.googleapis.com'  # has some sets already prepared
-CONNECT_SECONDS = 5
+CONNECT_SECONDS = 10
 FILES_SHOWN = 20  # in an error
 
 
@@ -62,31 +63,36 @@ def tfds_splits(name, input_size, data_dir):
                  for file in sorted(info.filenames)]
         return Records(paths, info.shard_lengths, image, label, len(names))
 
-    train, notes = records_of(trains[0]), []
+    train, unused = records_of(trains[0]), {part: '' for part in parts if part != trains[0]}
     for part in tests:
         test = records_of(part)
         if len(test) and test.label(0) >= 0:
-            used, splits = [trains[0], part], [each.split(input_size) for each in (train, test)]
+            splits, notes = [records.split(input_size) for records in (train, test)], ()
+            del unused[part]
             break
-        notes.append("the images of split '{}' have no labels".format(part))
+        unused[part] = ' (no labels)'
     else:
-        used, splits = [trains[0]], _halves(train, input_size)
-        notes.append('{} has no split for testing: a fixed fifth of its {:,} images are the test '
-                     'images'.format(name, len(train)))
-    unused = ["'{}'".format(part) for part in parts if part not in used]
+        splits, notes = _halves(train, input_size, name), (
+            '{} has no split for testing: a fixed fifth of its {:,} images are the test images'
+            .format(name, len(train)),)
     if unused:
-        notes.append('not used: {} of {}'.format(shortened(unused), name))
-    return (names,) + tuple(splits) + tuple(notes)
+        notes += ('not used: {} of {}'.format(shortened([
+            "'{}'{}".format(*item) for item in unused.items()]), name),)
+    return (names,) + tuple(splits) + notes
 
 
-def _halves(records, input_size):
+def _halves(records, input_size, name):
     """Returns the training and the test Split of records that have no split for testing."""
     labels, rng, whole = records.labels(), np.random.RandomState(SPLIT_SEED), records.split(
         input_size)
     classes = [train_and_test(np.flatnonzero(labels == label), TEST_SHARE, rng)
                for label in np.unique(labels)]
-    return [whole.only(np.sort(np.concatenate([np.array(each[part], np.int64)
-                                               for each in classes]))) for part in (0, 1)]
+    parts = [np.array(sorted(i for each in part for i in each), np.int64)
+             for part in zip(*classes)]
+    if not classes or not len(parts[1]):
+        raise UserError('{} has {:,} image(s), and no class has two of them; choose another data '
+                        'set'.format(name, len(records)))
+    return [whole.only(part) for part in parts]
 
 
 def unprepared(name, data_dir=None):
@@ -216,11 +222,10 @@ def _prepare(builder, name, root):
             raise _NoConnection('{}, which has {}'.format(answers[server], file))
         return get(session, url, **more)
 
-    config = tensorflow_datasets.download.DownloadConfig(
-        manual_dir=manual_dir, try_download_gcs=bool(missing) and _unreachable(GOOGLE) is None)
     try:
         requests.Session.get = get_if_reachable
-        builder.download_and_prepare(download_config=config)
+        builder.download_and_prepare(download_config=tensorflow_datasets.download.DownloadConfig(
+            manual_dir=manual_dir, try_download_gcs=bool(missing) and not _unreachable(GOOGLE)))
         return
     except _NoConnection as error:
         cause = str(error)
@@ -252,7 +257,7 @@ def _unreachable(url):
     """Returns why the server of `url` does not answer; None if it does, even with an error."""
     try:
         urllib.request.urlopen(url, timeout=CONNECT_SECONDS).close()
-    except urllib.error.HTTPError:
+    except (urllib.error.HTTPError, http.client.HTTPException):
         return None  # the builder may know another address
     except OSError as error:
         return 'no connection to {} ({})'.format(

@@ -4,13 +4,14 @@ import contextlib
 import csv
 import fcntl
 import os
+import shlex
 import shutil
 
 import numpy as np
 import tensorflow as tf
 
 from elastic import command_line
-from elastic.files import checksum_of_file, remove_parts, write_json
+from elastic.files import checksum_of_file, remove_parts, whole, write_json
 from elastic.runs import checkpoint
 from elastic.runs.classes import (
     CLASSES,
@@ -78,7 +79,8 @@ def records_of(folder):
 def _clear(folder):
     """Removes the checkpoints of a run, then all its records but the settings."""
     checkpoint.remove(folder)
-    for stale in ['summary.json', 'epochs.txt', PREDICTIONS, CLASSES] + records_of(folder):
+    for stale in ['summary.json', 'epochs.txt', 'flags.txt', PREDICTIONS, CLASSES] + records_of(
+            folder):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
@@ -194,6 +196,14 @@ class Recorder:
             self._lock = None
 
     __del__ = _unlock
+
+    def flags(self, lines):
+        """Writes flags.txt, with which main.py repeats the run. lines: of flags.flag_lines."""
+        path = self._path('flags.txt')
+        lines = ['# To repeat this run: python main.py @{}, with --restart once it is finished'
+                 .format(shlex.quote(path))] + lines
+        with whole(path) as part, open(part, 'wb') as out:
+            out.write(os.fsencode('\n'.join(lines) + '\n'))
 
     def text(self):
         """Writes epochs.txt, the table of epochs for people."""

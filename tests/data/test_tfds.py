@@ -9,13 +9,16 @@ import pytest
 import tensorflow as tf
 
 import datasets
+import main
 import tfds_archives
 from elastic import costs
 from elastic.command_line import UserError
 from elastic.data.images import check_dataset_name, load_images
 from elastic.flags import default_run_name
+from elastic.runs.folder import read_run
 from elastic.settings import DataSettings
 from image_folders import arrays
+from small_runs import quick_flags
 from tfds_archives import CIFAR_NAMES, own_builder
 
 NAMES = ('oxford_flowers102', 'cifar10', 'eurosat')
@@ -50,6 +53,7 @@ def tfds_dir(tmp_path_factory):
             ('PreparedShapes', False, {'train': shapes([0, 1, 2] * 5)}),
             ('HiddenShapes', False, {'train': shapes([0, 1, 2, 0]), 'test': shapes([-1, -1, -1]),
                                      'validation': shapes([2, 1])}),
+            ('FewShapes', False, {'train': shapes([0, 1])}),
             ('TestedShapes', False, {'test': shapes([0, 1])}),
             ('WrongShapes', False, {'train': shapes([0, 1, -1, 0])})):
         builder = own_builder(name, shape_features, examples, known=known)(data_dir=path)
@@ -78,8 +82,7 @@ def labels_in(data):
     ('tiny_shapes', 3, 4, 3, []),
     ('prepared_shapes', 3, 12, 3, None),
     ('prepared_shapes:1.0.0', 3, 12, 3, None),
-    ('hidden_shapes', 3, 4, 2, ["the images of split 'test' have no labels",
-                                "not used: 'test' of tfds:hidden_shapes"])])
+    ('hidden_shapes', 3, 4, 2, ["not used: 'test' (no labels) of tfds:hidden_shapes"])])
 def test_a_set_loads_with_its_splits_and_class_names(name, classes, train_size, test_size, notes,
                                                      tfds_dir, offline):
     data = loaded(name, tfds_dir)
@@ -120,6 +123,14 @@ def test_a_split_of_ours_is_stratified_and_the_same_in_every_run(tfds_dir):
 def test_a_set_without_a_network_needs_only_the_archives_of_its_configuration(tfds_dir):
     assert not os.path.exists(os.path.join(tfds_dir, 'downloads/manual/EuroSATallBands.zip'))
     assert loaded('eurosat/rgb', tfds_dir).num_classes == 10
+
+
+def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
+    assert main.main(quick_flags(
+        tmp_path, '--dataset_name', 'tfds:cifar10', '--data_dir', tfds_dir, '--train_images', '16',
+        '--train_type', 'full_training', '--num_epochs', '1', '--run_name', 'run')) == 0
+    assert ' on tfds:cifar10, 16 images, ' in capsys.readouterr().out
+    assert read_run(str(tmp_path / 'run')).summary['class_names'] == list(CIFAR_NAMES)
 
 
 def test_the_name_of_a_run_has_the_name_of_the_set():
@@ -198,6 +209,7 @@ def test_of_several_features_the_declared_pair_is_used(tmp_path):
 
 @pytest.mark.parametrize('name, words', [
     ('tested_shapes', 'no training images, only the splits test'),
+    ('few_shapes', r'has 2 image\(s\), and no class has two'),
     ('wrong_shapes', 'the label -1; allowed: 0 to 2')])
 def test_splits_that_cannot_be_used_are_refused(name, words, tfds_dir):
     with pytest.raises(UserError, match=words):
