@@ -21,8 +21,8 @@ from elastic.settings import AUGMENTATIONS, DEFAULTS
 
 VERSION = '1.0.0'
 
-FILES_HELP = ('@FILE reads flags from a file, one a line, such as logs/RUN/flags.txt; later flags '
-              'count more.')
+FILES_HELP = ('@FILE reads flags from a file, one a line, such as logs/RUN/flags.txt; a flag '
+              'given later overrides it.')
 MOST_BYTES = 10 ** 6  # of a file of flags
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

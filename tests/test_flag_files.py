@@ -41,7 +41,7 @@ def test_each_line_is_read_as_a_shell_reads_it(tmp_path, content, words):
     assert with_files(['--a', written(tmp_path, content), '--b']) == ['--a'] + words + ['--b']
 
 
-def test_later_flags_count_more(tmp_path):
+def test_a_later_flag_overrides_an_earlier_one(tmp_path):
     file = written(tmp_path, '--rho 0.5\n--seed 3\n')
     args = main.parse_arguments(['--seed', '1', file, '--rho', '0.7'])
     assert (args.seed, args.rho) == (3, 0.7)

@@ -19,21 +19,17 @@ class Records:
         """paths: of the files. counts: how many records each must have.
 
         image, label: names of the features. num_classes: above every label.
-        Raises UserError if a file has another number of records, or another format.
+        Raises UserError if a file has another number of records.
         """
         self._paths, self._image, self._label = paths, image, label
         self._num_classes, self._labels = num_classes, None
         places = []
         for path, count in zip(paths, counts):
-            folder = os.path.dirname(path)
-            if '.tfrecord' not in os.path.basename(path):
-                raise UserError('{} is not in TFRecord format; remove that folder and start again'
-                                .format(folder))
             found = list(_places(path))
             if len(found) != count:
                 raise UserError("'{}' has {} records, not {}: it is damaged; restore it, or remove "
                                 '{} and start again to prepare the data set again'.format(
-                                    path, len(found), count, folder))
+                                    path, len(found), count, os.path.dirname(path)))
             places.append(np.array(found, np.int64).reshape(-1, 2))
         self._file = np.repeat(np.arange(len(places)), [len(some) for some in places])
         self._place = np.concatenate(places or [np.zeros((0, 2), np.int64)])  # (N, 2)

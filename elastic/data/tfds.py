@@ -49,6 +49,9 @@ def tfds_splits(name, input_size, data_dir):
     builder, image, label = _found(name, root)
     if not os.path.isdir(builder.data_dir):
         _prepare(builder, name, root)
+    if builder.info.file_format is None or builder.info.file_format.value != 'tfrecord':
+        raise UserError('{} is not in TFRecord format; remove that folder and start again'.format(
+            builder.data_dir))
     classes, parts = builder.info.features[label], list(builder.info.splits)
     names = tuple(classes.int2str(i) for i in range(classes.num_classes))
     trains, tests = [[part for part in known if part in parts]
@@ -137,8 +140,8 @@ def _found(name, root):
         builder = tensorflow_datasets.builder(full, data_dir=root)
         info = builder.info
     except Exception as error:  # an unknown configuration, a package that is missing, ...
-        raise UserError('cannot use {}: {}'.format(name, first_line(re.sub(
-            r'^Failed to construct dataset .*?: (?=[A-Z])', '', str(error)))))
+        reason = re.sub('^Failed to construct dataset .*?: (?=[A-Z])', '', str(error))
+        raise UserError('cannot use {}: {}'.format(name, first_line(' '.join(reason.split()))))
     finally:
         storage._is_gcs_disabled = disabled
     return (builder,) + image_and_label(info, name)
@@ -183,8 +186,8 @@ def _how_many(what, found):
 
 def _unsuitable(image, label):
     """Returns why images or labels of these features cannot be used; None if they can."""
-    channels, dtype = image.shape[-1], np.dtype(
-        getattr(image.dtype, 'as_numpy_dtype', image.dtype))
+    channels = image.shape[-1]
+    dtype = np.dtype(image.np_dtype if hasattr(image, 'np_dtype') else image.dtype.as_numpy_dtype)
     if channels not in (None, 1, 3, 4) or dtype != np.uint8:
         return 'its images have {} channels of {}, not 1, 3 or 4 of uint8'.format(channels, dtype)
     if (label.num_classes or 0) < 2:
@@ -230,7 +233,7 @@ def _prepare(builder, name, root):
     except _NoConnection as error:
         cause = str(error)
     except Exception as error:  # whatever went wrong, the remedy is the same
-        cause = '{}: {}'.format(type(error).__name__, first_line(error))
+        cause = '{}: {}'.format(type(error).__name__, first_line(error).rstrip(':'))
     finally:
         requests.Session.get = get
     raise UserError('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
