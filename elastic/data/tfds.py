@@ -9,7 +9,7 @@ import urllib.request
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line, nearest
+from elastic.command_line import UserError, first_line, nearest, one_of
 from elastic.data.digits import DIGIT_NAMES
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
 from elastic.data.records import Records
@@ -140,6 +140,10 @@ def _found(name, root):
         builder = tensorflow_datasets.builder(full, data_dir=root)
         info = builder.info
     except Exception as error:  # an unknown configuration, a package that is missing, ...
+        configurations = plain in known and list(
+            tensorflow_datasets.builder_cls(plain).builder_configs)
+        if '/' in full and configurations:
+            one_of(full.split('/')[1].split(':')[0], configurations, 'configuration of ' + plain)
         reason = re.sub('^Failed to construct dataset .*?: (?=[A-Z])', '', str(error))
         raise UserError('cannot use {}: {}'.format(name, first_line(' '.join(reason.split()))))
     finally:

@@ -153,7 +153,8 @@ def test_a_name_of_another_form_is_refused_before_anything_is_imported(name):
     ('oxford_flowers10', "no data set 'oxford_flowers10' .did you mean 'oxford_flowers102'?"),
     ('prepared_shape', "did you mean 'prepared_shapes'?"),
     ('cifar10:1.0.0', 'cannot use tfds:cifar10:1.0.0: .*3.0.2'),
-    ('eurosat/rgbb', 'cannot use tfds:eurosat/rgbb: .*rgbb .*rgb\\b')])
+    ('eurosat/rgbb', "unknown configuration of eurosat 'rgbb' .did you mean 'rgb'.*: rgb, all"),
+    ('cifar10/x', 'cannot use tfds:cifar10/x: ')])
 def test_an_unknown_set_configuration_or_version_is_refused(name, words, tfds_dir, offline):
     for check in (lambda: loaded(name, tfds_dir),
                   lambda: costs.sizes_of('tfds:' + name, 16, 2, tfds_dir)):
