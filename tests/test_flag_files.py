@@ -96,7 +96,8 @@ def test_a_file_that_cannot_be_read_is_refused(name, words, tmp_path, capsys):
 @pytest.mark.parametrize('flags', [
     [], ['--train_type', 'full_training', '--deterministic', '--num_classes', '10'],
     ['--train_type', 'elastic_training_weight_magnitude', '--closed_loop', '0', '--seed', '5'],
-    ['--prefix_cache', 'on', '--weights', 'none', '--bn_statistics', 'frozen', '--cache_gb', '2'],
+    ['--prefix_cache', 'on', '--weights', 'none', '--bn_statistics', 'frozen', '--cache_gb', '2',
+     '--class_weight', 'balanced', '--validation_share', '0.1', '--keep', 'best'],
     ['--train_type', 'prunetrain', '--prune_threshold', '1e-7', '--learning_rate', '1.5e-05'],
     ['--run_name', "a b/it's", '--export', 'litert_int8', '--checkpoint_minutes', '2.5'],
     ['--skip_bad_images', '--trust_model', '--save_txt', '--steps_per_epoch', '7', '--restart'],

@@ -225,8 +225,8 @@ def _prepare(builder, name, root):
         if server not in answers:
             answers[server] = _unreachable(url)
         if answers[server]:
-            file = next((file for file in missing if url_of[file] == url), url)
-            raise _NoConnection('{}, which has {}'.format(answers[server], file))
+            archive = next((archive for archive in missing if url_of[archive] == url), url)
+            raise _NoConnection('{}, which has {}'.format(answers[server], archive))
         return get(session, url, **more)
 
     try:
@@ -242,7 +242,8 @@ def _prepare(builder, name, root):
         requests.Session.get = get
     raise UserError('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
                     '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
-                        '{}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of)]),
+                        '{}  {}'.format(*item) for item in sorted(url_of.items())
+                        if item[0] in missing or not missing]),
                         ', '.join(DIGIT_NAMES), FOLDER))
 
 

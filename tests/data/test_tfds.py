@@ -128,7 +128,8 @@ def test_a_set_without_a_network_needs_only_the_archives_of_its_configuration(tf
 def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
     assert main.main(quick_flags(
         tmp_path, '--dataset_name', 'tfds:cifar10', '--data_dir', tfds_dir, '--train_images', '16',
-        '--train_type', 'full_training', '--num_epochs', '1', '--run_name', 'run')) == 0
+        '--train_type', 'full_training', '--num_epochs', '1', '--run_name', 'run',
+        '--class_weight', 'balanced')) == 0
     assert ' on tfds:cifar10, 16 images, ' in capsys.readouterr().out
     assert read_run(str(tmp_path / 'run')).summary['class_names'] == list(CIFAR_NAMES)
 
