@@ -44,8 +44,8 @@ def test_int8_is_smaller_and_near(tmp_path):
     assert not np.array_equal(found, predict(images))
 
 
-def test_a_file_is_run_without_this_machines_tensorflow_names(tmp_path):
-    """Importing the predictor loads no TensorFlow: a device may have the interpreter alone."""
+def test_the_predictor_imports_no_tensorflow():
+    """A device may have the interpreter alone."""
     check = 'import sys, elastic.export.predictor; assert "tensorflow" not in sys.modules'
     subprocess.run([sys.executable, '-c', check], check=True)
 
