@@ -262,10 +262,9 @@ def print_start(settings, dataset, model, resumed):
 def print_end(summary, dataset):
     """Prints how the run ended, and which output is which class. summary: of summary.json."""
     names = summary['class_names']
-    shown = ['{} {}'.format(*pair) for pair in enumerate(names[:CLASSES_SHOWN])]
-    if len(names) > CLASSES_SHOWN:
-        shown.append('... (all {} in summary.json)'.format(len(names)))
-    print('outputs: ' + ', '.join(shown))
+    shown = names[:CLASSES_SHOWN] + ['... (all {} in summary.json)'.format(len(names))] * (
+        len(names) > CLASSES_SHOWN)
+    print('classes in the order of the outputs: ' + ', '.join(shown))
     if dataset.left_out:
         print('{} images could not be read and were left out: {}'.format(
             len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))

@@ -56,7 +56,7 @@ def trained(tmp_path_factory):
 
 def test_a_run_says_which_output_is_which_class(trained):
     _, run, printed = trained
-    assert 'outputs: 0 lime, 1 plum\n' in printed
+    assert 'classes in the order of the outputs: lime, plum\n' in printed
     assert read_run(str(run)).summary['class_names'] == ['lime', 'plum']
     assert (run / 'checkpoint' / 'class_names.txt').read_text() == 'lime\nplum\n'
 

@@ -6,9 +6,10 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elastic.command_line import UserError
-from elastic.export.litert import LABELS, LiteRTModel, write_litert
+from elastic.export.litert import LABELS, LiteRTModel, check_converter, write_litert
 from elastic.export.plain import plain_model
 from elastic.export.predictor import probabilities_of
 from small_models import SMALL, photos, small_classifier, user_classifier
@@ -48,6 +49,13 @@ def test_the_predictor_imports_no_tensorflow():
     """A device may have the interpreter alone."""
     check = 'import sys, elastic.export.predictor; assert "tensorflow" not in sys.modules'
     subprocess.run([sys.executable, '-c', check], check=True)
+
+
+def test_export_is_refused_where_tensorflow_has_no_converter(monkeypatch):
+    check_converter()
+    monkeypatch.setattr(tf, 'lite', None)
+    with pytest.raises(UserError, match='--export needs the LiteRT converter'):
+        check_converter()
 
 
 @pytest.mark.parametrize('content', [b'', b'not a model', bytes(1000)])
