@@ -154,7 +154,7 @@ def _found(name, root):
 def image_and_label(info, name):
     """Returns the names of the image and of the label among the features of a data set.
 
-    Several are told apart by the pair that the data set declares for supervised training.
+    Of several, it returns the pair that the data set declares for supervised training.
     info: tfds.core.DatasetInfo. Raises UserError as _found does.
     """
     from tensorflow_datasets import features as kinds
