@@ -177,8 +177,9 @@ class Meter:
             self._clock_offset = time.time() - time.perf_counter()
         begin = time.perf_counter()
         try:
-            with (sampled(self._sample, self._period) if self._sensors
-                  else contextlib.ExitStack()):
+            with contextlib.ExitStack() as measuring:
+                if self._sensors:
+                    measuring.enter_context(sampled(self._sample, self._period))
                 yield
         finally:
             self.intervals.append([self._clock_offset + begin,
