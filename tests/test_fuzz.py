@@ -59,7 +59,7 @@ def read_or_refused(read, *errors):
 # ---------------------------------------------------------------- ours
 
 def checkpoint_file(folder):
-    checkpoint.write(str(folder), dict(epoch=3, written=0.0, values=[np.arange(50.0)]))
+    checkpoint.write(str(folder), dict(epoch=3, values=[np.arange(50.0)]))
 
     def read():
         found = checkpoint.read(str(folder))

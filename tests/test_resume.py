@@ -341,13 +341,13 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
     about = dict(here(), settings=settings)
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
-        checkpoint.write(folder, dict(written=0.0, about=dict(about, **changed)))
+        checkpoint.write(folder, dict(about=dict(about, **changed)))
         assert interrupted_run(folder, settings) is not None
         assert words in capsys.readouterr().out
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
-    checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=older)))
+    checkpoint.write(folder, dict(about=dict(about, settings=older)))
     assert interrupted_run(folder, settings) is not None  # the run is older than the flag
-    checkpoint.write(folder, dict(written=0.0, about=dict(about, settings=dict(settings, seed=9))))
+    checkpoint.write(folder, dict(about=dict(about, settings=dict(settings, seed=9))))
     with pytest.raises(UserError, match='has other settings .seed 9 there, 0 now.*--restart'):
         interrupted_run(folder, settings)
     assert interrupted_run(folder, settings, restart=True) is None

@@ -2,7 +2,8 @@
 
 The run's folder holds two: resume/last, the newest, and resume/before. Each is a .npz file of
 arrays and of `tree`, the JSON that says where they belong. At any instant at least one is whole,
-whatever fails. Reading runs no code from the file.
+whatever fails. Reading runs no code from the file. resume/alive is a line of text: which checkpoint
+was the last, and how many seconds the run has trained since.
 """
 
 import contextlib
@@ -13,14 +14,14 @@ import time
 
 import numpy as np
 
-from elastic.command_line import UserError
-from elastic.files import read_npz, write_npz
+from elastic.command_line import UserError, finite
+from elastic.files import PART, read_npz, write_npz
 
-FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
+FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
 FORMAT = 'elastic-checkpoint-3'
 TREE = 'tree'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
-ALIVE_SECONDS = 10  # how often a run sets its checkpoint's time, to show how long it trained
+ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint
 
 
 class Interrupted(Exception):
@@ -101,8 +102,8 @@ def read(folder, records=()):
     """Returns the tree of the newest whole checkpoint of the run in `folder`; None without one.
 
     records: the NamedTuple classes that the tree may hold.
-    The tree also holds `stamps`; `lost_seconds`, how long the run trained after the checkpoint; and
-    `damaged`, None or one line on why a newer checkpoint cannot be read.
+    The tree also holds `stamps`; `lost_seconds`, how long the run trained after the checkpoint (0
+    if unknown); and `damaged`, None or one line on why a newer checkpoint cannot be read.
     Raises UserError if there are checkpoints but none is whole.
     """
     reasons, found = [], stamps(folder)
@@ -112,7 +113,7 @@ def read(folder, records=()):
             arrays = read_npz(path, FORMAT)
             tree = _unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
             return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
-                        lost_seconds=max(0.0, os.path.getmtime(path) - tree['written']))
+                        lost_seconds=_seconds_after(folder, tree.get('id')))
         except UserError as error:
             reasons.append(str(error))
         except (ValueError, KeyError, TypeError) as error:
@@ -121,6 +122,15 @@ def read(folder, records=()):
         raise UserError('no checkpoint of {} can be used ({}); start over with --restart'.format(
             folder, '; '.join(reasons)))
     return None
+
+
+def _seconds_after(folder, identity):
+    """Returns how long the run trained after the checkpoint of this identity; 0.0 if unknown."""
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, FOLDER, ALIVE)) as file:
+        of, seconds = file.read().split()
+        if of == identity:
+            return finite(seconds)
+    return 0.0
 
 
 def stamps(folder):
@@ -156,25 +166,33 @@ class Keeper:
     folder: the run's; with None nothing is written. minutes: the most between two checkpoints.
     about: dict that describes this process and goes into each checkpoint.
     stop: () -> bool, whether the run should stop.
-    written: time.time() of the checkpoint that the run resumes from; None if it starts.
+    resumed: the tree of the checkpoint that the run resumes from; None if it starts.
     """
 
     def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
-                 written=None):
+                 resumed=None):
         self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
         self.stop = stop
         self._last = self._alive = time.perf_counter()
-        self._written, self._failed, self._took = written, False, 0.0
+        self._id, self._lost = (
+            (resumed.get('id'), resumed['lost_seconds']) if resumed else (None, 0.0))
+        self._failed, self._took = False, 0.0
 
     def due(self):
         """Returns whether to write a checkpoint after the step that has just ended."""
         now = time.perf_counter()
-        if self._written is not None and now - self._alive > ALIVE_SECONDS:
+        if self._id is not None and now - self._alive > ALIVE_SECONDS:
             self._alive = now
-            with contextlib.suppress(OSError):  # counted from `written`: the clock may be set
-                os.utime(os.path.join(self._folder, FOLDER, LAST),
-                         (time.time(), self._written + now - self._last))
+            self._say_alive(self._lost + now - self._last)
         return self.stop() or now - self._last > self._seconds
+
+    def _say_alive(self, seconds):
+        """Writes how long the run has trained since its checkpoint, without waiting for the disk."""
+        path = os.path.join(self._folder, FOLDER, ALIVE)
+        with contextlib.suppress(OSError):
+            with open(path + PART, 'w') as file:
+                file.write('{} {:.1f}'.format(self._id, seconds))
+            os.replace(path + PART, path)
 
     def pays(self):
         """Returns whether to write a checkpoint after the epoch that has just ended."""
@@ -185,15 +203,15 @@ class Keeper:
         """Writes a checkpoint of tree(); returns whether that worked. Prints its first failure."""
         if self._folder is None:
             return False
-        written, begin = time.time(), time.perf_counter()
+        identity, begin = os.urandom(8).hex(), time.perf_counter()
         try:
-            write(self._folder, dict(tree(), about=self._about, written=written))
-            os.utime(os.path.join(self._folder, FOLDER, LAST), (written, written))
-            self._written, self._last, self._failed = written, begin, False
+            write(self._folder, dict(tree(), about=self._about, id=identity))
+            self._id, self._lost, self._last, self._failed = identity, 0.0, begin, False
             self._took = time.perf_counter() - begin
         except OSError as error:
             if not self._failed:
                 print('no checkpoint could be written ({}); training continues'.format(
                     error.strerror or error))
+            self._lost += time.perf_counter() - self._last
             self._last, self._failed = time.perf_counter(), True
         return not self._failed

@@ -87,7 +87,7 @@ def open_session(records, decisive, dataset, resumed, signals):
         return
     about = dict(here(), settings=decisive, images=dataset.fingerprint, views=dataset.views)
     keeper = checkpoint.Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
-                               resumed and resumed['written'])
+                               resumed)
     with Recorder(records.folder, lock, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
