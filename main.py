@@ -15,7 +15,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
-from elastic.files import printable
+from elastic.files import make_folder, printable
 from elastic.flags import (
     check_arguments,
     decisive_settings,
@@ -146,7 +146,7 @@ def prefix_cache_of(settings, dataset, table=None):
         return None
     from elastic.cache.prefix_cache import PrefixCache
     logs_dir = settings.records.logs_dir
-    os.makedirs(logs_dir, exist_ok=True)
+    make_folder(logs_dir)
     return PrefixCache(dataset, settings.cache.cache_dir or logs_dir, settings.cache.cache_gb,
                        exact=settings.deterministic)
 

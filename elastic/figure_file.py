@@ -5,7 +5,7 @@ import csv
 import os
 
 from elastic.command_line import UserError
-from elastic.files import whole
+from elastic.files import make_folder, whole
 
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
              'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
@@ -26,7 +26,7 @@ def write_figure(output, size, draw, header, rows):
     stem = stem[:-4] if stem.endswith('.png') else stem
     paths = [f'{stem}.{kind}' for kind in ('png', 'pdf', 'csv')]
     try:
-        os.makedirs(os.path.dirname(stem) or '.', exist_ok=True)
+        make_folder(os.path.dirname(stem) or '.')
         with contextlib.ExitStack() as files:
             png, pdf, table = [files.enter_context(whole(path)) for path in paths]
             with matplotlib.rc_context():

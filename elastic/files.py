@@ -4,6 +4,7 @@ Damage to JSON and .npz files is detected when they are read.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -46,12 +47,15 @@ def whole_folder(path):
     """Replaces the folder at `path` by one that is filled within this context.
 
     Yields the path of a new, empty folder. On exit its files are flushed to disk and it is renamed.
-    After an error it is deleted. Two processes may replace the same folder at once: each fills its
-    own, and the later one stays.
+    After an error it is deleted; the next call deletes what a killed process left. Two processes
+    may replace the same folder at once: each fills its own, and the later one stays.
     """
     parent, name = os.path.split(os.path.abspath(path))
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(PART, name + '.', parent) as temporary:
+    make_folder(parent)
+    for other in os.listdir(parent):
+        if other.startswith(name + '.') and other.endswith(PART):
+            _remove_abandoned(os.path.join(parent, other))
+    with tempfile.TemporaryDirectory(PART, name + '.', parent) as temporary, _locked(temporary):
         new = os.path.join(temporary, name)
         os.mkdir(new)
         yield new
@@ -63,6 +67,40 @@ def whole_folder(path):
             os.rename(path, os.path.join(temporary, 'old'))
         os.rename(new, path)
         flush_folder(parent)
+
+
+@contextlib.contextmanager
+def _locked(folder):
+    """Yields whether this process alone holds the lock of a folder; it frees it on exit."""
+    descriptor, alone = os.open(folder, os.O_RDONLY), False
+    try:
+        with contextlib.suppress(OSError):  # held by another, or not supported
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(folder):
+    """Removes a folder that no process fills; an empty one may be about to be locked."""
+    with contextlib.suppress(OSError), _locked(folder) as alone:
+        if alone and os.listdir(folder):
+            shutil.rmtree(folder)
+
+
+def make_folder(path):
+    """Makes a folder and those that it lies in; the names of new ones are on disk on return."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(os.path.abspath(path))
+    make_folder(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:  # another process made it
+        if not os.path.isdir(path):
+            raise
+    flush_folder(parent)
 
 
 def flush_folder(path):

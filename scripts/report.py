@@ -14,7 +14,7 @@ import os
 import _root
 from elastic import command_line
 from elastic.command_line import UserError
-from elastic.files import read_json, whole
+from elastic.files import make_folder, read_json, whole
 from elastic.runs.folder import read_run
 from figure_grid import FIGURES, file_name, logs_dir, output_of, run_name, runs_of
 
@@ -39,7 +39,7 @@ def write(rehearsal=False):
     path = os.path.join(os.path.dirname(output_of('15', rehearsal)), 'report.html')
     page = '\n'.join(_head(rehearsal) + [_section(name, rehearsal) for name in FIGURES]
                      + ['</body></html>\n'])
-    os.makedirs(os.path.join(ROOT, os.path.dirname(path)), exist_ok=True)
+    make_folder(os.path.join(ROOT, os.path.dirname(path)))
     with whole(os.path.join(ROOT, path)) as part, open(part, 'w', encoding='utf-8') as out:
         out.write(page)
     return path

@@ -4,7 +4,6 @@ SLOW_TESTS=1 kills ten runs of each scheme; CI kills two of one scheme.
 """
 
 import contextlib
-import csv
 import os
 import signal
 import subprocess
@@ -21,13 +20,9 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.runs import checkpoint
-from elastic.runs.folder import DEVICE_COLUMNS
 from elastic.runs.recorder import Recorder, open_run
 from fixed_tables import fixed_profile
-from small_runs import ROOT
-
-SLOW = bool(os.environ.get('SLOW_TESTS'))
-TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS
+from small_runs import ROOT, SLOW, outcome
 
 
 @pytest.fixture(scope='module')
@@ -93,17 +88,6 @@ def wait_until_it_trains(child, folder, after=0):
                 return True
         time.sleep(0.01)
     return False
-
-
-def outcome(folder):
-    """Returns the records of a run without times, and its weights."""
-    records = []
-    for name in ('epochs.csv', 'selections.csv', 'predictions.csv'):
-        with open(str(folder / name)) as source:
-            records += [{column: value for column, value in row.items()
-                         if not column.endswith(TIMES)} for row in csv.DictReader(source)]
-    with np.load(str(folder / 'checkpoint' / 'weights.npz')) as weights:
-        return records, {name: weights[name].tobytes() for name in weights.files}
 
 
 @pytest.mark.parametrize('scheme, kills', [

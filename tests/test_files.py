@@ -1,6 +1,8 @@
 """Tests that files and folders are written whole or not at all, and damaged JSON is detected."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +10,7 @@ from cached_runs import files_of_at_most
 from elastic import files
 from elastic.command_line import UserError
 from elastic.runs.recorder import open_run
+from small_runs import ROOT
 
 
 def test_a_file_is_replaced_only_at_the_end(tmp_path):
@@ -61,6 +64,18 @@ def test_two_processes_may_replace_one_folder_at_once(tmp_path):
             (tmp_path / earlier / 'earlier').write_text('')
         (tmp_path / later / 'later').write_text('')
     assert os.listdir(str(tmp_path)) == ['net_profile'] and os.listdir(str(folder)) == ['later']
+
+
+def test_the_next_process_removes_a_folder_that_a_killed_one_left(tmp_path):
+    killed = 'with files.whole_folder({!r}) as new: os.kill(os.getpid(), 9)'.format(
+        str(tmp_path / 'net_profile'))
+    subprocess.call([sys.executable, '-c', 'import os; from elastic import files\n' + killed],
+                    cwd=ROOT)
+    (tmp_path / 'other.xyz.part').mkdir()
+    assert len(os.listdir(str(tmp_path))) == 2
+    with files.whole_folder(str(tmp_path / 'net_profile')):
+        pass
+    assert sorted(os.listdir(str(tmp_path))) == ['net_profile', 'other.xyz.part']
 
 
 def test_a_starting_run_removes_the_unfinished_files_of_a_killed_one(tmp_path):

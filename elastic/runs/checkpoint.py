@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from elastic.command_line import UserError, finite
-from elastic.files import PART, read_npz, write_npz
+from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
 FORMAT = 'elastic-checkpoint-3'
@@ -94,7 +94,7 @@ def write(folder, tree):
     place, arrays = os.path.join(folder, FOLDER), {}
     packed = json.dumps(_packed(tree, arrays)).encode()
     arrays[TREE] = np.frombuffer(packed, np.uint8)
-    os.makedirs(place, exist_ok=True)
+    make_folder(place)
     write_npz(os.path.join(place, LAST), FORMAT, arrays, os.path.join(place, BEFORE))
 
 
@@ -126,7 +126,8 @@ def read(folder, records=()):
 
 def _seconds_after(folder, identity):
     """Returns how long the run trained after the checkpoint of this identity; 0.0 if unknown."""
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, FOLDER, ALIVE)) as file:
+    path = os.path.join(folder, FOLDER, ALIVE)
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
         of, seconds = file.read().split()
         if of == identity:
             return finite(seconds)
@@ -156,8 +157,13 @@ def remove_damaged(folder):
 
 
 def remove(folder):
-    """Removes the checkpoints of the run in `folder`."""
-    shutil.rmtree(os.path.join(folder, FOLDER), ignore_errors=True)
+    """Removes the checkpoints of the run in `folder`, all at once, even if the power fails."""
+    place = os.path.join(folder, FOLDER)
+    shutil.rmtree(place + PART, ignore_errors=True)  # of a process that was killed here
+    if os.path.isdir(place):
+        os.rename(place, place + PART)
+        flush_folder(folder)
+        shutil.rmtree(place + PART, ignore_errors=True)
 
 
 class Keeper:
@@ -187,7 +193,7 @@ class Keeper:
         return self.stop() or now - self._last > self._seconds
 
     def _say_alive(self, seconds):
-        """Writes how long the run has trained since its checkpoint, without waiting for the disk."""
+        """Writes how long the run trained since its checkpoint; does not wait for the disk."""
         path = os.path.join(self._folder, FOLDER, ALIVE)
         with contextlib.suppress(OSError):
             with open(path + PART, 'w') as file:

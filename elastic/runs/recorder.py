@@ -11,7 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from elastic import command_line
-from elastic.files import checksum_of_file, remove_parts, whole, write_json
+from elastic.files import (
+    checksum_of_file,
+    flush_folder,
+    make_folder,
+    remove_parts,
+    whole,
+    write_json,
+)
 from elastic.runs import checkpoint
 from elastic.runs.classes import (
     CLASSES,
@@ -47,7 +54,7 @@ def open_run(folder, settings, resumed=None, restart=False):
     nothing changed, if the run is already finished.
     Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     lock = os.open(folder, os.O_RDONLY)
     with contextlib.ExitStack() as unless_opened:
         unless_opened.callback(os.close, lock)
@@ -77,12 +84,14 @@ def records_of(folder):
 
 
 def _clear(folder):
-    """Removes the checkpoints of a run, then all its records but the settings."""
+    """Removes the checkpoints of a run and its summary, then all other records but the settings."""
     checkpoint.remove(folder)
-    for stale in ['summary.json', 'epochs.txt', 'flags.txt', PREDICTIONS, CLASSES] + records_of(
-            folder):
-        if os.path.exists(os.path.join(folder, stale)):
-            os.remove(os.path.join(folder, stale))
+    for stale in [['summary.json'],
+                  ['epochs.txt', 'flags.txt', PREDICTIONS, CLASSES] + records_of(folder)]:
+        for name in stale:
+            if os.path.exists(os.path.join(folder, name)):
+                os.remove(os.path.join(folder, name))
+        flush_folder(folder)  # else a power cut may leave the summary of records that are gone
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
 
 
@@ -97,6 +106,7 @@ class Recorder:
     def __init__(self, folder, lock=None, resumed=None):
         self.folder, self._lock = folder, lock
         self.masks = []  # (first epoch, mask) of each selection
+        self._named = set()  # files whose names are on the disk
         if resumed is not None:
             self._rewind(resumed)
         self.writer = tf.summary.create_file_writer(os.fsencode(folder))
@@ -144,6 +154,9 @@ class Recorder:
             with open(self._path(name), 'rb') as file:
                 os.fsync(file.fileno())
                 sizes[name] = os.fstat(file.fileno()).st_size
+        if not self._named.issuperset(sizes):
+            flush_folder(self.folder)
+            self._named.update(sizes)
         return dict(sizes=sizes, masks=self.masks)
 
     def _rewind(self, state):
@@ -211,7 +224,7 @@ class Recorder:
             header, *rows = list(csv.reader(source))
         rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
                 for row in rows]
-        with open(self._path('epochs.txt'), 'w') as out:
+        with whole(self._path('epochs.txt')) as part, open(part, 'w') as out:
             out.write(command_line.table(header, rows) + '\n')
 
     def _append(self, name, header, rows):

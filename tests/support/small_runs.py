@@ -1,10 +1,17 @@
 """Makes command lines of small runs, and runs them as real processes."""
 
+import csv
 import os
 import subprocess
 import sys
 
+import numpy as np
+
+from elastic.runs.folder import DEVICE_COLUMNS
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SLOW = bool(os.environ.get('SLOW_TESTS'))
+TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS
 SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--batch_size',
          '64', '--dataset_name', 'digits_shifted', '--weights', 'none', '--num_epochs', '2',
          '--learning_rate', '0.02', '--steps_per_epoch', '12', '--validation_steps', '4']
@@ -34,3 +41,14 @@ def quick_flags(logs, *more):
             '--batch_size', str(BATCH), '--dataset_name', 'digits', '--train_images', '48',
             '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.02',
             '--prefix_cache', 'off', '--closed_loop', '0', '--logs_dir', str(logs)] + list(more)
+
+
+def outcome(folder):
+    """Returns the records of a run without times, and its weights."""
+    records = []
+    for name in ('epochs.csv', 'selections.csv', 'predictions.csv'):
+        with open(os.path.join(str(folder), name)) as source:
+            records += [{column: value for column, value in row.items()
+                         if not column.endswith(TIMES)} for row in csv.DictReader(source)]
+    with np.load(os.path.join(str(folder), 'checkpoint', 'weights.npz')) as weights:
+        return records, {name: weights[name].tobytes() for name in weights.files}
