@@ -17,6 +17,7 @@ import tempfile
 import traceback
 import warnings
 
+from elastic.regular_file import open_regular
 from elastic.settings import AUGMENTATIONS, DEFAULTS
 
 VERSION = '1.0.0'
@@ -127,7 +128,7 @@ def with_files(argv=None):
 def _flags_in(path):
     """Returns the words in a file of flags."""
     try:
-        with open(path, 'rb') as file:
+        with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "

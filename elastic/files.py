@@ -16,8 +16,10 @@ import zipfile
 import numpy as np
 
 from elastic.command_line import UserError, first_line
+from elastic.regular_file import open_regular, open_text
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
+MOST_JSON_BYTES = 10 ** 8
 CHECKSUM = 'sha256'  # key in a JSON file of the checksum of the rest
 
 
@@ -135,7 +137,7 @@ def read_json(path, where=''):
     Raises UserError if the file is damaged or missing; `where` begins its message.
     """
     try:
-        with open(path, encoding='utf-8') as file:
+        with open_text(path, MOST_JSON_BYTES) as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError('{}cannot read {}: {}'.format(where, path, error))
@@ -164,8 +166,11 @@ def checksum(content):
 
 def checksum_of_file(path):
     """Returns the SHA-256, in hexadecimal, of the content of a file."""
-    with open(path, 'rb') as file:
-        return checksum(file.read())
+    found = hashlib.sha256()
+    with open_regular(path) as file:
+        for block in iter(lambda: file.read(2 ** 20), b''):
+            found.update(block)
+    return found.hexdigest()
 
 
 # ---------------------------------------------------------------- arrays
@@ -194,7 +199,8 @@ def read_npz(path, kind):
     Raises UserError if the file is damaged (its CRC-32 does not fit) or of another kind.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # compares the CRC-32 of what is read to its end
+        with open_regular(path, None) as file, zipfile.ZipFile(file) as archive:
+            # compares the CRC-32 of what is read to its end
             arrays = {os.path.splitext(name)[0]: np.lib.format.read_array(
                 io.BytesIO(archive.read(name)), allow_pickle=False) for name in archive.namelist()}
     except Exception as error:  # a damaged archive can raise anything

@@ -1,6 +1,7 @@
 """Opens regular files alone: a pipe or a device may block for ever, or never end."""
 
 import errno
+import io
 import os
 import stat
 
@@ -21,6 +22,11 @@ def open_regular(path, most_bytes=MOST_BYTES):
         file.close()
         raise
     return file
+
+
+def open_text(path, most_bytes=MOST_BYTES, encoding='utf-8', **options):
+    """Returns the regular file at `path`, open for reading text. options: of io.TextIOWrapper."""
+    return io.TextIOWrapper(open_regular(path, most_bytes), encoding=encoding, **options)
 
 
 def _check(status, path, most_bytes):

@@ -84,7 +84,7 @@ def test_a_bad_file_is_refused_in_one_line(script, content, words, tmp_path, cap
 
 @pytest.mark.parametrize('name, words', [
     ('nowhere.txt', 'No such file or directory'), ('', 'Is a directory'), ('a/b', 'No such file'),
-    ('/dev/zero', 'is not a file of flags')])
+    ('/dev/zero', 'a pipe or device, not a file')])
 def test_a_file_that_cannot_be_read_is_refused(name, words, tmp_path, capsys):
     line = refused(main, ['@' + os.path.join(str(tmp_path), name)], capsys)
     assert words in line and str(name) in line

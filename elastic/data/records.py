@@ -81,7 +81,7 @@ def _places(path):
 
     The format: uint64 length, uint32 checksum of the length, record, uint32 checksum of the record.
     """
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         return
     size = os.path.getsize(path)
     with open(path, 'rb') as file:

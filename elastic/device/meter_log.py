@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from elastic.command_line import UserError, finite
+from elastic.regular_file import open_text
 
+LONGEST_LINE = 2 * 10 ** 5  # characters; a longer one counts as several, all of them damaged
 MAX_GAP = 5.0  # s between two readings; the power during a longer gap is unknown
 
 
@@ -92,9 +94,9 @@ def _cells(line):
 def _lines(path):
     """Yields the complete lines of a log; its last line may still be incomplete."""
     try:
-        with open(path, encoding='utf-8', errors='replace', newline='') as file:
-            for line in file:
-                if line.endswith('\n'):
+        with open_text(path, errors='replace', newline='') as file:
+            for line in iter(lambda: file.readline(LONGEST_LINE), ''):
+                if line.endswith('\n') or len(line) == LONGEST_LINE:
                     yield line
     except OSError as error:
         raise UserError('cannot read the meter log {}: {}'.format(path, error))

@@ -5,7 +5,9 @@ import os
 from elastic.command_line import UserError, quiet_tensorflow
 from elastic.export import litert
 from elastic.files import read_json
+from elastic.regular_file import open_text
 
+MOST_NAMES_BYTES = 10 ** 7
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
 
 
@@ -20,8 +22,11 @@ class KerasModel:
         names = os.path.join(os.path.dirname(path), CLASS_NAMES)
         self.class_names = None
         if os.path.exists(names):
-            with open(names, encoding='utf-8') as file:
-                self.class_names = file.read().splitlines()
+            try:
+                with open_text(names, MOST_NAMES_BYTES) as file:
+                    self.class_names = file.read().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError('cannot read the names of the classes: {}'.format(error))
         self._probabilities = probabilities_of(self.model)
 
     def probabilities(self, images):
@@ -49,11 +54,11 @@ def open_predictor(path, input_size=None, trust=False):
     if os.path.exists(os.path.join(path, 'summary.json')):
         path, input_size = _saved_by(path)
     if path.lower().endswith('.tflite'):
-        if not os.path.exists(path):
+        if not os.path.isfile(path):
             raise UserError("no LiteRT file at '{}'".format(path))
         found = litert.LiteRTModel(path)
     else:
-        if not os.path.exists(path):
+        if not (os.path.isfile(path) or os.path.isdir(path)):
             raise UserError("no run or model at '{}'".format(path))
         found = KerasModel(path, trust)
     found.input_size = found.input_size or input_size

@@ -21,6 +21,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum_of_file, read_json
+from elastic.regular_file import open_text
 from elastic.schemes.fixed import SCHEMES
 
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
@@ -112,7 +113,7 @@ def read_run(folder):
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}; allowed: "
                     + ', '.join(SCHEMES))
     for name, written in summary.pop('files').items():
-        if not os.path.exists(os.path.join(folder, name)) or (
+        if not os.path.isfile(os.path.join(folder, name)) or (
                 checksum_of_file(os.path.join(folder, name)) != written):
             raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
@@ -123,7 +124,7 @@ def read_run(folder):
 def read_rows(folder, name, kinds):
     """Returns the rows of a CSV file as dicts. kinds: column -> function from a cell's text."""
     try:
-        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
+        with open_text(os.path.join(folder, name), newline='') as file:
             reader = csv.DictReader(file)
             rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
