@@ -196,13 +196,19 @@ def write_npz(path, kind, arrays, before=None):
 def read_npz(path, kind):
     """Returns name -> array, as write_npz wrote them; runs no code from the file.
 
-    Raises UserError if the file is damaged (its CRC-32 does not fit) or of another kind.
+    Raises UserError if the file is damaged (its CRC-32 does not fit) or of another kind. It takes
+    no more memory than the file is large: one that is compressed, or whose parts overlap, is
+    refused.
     """
     try:
         with open_regular(path, None) as file, zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(
+                    entry.file_size for entry in entries) > os.path.getsize(path):
+                raise ValueError('it is compressed, or its parts overlap')
             # compares the CRC-32 of what is read to its end
-            arrays = {os.path.splitext(name)[0]: np.lib.format.read_array(
-                io.BytesIO(archive.read(name)), allow_pickle=False) for name in archive.namelist()}
+            arrays = {os.path.splitext(entry.filename)[0]: np.lib.format.read_array(
+                io.BytesIO(archive.read(entry)), allow_pickle=False) for entry in entries}
     except Exception as error:  # a damaged archive can raise anything
         raise UserError("'{}' cannot be read, it may be damaged or cut short ({})".format(
             path, first_line(error) or type(error).__name__))

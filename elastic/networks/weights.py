@@ -3,7 +3,7 @@
 import warnings
 
 from elastic.command_line import UserError
-from elastic.compat.keras_stack import variable_name, weights_were_set
+from elastic.compat.keras_stack import assign_arrays, variable_name, weights_were_set
 from elastic.files import read_npz, write_npz
 
 WEIGHTS_FORMAT = 'elastic-weights-1'
@@ -33,7 +33,7 @@ def load_weights(model, path):
     head = {id(variable) for variable in model.trainable_weights[-2:]}
     assignments, mismatches, only_head = [], [], True
     for kind, variables in _kinds(model):
-        arrays = [(key.split('/', 2)[2], stored[key]) for key in sorted(stored)
+        arrays = [(key.split('/', 2)[-1], stored[key]) for key in sorted(stored)
                   if key.startswith(kind + '/')]
         if len(arrays) != len(variables):
             mismatches.append('{} {} arrays in the file, {} in the model'.format(
@@ -41,11 +41,14 @@ def load_weights(model, path):
             only_head = False
         for variable, (name, array) in zip(variables, arrays):
             own = variable_name(variable)
-            if tuple(variable.shape) == array.shape and own.split('/')[-1] == name.split('/')[-1]:
+            numbers = array.dtype.kind in 'biufV'  # V: bfloat16, which NumPy does not know
+            if numbers and tuple(variable.shape) == array.shape and (
+                    own.split('/')[-1] == name.split('/')[-1]):
                 assignments.append((variable, array))
                 continue
-            mismatches.append('{} {} in the file, {} {} in the model'.format(
-                name, 'x'.join(map(str, array.shape)), own, 'x'.join(map(str, variable.shape))))
+            mismatches.append('{} {}{} in the file, {} {} in the model'.format(
+                name, 'x'.join(map(str, array.shape)), '' if numbers else ' {}'.format(array.dtype),
+                own, 'x'.join(map(str, variable.shape))))
             only_head = only_head and id(variable) in head
     if mismatches and not only_head:
         raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
@@ -53,8 +56,7 @@ def load_weights(model, path):
     if mismatches:
         warnings.warn('{} was trained on other classes; the head keeps its initial weights '
                       '({})'.format(path, '; '.join(mismatches)))
-    for variable, array in assignments:
-        variable.assign(array)
+    assign_arrays(*zip(*assignments))
     weights_were_set(model)
 
 

@@ -4,9 +4,12 @@ On the paper's stack, `PYTHONPATH=.:tests/support python tests/networks/test_wei
 files in tests/support with which today's stack is compared.
 """
 
+import copy
 import json
 import os
+import resource
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -117,6 +120,70 @@ def test_weights_are_read_without_pickle(weights_file, tmp_path):
     np.savez(path, **arrays)
     assert_untouched_by(model, path, 'cannot be read')
     assert not (tmp_path / 'executed').exists()
+
+
+def compressed(path, arrays):
+    np.savez_compressed(path, zeros=np.zeros(10 ** 7), **arrays)
+
+
+def overlapping(path, arrays):
+    """Writes an archive in which many names share the bytes of one large array."""
+    with zipfile.ZipFile(path, 'w') as archive:
+        with archive.open('large.npy', 'w') as entry:
+            np.lib.format.write_array(entry, np.zeros(10 ** 5))
+        for number in range(50):
+            entry = copy.copy(archive.filelist[0])
+            entry.filename = '{}.npy'.format(number)
+            archive.filelist.append(entry)
+
+
+def huge_shape(path, arrays):
+    """Writes an array whose header claims 80 TB."""
+    with zipfile.ZipFile(path, 'w') as archive, archive.open('huge.npy', 'w') as entry:
+        np.lib.format.write_array_header_1_0(
+            entry, dict(descr='<f8', fortran_order=False, shape=(10 ** 13,)))
+
+
+def nested(path, arrays):
+    np.savez(path, **arrays)
+    with open(path, 'rb') as inner:
+        content = np.frombuffer(inner.read(), np.uint8)
+    np.savez(path, inner=content)
+
+
+@pytest.mark.parametrize('attack, message', [
+    (compressed, 'cannot be read.*it is compressed, or its parts overlap'),
+    (overlapping, 'cannot be read.*it is compressed, or its parts overlap'),
+    (huge_shape, 'cannot be read'), (nested, 'does not have the format')])
+def test_a_file_that_would_fill_the_memory_is_refused(weights_file, attack, message):
+    _, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    attack(path, arrays)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert_untouched_by(small_classifier(), path, message)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 50e3  # kB
+
+
+@pytest.mark.parametrize('change', [
+    lambda array: array.astype(str), lambda array: np.full(array.shape, b'x', 'S1')])
+def test_arrays_that_are_no_numbers_are_refused_before_any_is_assigned(weights_file, change):
+    _, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    key = [key for key in sorted(arrays) if key.startswith('trainable/')][1]
+    arrays[key] = change(arrays[key])
+    np.savez(path, **arrays)
+    assert_untouched_by(small_classifier(), path, 'weights of another architecture')
+
+
+def test_a_name_without_its_parts_is_refused(weights_file):
+    _, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    arrays['trainable/odd'] = np.ones(3)
+    np.savez(path, **arrays)
+    assert_untouched_by(small_classifier(), path, 'weights of another architecture')
 
 
 @pytest.mark.parametrize('share', [0.0, 0.001, 0.1, 0.5, 0.9, 0.99, 0.999])
