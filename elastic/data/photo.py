@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import re
 import struct
 import threading
@@ -26,6 +27,8 @@ MOST_BYTES = 800 * 10 ** 6  # of memory to decode one image, as estimated from i
 # twice while it converts; the decoders of WebP and AVIF have copies of their own.
 BYTES_PER_PIXEL = {'WEBP': 17, 'AVIF': 15}
 MOST_SCANS = 100  # passes over a JPEG; each takes as long as a whole image, cameras write up to 10
+OF_TENSORFLOW = ('JPEG', 'PNG', 'BMP', 'GIF', 'WEBP')  # formats in its records
+MOST_PIXELS_FOR_TENSORFLOW = 25 * 10 ** 6  # it takes up to 15 bytes for each
 SMALL = 64 * 10 ** 6  # bytes of memory; smaller images do not wait for each other
 
 
@@ -68,6 +71,45 @@ def first_fault(files, input_size=None):
     """
     faults = ((path, fault_of(path, input_size)) for path in files)
     return next((fault for fault in faults if fault[1] is not None), None)
+
+
+def fault_for_tensorflow(content):
+    """Returns one line on why TensorFlow shall not decode an image, by its header; None if it may.
+
+    content: of the file. TensorFlow decodes whole images, several at once, and all frames of a GIF.
+    """
+    file = io.BytesIO(content)
+    try:
+        image = _pillow_image(file, [name for name in OF_TENSORFLOW if name in readable_formats()])
+        _coefficient_bytes(image, file)
+    except ValueError as error:
+        return str(error)
+    if image.format == 'WEBP' and getattr(image, 'is_animated', False):
+        return 'an animated WebP, which ends the process of TensorFlow'
+    pixels = image.size[0] * image.size[1]
+    if image.format == 'GIF':
+        pixels = max(pixels, _gif_pixels(content))
+    return None if pixels <= MOST_PIXELS_FOR_TENSORFLOW else (
+        '{:,} pixels in all its frames, {:,} at most'.format(pixels, MOST_PIXELS_FOR_TENSORFLOW))
+
+
+def _gif_pixels(content):
+    """Returns the sum of the pixels of all frames of a GIF, which may exceed its own size."""
+    def colours(flags):
+        return 3 * 2 ** (flags % 8 + 1) if flags & 0x80 else 0
+    content, pixels = content + bytes(16), 0  # it may be cut short
+    at = 13 + colours(content[10])
+    while at < len(content) - 16 and content[at] in b',!':
+        if content[at:at + 1] == b',':
+            pixels += int.from_bytes(content[at + 5:at + 7], 'little') * int.from_bytes(
+                content[at + 7:at + 9], 'little')
+            at += 11 + colours(content[at + 9])
+        else:
+            at += 2
+        while at < len(content) and content[at]:  # blocks, each after its length
+            at += content[at] + 1
+        at += 1
+    return pixels
 
 
 def unreadable(path, reason):
@@ -130,14 +172,7 @@ def _file(path):
 
 def _opened(file, input_size=1):
     """Returns (Pillow's image, of which only the header was read; bytes that decoding takes)."""
-    from PIL import Image
-    try:
-        image = Image.open(file, formats=readable_formats())
-    except Image.DecompressionBombError as error:
-        raise ValueError(str(error))
-    except Exception:
-        raise ValueError('no image, or damaged; readable are {}'.format(
-            ', '.join(readable_formats())))
+    image = _pillow_image(file, readable_formats())
     width, height = image.size
     size = _coefficient_bytes(image, file)
     # Decodes a large JPEG at a half, a quarter or an eighth of its size.
@@ -151,6 +186,16 @@ def _opened(file, input_size=1):
         raise ValueError('more than 8 bits per pixel in one channel: convert it to 8 bits, so that '
                          'you choose what becomes black and white')
     return image, size
+
+
+def _pillow_image(file, formats):
+    from PIL import Image
+    try:
+        return Image.open(file, formats=formats)
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error))
+    except Exception:
+        raise ValueError('no image, or damaged; readable are {}'.format(', '.join(formats)))
 
 
 def _coefficient_bytes(image, file):
