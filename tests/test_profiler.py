@@ -11,7 +11,6 @@ from tensorflow import keras
 
 import profiler
 from elastic.compat import keras_stack
-from elastic.device import host
 from elastic.networks import backbone
 from elastic.settings import settings_of as fields_of
 from elastic.timing.op_times import read_trace
@@ -201,14 +200,3 @@ def test_the_key_holds_the_variables_of_the_environment(variable, monkeypatch):
     assert key_of('resnet50', model)['environment'] == dict(without['environment'],
                                                             **{variable: '1'})
     assert variable not in without['environment'] and without['model'] == 'resnet50'
-
-
-@pytest.mark.parametrize('files, cores', [
-    ({'cpu.max': '150000 100000\n'}, 1.5), ({'cpu.max': 'max 100000\n'}, None), ({}, None),
-    ({'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 0.5),
-    ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, None)])
-def test_a_container_s_share_of_cores_is_read(files, cores, tmp_path):
-    (tmp_path / 'cpu').mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert host.cpu_quota(str(tmp_path)) == cores

@@ -3,17 +3,29 @@
 import os
 import platform
 import re
+import resource
 
 from elastic import command_line
+from elastic.device.cgroups import cpu_quota, memory_left
 from elastic.device.sensors import text_or_nothing
 
 MEMORY_SHARE = 0.4  # largest share of available memory for decoded images or cached activations
 
 
-def available_bytes():
-    """Returns the bytes of memory that can be used without swapping."""
-    return _bytes_in('/proc/meminfo', 'MemAvailable') or (
-        os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2)
+def available_bytes(root='/'):
+    """Returns the bytes of memory that this process can use without swapping or being killed.
+
+    It takes into account the limits of control groups (a container, a systemd service) and of
+    `ulimit -v` and `ulimit -d`. root: folder that contains proc/ and sys/.
+    """
+    status, found = os.path.join(root, 'proc/self/status'), [memory_left(root)]
+    found.append(_bytes_in(os.path.join(root, 'proc/meminfo'), 'MemAvailable') or (
+        os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2))
+    for limit, field in ((resource.RLIMIT_AS, 'VmSize'), (resource.RLIMIT_DATA, 'VmData')):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            found.append(max(0, most - (_bytes_in(status, field) or 0)))
+    return min(each for each in found if each is not None)
 
 
 def peak_bytes():
@@ -41,13 +53,3 @@ def _processor():
     found = re.search(r'^model name\s*:(.*)', text_or_nothing('/proc/cpuinfo'), re.M)
     return (board or found and found.group(1).strip()
             or platform.processor() or platform.machine())
-
-
-def cpu_quota(root='/sys/fs/cgroup'):
-    """Returns how many cores a container may use (cgroup version 2 or 1); None if unlimited."""
-    found = []
-    for files in (['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']):
-        numbers = ' '.join(text_or_nothing(root, name) for name in files).split()
-        if len(numbers) == 2 and numbers[0] not in ('max', '-1'):
-            found.append(float(numbers[0]) / float(numbers[1]))
-    return min(found, default=None)
