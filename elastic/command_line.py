@@ -17,6 +17,7 @@ import tempfile
 import traceback
 import warnings
 
+from elastic import output
 from elastic.regular_file import open_regular
 from elastic.settings import AUGMENTATIONS, DEFAULTS
 
@@ -262,6 +263,7 @@ def _reason(error):
 def run(main, argv=None):
     """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
     warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
+    output.keep_going()
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
