@@ -48,66 +48,103 @@ find_python() {
 }
 
 ensure_venv() {
-    local stack=$1 versions name venv base making stamp wanted running here made_on
+    local stack=$1 versions name venv base making stamp wanted here made_on
     local size='2 GB, 1 to 10 minutes' pip=pip options=()
     versions=$(stack_versions "$stack") || exit
     name=$(venv_name "$stack")
     [ "$stack" != today ] || size='3 GB, 1 to 10 minutes'
     here=$(uname -m)
     venv=$ROOT/$name
-    making=$venv/making        # holds the process id while the environment is being made
+    making=$venv/making        # exists until all is on the disk: "new", or the boot_id of an update
     made_on=$venv/machine      # holds the processor; packages run on no other
     stamp=$venv/requirements.cksum  # holds the checksum of what is installed
     PYTHON=$venv/bin/python
     wanted=$(cksum <"$ROOT/requirements.txt") || exit
 
+    ! venv_is_ready || return 0
+    if ! base=$(base_python "$PYTHON" "$versions") && ! base=$(find_python "$stack"); then
+        echo "error: no Python found for the $stack stack: put ${versions// / or }, with its" \
+             "venv module, on the PATH or under pyenv (apt install python${versions%% *}-venv," \
+             "or pyenv install ${versions%% *}); this TensorFlow exists for no other version" >&2
+        exit 2
+    fi
+    lock_venv
+    if venv_is_ready; then  # another script made it in the meantime
+        exec 9>&-
+        return
+    fi
     drop_unusable_venv
     if [ ! -e "$venv" ]; then
-        if ! base=$(find_python "$stack"); then
-            echo "error: no Python found for the $stack stack: put ${versions// / or }, with its" \
-                 "venv module, on the PATH or under pyenv (apt install python${versions%% *}-venv," \
-                 "or pyenv install ${versions%% *}); this TensorFlow exists for no other version" >&2
-            exit 2
-        fi
         if [ "$stack $here" = 'tx2 aarch64' ]; then  # uses NVIDIA's build, which is in no index
             options=(--system-site-packages)
             has_tensorflow "$base" || exit 2
         fi
         echo "Making $name with $("$base" --version) and installing requirements.txt ($size) ..." >&2
         mkdir "$venv"
-        echo $$ >"$making"
+        echo new >"$making"
         echo "$here" >"$made_on"
-        logged "$venv" "$base" -m venv ${options[@]+"${options[@]}"} "$venv"
-    elif [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-        return
+        logged "$base" -m venv ${options[@]+"${options[@]}"} "$venv"
     else
         echo "Bringing $name up to date with requirements.txt (seconds, or minutes if much changed) ..." >&2
+        boot_id >"$making"
         rm -f "$stamp"
     fi
     local started=$SECONDS
     [ "$stack" != tx2 ] || pip='pip<22'  # later ones need Python 3.7, but an old pip may try them
-    logged "$venv" "$PYTHON" -m pip install --upgrade "$pip"
-    logged "$venv" "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
-    echo "$wanted" >"$stamp"
+    logged "$PYTHON" -m pip install --upgrade "$pip"
+    logged "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
+    echo "$wanted" >"$stamp.part"
+    logged sync -f "$venv"  # before the stamp says that all of it is there
+    mv "$stamp.part" "$stamp"
     rm -f "$making"
+    exec 9>&-
     echo "$name is ready after $((SECONDS - started)) s." >&2
 }
 
-# Part of ensure_venv, whose variables it uses. Removes an environment that cannot be used; exits if
-# the user has to decide.
+# The functions below are parts of ensure_venv, whose variables they use.
+
+venv_is_ready() {
+    [ ! -e "$making" ] && [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && made_here &&
+        base_python "$PYTHON" "$versions" >/dev/null
+}
+
+made_here() { [ ! -e "$made_on" ] || [ "$(cat "$made_on")" = "$here" ]; }
+
+# Waits until no other script makes or updates the environment. The lock is on descriptor 9, which
+# pip gets, too: the lock ends with the last of these processes, even after kill -9 or a power cut.
+# macOS has no flock command, so Python takes the lock.
+lock_venv() {
+    local lock=$ROOT/.lock$name
+    exec 9>>"$lock"
+    "$base" -c '
+import fcntl, signal, sys, time
+lock, name, started = sys.argv[1], sys.argv[2], time.time()
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    try:
+        fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write("Waiting for process {}, which makes or updates {} (1 to 10 minutes) ...\n"
+                         .format(open(lock).read().strip(), name))
+        fcntl.flock(9, fcntl.LOCK_EX)
+        sys.stderr.write("waited {:.0f} s for {}\n".format(time.time() - started, name))
+except OSError as error:
+    sys.stderr.write("warning: {} cannot be locked here ({}): start no second script until it is "
+                     "ready\n".format(name, error.strerror))
+' "$lock" "$name"
+    echo $$ >"$lock"
+}
+
+# Removes an environment that cannot be used; exits if the user has to decide.
 drop_unusable_venv() {
-    if [ -e "$making" ]; then
-        running=$(cat "$making")
-        if [ -n "$running" ] && kill -0 "$running" 2>/dev/null; then
-            echo "error: $name is being made by process $running: wait for it, or stop it" >&2
-            exit 1
-        fi
+    rmdir "$venv" 2>/dev/null || true  # empty, of a script that was killed here
+    if [ -e "$making" ] && [ "$(cat "$making")" != "$(boot_id)" ]; then
         echo "$name was left unfinished: making it again" >&2
         rm -rf "$venv"
     elif [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
         echo "error: $venv is not a virtual environment; move it out of the way" >&2
         exit 2
-    elif [ -e "$made_on" ] && [ "$(cat "$made_on")" != "$here" ]; then
+    elif ! made_here; then
         echo "$name was made on $(cat "$made_on"), this is $here: making it again" >&2
         rm -rf "$venv"
     elif [ -e "$venv" ] && ! "$PYTHON" -c '' 2>/dev/null; then
@@ -120,18 +157,26 @@ drop_unusable_venv() {
     fi
 }
 
+# Prints an identifier of the time since the machine started. Within it, pip can resume an update that
+# was stopped; after a power cut, what pip counts as installed may not be on the disk.
+boot_id() {
+    cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid 2>/dev/null || true
+}
+
 has_tensorflow() {  # checks that $1 finds a TensorFlow; if not, says where to get it
     "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("tensorflow") is None)' ||
         { echo "error: $1 has no TensorFlow, and for this board only NVIDIA builds one: install" \
                "that of JetPack 4.6 for this Python, then run this again" >&2; return 2; }
 }
 
-logged() {  # runs $2... with its output in a file in $1; shows the end of it on failure
-    local log=$1/install.log
-    if ! "${@:2}" >"$log" 2>&1; then
-        echo "error: this failed: ${*:2}" >&2
+logged() {  # runs a command with its output in a file; shows the end of it on failure
+    local log=$venv/install.log
+    if ! "$@" >"$log" 2>&1; then
+        echo "error: this failed: $*" >&2
         tail -n 25 "$log" >&2
         echo "(the whole output: $log)" >&2
+        # A failed update keeps what was there, which may be all that a board without a network has.
+        [ "$(cat "$making")" = new ] || { sync -f "$venv" && rm -f "$making"; }
         exit 1
     fi
 }

@@ -6,10 +6,11 @@ set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
 SYSTEM_GB=8  # the system, the environment and pip's cache
-HOST_PACKAGES='mmdebstrap qemu-user-static binfmt-support'
+HOST_PACKAGES='mmdebstrap arch-test qemu-user-static binfmt-support'
 BOARD_PACKAGES=python3,ca-certificates,procps  # on the card from the start; COMMANDS install the rest
 BOARD_HOME=/home/pi
 REPOSITORY=$BOARD_HOME/elastictrainer
+BOARD_PATH=/usr/sbin:/usr/bin:/sbin:/bin
 
 # The commands, run in the repository on the board. Those with sudo run as root, others as user pi.
 TINY='--model_name mobilenetv2 --alpha 0.35 --input_size 32 --batch_size 8 --dataset_name digits'
@@ -55,7 +56,9 @@ and the outcome of each command; the status is 1 if one failed.
   --shell        open a shell on the board
   --list         list the commands with their numbers
 Needs root (for chroot), $SYSTEM_GB GB of disk, a network, and the Debian packages
-$HOST_PACKAGES. Installs nothing on this machine and leaves no mount.
+$HOST_PACKAGES. Installs nothing on this machine and leaves no
+mount and no process. The board has its own processes and mounts, but this machine's network, and root
+is root: run nothing there that you do not trust.
 The cache stays until you remove it: rm -r --one-file-system DIR.
 END
 }
@@ -83,25 +86,30 @@ for number in ${only//,/ }; do
         fail "--only takes numbers from 1 to ${#COMMANDS[@]}, as in --only 5,6; got '$only'"
 done
 [ "$(uname -s)" = Linux ] || fail "a system is emulated on Linux alone"
-[ "$(id -u)" = 0 ] || fail "needs root, to enter the system: sudo $0 ${given[*]}"
-for tool in mmdebstrap qemu-aarch64-static update-binfmts unshare chroot; do
+[ "$(id -u)" = 0 ] || fail "needs root, to enter the system: sudo$(printf ' %q' "$0" ${given[@]+"${given[@]}"})"
+for tool in mmdebstrap arch-test qemu-aarch64-static update-binfmts unshare chroot; do
     command -v "$tool" >/dev/null ||
         fail "$tool is missing; on Debian and Ubuntu: apt install $HOST_PACKAGES util-linux"
 done
 
 # The mounts below exist only for this process and its children, and disappear with them.
-if [ -z "${EMULATE_PI:-}" ]; then
-    unshare --mount true 2>/dev/null ||
-        fail "mounting is not allowed here: start the container with --privileged, or use no container"
-    EMULATE_PI=1 exec unshare --mount --propagation private "$0" ${given[@]+"${given[@]}"}
+if [ "${EMULATE_PI:-}" != $$ ]; then
+    unshare --mount --pid --fork true 2>/dev/null ||
+        fail "own mounts and processes are not allowed here: start the container with --privileged, or" \
+             "use no container"
+    EMULATE_PI=$$ exec unshare --mount --propagation private "$0" ${given[@]+"${given[@]}"}
 fi
 
 cache=$(readlink -m "$cache")
+log=$cache/emulated_pi.log
 case $cache/ in "$ROOT"/*) fail "--cache $cache: give a folder outside the repository" ;; esac
-mkdir -p "$cache"
+(umask 077 && mkdir -p "$cache")  # other users of this machine must not reach the board's files
+[ -O "$cache" ] || fail "--cache $cache belongs to another user; give a new folder"
+[ -e "$log" ] || [ -z "$(ls -A "$cache")" ] ||  # runs remove files in it
+    fail "--cache $cache has other files in it; give a new folder"
+touch "$log"
 system=$cache/system
 results=$cache/results
-log=$cache/emulated_pi.log
 
 # ---------------------------------------------------------------- the system
 
@@ -131,41 +139,57 @@ make_system() {
     mv "$system.making" "$system"
 }
 
+# Runs a command as root in the system, with its own processes: none of this machine can be seen, and
+# those that the command leaves end with it. Links in the system lead to places in the system.
+enter() {
+    unshare --mount --pid --fork --kill-child chroot "$system" /usr/bin/env -i PATH="$BOARD_PATH" /bin/sh -ec '
+        mount -t proc proc /proc
+        mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+        mount -t devpts -o ptmxmode=666 devpts /dev/pts
+        "$@"
+        exit 0  # without this line the command would be process 1, which ignores signals
+    ' sh "$@"
+}
+
+put() {  # writes its input to a file of the system
+    enter sh -c 'rm -rf "$1" && cat >"$1"' sh "$1"
+}
+
 # Copies what pip and TLS need on this network. Paths of this machine do not exist on the board.
 pass_on_network() {
-    echo '127.0.0.1 localhost raspberrypi' >"$system/etc/hosts"
-    cp -L /etc/resolv.conf "$system/etc/resolv.conf"
-    [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
-        cp -L /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/ca-certificates.crt"
+    local certificates=/etc/ssl/certs/ca-certificates.crt
+    echo '127.0.0.1 localhost raspberrypi' | put /etc/hosts
+    put /etc/resolv.conf </etc/resolv.conf
+    [ ! -e $certificates ] || put $certificates <$certificates
     {
         echo '[global]'
-        echo 'cert = /etc/ssl/certs/ca-certificates.crt'
+        echo "cert = $certificates"
         python3 -m pip config list 2>/dev/null | sed -n \
             "s/^[^.]*\.\(index-url\|extra-index-url\|trusted-host\|proxy\|default-timeout\)='\(.*\)'\$/\1 = \2/p" |
-            sed 's/\bfile:[^ ]*//g; s/^default-timeout/timeout/; /= *$/d'
-    } >"$system/etc/pip.conf"
+            sed 's/\\n/ /g; s/\bfile:[^ ]*//g; s/^default-timeout/timeout/; /= *$/d'
+    } | put /etc/pip.conf
 }
 
 copy_repository() {  # tracked and new files, without the output of runs and tests
     local kept=()
-    mkdir -p "$system$REPOSITORY"
     [ -z "$only$shell" ] || kept=(! -name '.venv*' ! -name logs ! -name figures ! -name '*.log')
-    find "$system$REPOSITORY" -mindepth 1 -maxdepth 1 ${kept[@]+"${kept[@]}"} -exec rm -rf {} +
+    enter sh -c 'cd "$1" && { [ ! -L "$2" ] || rm "$2"; } && mkdir -p "$2" && chown pi:pi "$2"' sh \
+        "$BOARD_HOME" "$REPOSITORY"
+    on_board pi find . -mindepth 1 -maxdepth 1 ${kept[@]+"${kept[@]}"} -exec rm -rf {} +
     git -C "$ROOT" ls-files -co --exclude-standard -z |
         (cd "$ROOT" && while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
-            tar --null --files-from - --create) | tar -C "$system$REPOSITORY" --extract
-    chroot "$system" chown -R pi:pi "$BOARD_HOME"
+            tar --null --files-from - --create) | on_board pi tar --extract --no-same-owner
 }
 
 # ---------------------------------------------------------------- the commands
 
 on_board() {  # on_board USER COMMAND...: runs the command as if the environment were activated
     local proxies
-    proxies=$(env | grep -iE '^(https?|no)_proxy=' || true)
-    # shellcheck disable=SC2086  # each is an argument
-    chroot --userspec="$1:$1" "$system" /usr/bin/env -i -C "$REPOSITORY" HOME="$BOARD_HOME" USER="$1" \
-        LANG=C.UTF-8 TERM="${TERM:-dumb}" PATH="$REPOSITORY/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
-        QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 $proxies "${@:2}"
+    mapfile -t proxies < <(env | grep -iE '^(https?|no)_proxy=')
+    enter chroot --userspec="$1:$1" / /usr/bin/env -i -C "$REPOSITORY" HOME="$BOARD_HOME" USER="$1" \
+        LANG=C.UTF-8 TERM="${TERM:-dumb}" PATH="$REPOSITORY/.venv/bin:$BOARD_PATH" \
+        QEMU_CPU=cortex-a72 DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 \
+        ${proxies[@]+"${proxies[@]}"} "${@:2}"
 }
 
 run_command() {  # runs the command with this number; writes to the log and to its own file
@@ -183,7 +207,7 @@ run_command() {  # runs the command with this number; writes to the log and to i
     [ "$status" = 0 ] && outcome=ok || outcome="status $status"
     printf -- '-- %d s, %s\n' $((SECONDS - begin)) "$outcome" | tee -a "$log"
     printf '%2d  %6d  %-10s  %s\n' "$number" $((SECONDS - begin)) "$outcome" \
-        "$(echo "$command" | head -n 1)" >"$results/$number"
+        "${command%%$'\n'*}" >"$results/$number"
 }
 
 stopped() {
@@ -196,9 +220,6 @@ stopped() {
 register_qemu
 [ -e "$system" ] || make_system
 pass_on_network
-mount -t proc proc "$system/proc"
-mount -t tmpfs -o mode=1777 tmpfs "$system/dev/shm"
-mount -t devpts -o ptmxmode=666 devpts "$system/dev/pts"
 copy_repository
 if [ -n "$shell" ]; then
     on_board pi bash -i
@@ -209,7 +230,8 @@ trap 'stopped 143' TERM
 trap 'stopped 129' HUP
 mkdir -p "$results"
 if [ -z "$only" ]; then
-    rm -f "$results"/* "$log"
+    rm -f "$results"/*
+    : >"$log"
     only=$(seq -s , ${#COMMANDS[@]})
 fi
 for number in ${only//,/ }; do
@@ -217,7 +239,7 @@ for number in ${only//,/ }; do
 done
 {
     printf '\n%2s  %6s  %-10s  %s\n' '' s outcome command
-    find "$results" -type f | sort -V | xargs cat
+    (cd "$results" && printf '%s\n' * | sort -n | xargs cat)
 } | tee -a "$log"
 echo "the whole output: $log"
 ! grep -qv '  ok  ' "$results"/*

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ STACK = ('today' if sys.version_info >= (3, 10) else
          'paper' if sys.version_info >= (3, 7) else 'tx2')
 VENV = {'today': '.venv', 'paper': '.venv-paper', 'tx2': '.venv-tx2'}[STACK]
 PYTHON = 'python{}.{}'.format(*sys.version_info)
-TOOLS = 'basename bash cat cksum dirname ls mkdir readlink rm tail env uname'.split()
+TOOLS = 'basename bash cat cksum dirname ls mkdir mv readlink rm rmdir tail env uname'.split()
 
 
 needs_a_stack = pytest.mark.skipif(sys.version_info[:2] == (3, 9),
@@ -48,6 +49,7 @@ def bare(tmp_path):
     tools.mkdir()
     for tool in TOOLS:
         (tools / tool).symlink_to(shutil.which(tool))
+    write_script(tools / 'sync', 'exec "{}" "$@"'.format(shutil.which('sync')))
     return repository, {'PATH': str(tools), 'HOME': str(tmp_path), 'PIP_NO_INDEX': '1',
                         'PIP_CONFIG_FILE': os.devnull, 'LANG': 'C.UTF-8'}
 
@@ -72,9 +74,12 @@ def processor(environment, machine):
     os.chmod(uname, 0o755)
 
 
+ENSURE_VENV = ['bash', '-c', 'set -euo pipefail; source scripts/_venv.sh; '
+               'ensure_venv {}; echo "$PYTHON"'.format(STACK)]
+
+
 def ensure_venv(repository, environment):
-    command = 'set -euo pipefail; source scripts/_venv.sh; ensure_venv {}; echo "$PYTHON"'
-    return run('bash', '-c', command.format(STACK), cwd=str(repository), env=environment)
+    return run(*ENSURE_VENV, cwd=str(repository), env=environment)
 
 
 @pytest.mark.parametrize('arguments, status, text', [
@@ -123,6 +128,7 @@ def test_an_environment_is_made_once_and_follows_requirements(equipped):
     assert status == 1
     assert 'Bringing {} up to date'.format(VENV) in errors
     assert 'No matching distribution found for no-such-package-here' in errors
+    assert not (venv / 'making').exists()  # else it would be gone after a restart
     assert ensure_venv(repository, environment)[0] == 1  # tries a failed update again
 
 
@@ -136,17 +142,99 @@ def test_only_an_unfinished_environment_is_made_again(equipped):
     assert (status, (venv / 'mine').exists()) == (2, True)
     assert 'not a virtual environment' in errors
 
-    (venv / 'making').write_text(str(os.getpid()))
-    status, _, errors = ensure_venv(repository, environment)
-    assert (status, (venv / 'mine').exists()) == (1, True)
-    assert 'is being made by process {}'.format(os.getpid()) in errors
-
-    gone = subprocess.Popen(['true'])
-    gone.wait()
-    (venv / 'making').write_text(str(gone.pid))
+    (venv / 'making').write_text(str(os.getpid()))  # a number that another process has by now
     status, _, errors = ensure_venv(repository, environment)
     assert (status, (venv / 'mine').exists()) == (0, False), errors
     assert 'was left unfinished: making it again' in errors
+
+
+def cut_power(repository):
+    """Makes `sync` kill the script that calls it, as if the power failed before it returns."""
+    write_script(repository.parent / 'bin' / 'sync', 'kill -KILL $PPID')
+
+
+def restore_power(repository):
+    write_script(repository.parent / 'bin' / 'sync', 'exec "{}" "$@"'.format(shutil.which('sync')))
+
+
+@needs_a_stack
+def test_after_a_power_cut_only_what_reached_the_disk_counts_as_installed(equipped):
+    repository, environment = equipped
+    venv = repository / VENV
+    cut_power(repository)
+    assert ensure_venv(repository, environment)[0] == -9
+    pip, = venv.glob('lib/python*/site-packages/pip/__init__.py')
+    pip.write_bytes(b'')  # as a journal leaves files whose content was not written
+    restore_power(repository)
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 0 and 'was left unfinished: making it again' in errors, errors
+    assert pip.stat().st_size and (venv / 'requirements.cksum').exists()
+
+    (repository / 'requirements.txt').write_text('# newer\n')
+    cut_power(repository)
+    assert ensure_venv(repository, environment)[0] == -9  # while it is updated
+    restore_power(repository)
+    (venv / 'kept').write_text('')
+    status, _, errors = ensure_venv(repository, environment)  # as after a kill: nothing is lost
+    assert status == 0 and 'up to date' in errors and (venv / 'kept').exists(), errors
+
+    (repository / 'requirements.txt').write_text('# newest\n')
+    cut_power(repository)
+    assert ensure_venv(repository, environment)[0] == -9
+    restore_power(repository)
+    (venv / 'making').write_text('the boot_id before the power cut')
+    status, _, errors = ensure_venv(repository, environment)
+    assert status == 0 and 'making it again' in errors and not (venv / 'kept').exists(), errors
+
+
+def started(repository, environment):
+    """Starts a script; returns its process, whose outputs are text in pipes."""
+    return subprocess.Popen(ENSURE_VENV, cwd=str(repository), env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@needs_a_stack
+@pytest.mark.parametrize('killed', [False, True])
+def test_a_second_script_waits_for_the_first_even_if_that_is_killed(equipped, killed):
+    repository, environment = equipped
+    syncs, go = repository.parent / 'syncs', repository.parent / 'go'
+    os.mkfifo(str(go))
+    write_script(repository.parent / 'bin' / 'sync', ': >"{}"'.format(syncs),
+                 'read -r line <"{}"'.format(go))
+    first = started(repository, environment)
+    while not syncs.exists():  # it has installed everything
+        assert first.poll() is None
+        time.sleep(0.01)
+    second = started(repository, environment)
+    waits = second.stderr.readline()
+    assert waits.startswith('Waiting for process {}, which makes or updates {} '.format(
+        first.pid, VENV)), waits
+    if killed:
+        first.kill()
+    restore_power(repository)
+    go.write_text('\n')
+    _, errors = first.communicate()
+    output, later = second.communicate()
+    assert (first.returncode, second.returncode) == (-9 if killed else 0, 0), errors + later
+    assert output.strip() == str(repository / VENV / 'bin' / 'python')
+    assert later.startswith('waited ') and later.count('\n') == (4 if killed else 1), later
+    assert ('making it again' in later) == killed
+    assert ensure_venv(repository, environment) == (0, output, '')
+
+
+@needs_a_stack
+def test_where_files_cannot_be_locked_a_line_says_so(equipped, tmp_path):
+    repository, environment = equipped
+    (tmp_path / 'sitecustomize.py').write_text(
+        'import errno, fcntl, os\n'
+        'def flock(*_): raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))\n'
+        'fcntl.flock = flock\n')
+    (repository / VENV).mkdir()
+    (repository / VENV / 'mine').write_text('')
+    status, _, errors = ensure_venv(repository, dict(environment, PYTHONPATH=str(tmp_path)))
+    assert status == 2 and errors.startswith(
+        'warning: {} cannot be locked here (No locks available): start no second script'.format(
+            VENV)), errors
 
 
 @needs_a_stack
@@ -202,11 +290,17 @@ def test_an_environment_copied_from_another_machine_is_not_used(bare, machine, s
     (venv / 'pyvenv.cfg').write_text('')
     if machine:
         (venv / 'machine').write_text(machine)
+    (venv / 'mine').write_text('')
     processor(environment, 'mine')
     status, _, errors = ensure_venv(repository, environment)
+    assert status == 2 and 'no Python found' in errors and (venv / 'mine').exists()
+
+    # A Python that makes no environment; other tests show that it is made again with a real one.
+    write_script(repository.parent / 'bin' / PYTHON,
+                 'case "$2" in venv) exit 1 ;; *ensurepip*) echo "$0" ;; esac')
+    status, _, errors = ensure_venv(repository, environment)
     assert errors.splitlines()[0] == says.format(VENV)
-    # Other tests show that it is made again if there is a Python.
-    assert status == 2 and 'no Python found' in errors and not venv.exists()
+    assert status == 1 and ' -m venv ' in errors and not (venv / 'mine').exists()
 
 
 @pytest.mark.parametrize('version, stack, wanted', [
