@@ -4,6 +4,7 @@ Notes on Keras 2.7 also hold for 2.6, unless they name it.
 """
 
 import contextlib
+import importlib
 import os
 import random
 
@@ -231,6 +232,21 @@ def weights_were_set(model):
     for layer in flat_layers(model):
         if hasattr(layer, 'finalize_state'):
             layer.finalize_state()
+
+
+@contextlib.contextmanager
+def downloads_by(get_file):
+    """Within this context, networks of Keras and vit-keras get their weights by this function."""
+    name = 'keras.src.utils.file_utils' if KERAS_3 else 'keras.utils.data_utils'
+    modules = [importlib.import_module(name), keras.utils]
+    before = [module.get_file for module in modules]
+    try:
+        for module in modules:
+            module.get_file = get_file
+        yield
+    finally:
+        for module, usual in zip(modules, before):
+            module.get_file = usual
 
 
 def cache_folder():

@@ -1,12 +1,10 @@
 """Makes backbones with frozen or trained batch statistics, and classifiers on top of them."""
 
-import os
-import re
-
 from tensorflow import keras
 
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.networks.downloads import weights_file
 
 # With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
 # for a few hundred steps is still at chance in inference.
@@ -79,7 +77,8 @@ def build_base(name, input_shape, weights, alpha):
     try:
         if name == 'vit':
             # vit-keras scales to -1..1, as mobilenet_v2 does.
-            return _vit(input_shape, weights), 'mobilenet_v2'
+            with keras_stack.downloads_by(weights_file):
+                return _vit(input_shape, weights), 'mobilenet_v2'
         build = {key.lower(): build for key, build in applications().items()}[name.lower()]
         options = dict(include_top=False, weights=weights, input_shape=tuple(input_shape))
         if 'alpha' in build.__code__.co_varnames[:build.__code__.co_argcount]:
@@ -87,7 +86,8 @@ def build_base(name, input_shape, weights, alpha):
         elif alpha != 1.0:
             raise UserError('--alpha {} is for the MobileNet families; {} has no width '
                             'multiplier'.format(alpha, name))
-        return build(**options), build.__module__.rsplit('.', 1)[1]
+        with keras_stack.downloads_by(weights_file):
+            return build(**options), build.__module__.rsplit('.', 1)[1]
     except UserError:
         raise
     except Exception as error:  # Keras raises many types of error
@@ -119,13 +119,6 @@ def _vit(input_shape, weights):
 def _readable(error, name, input_shape, weights):
     """Returns a UserError in one line for an error of keras.applications or vit-keras."""
     text = ' '.join(str(error).split())
-    url = re.search(r'https?://[^\s\'"]+', text)
-    if weights == 'imagenet' and url:
-        wanted = os.path.basename(url.group().rstrip(':.,'))
-        folder = os.path.join(keras_stack.cache_folder(), 'weights' if name == 'vit' else 'models')
-        return UserError(
-            'the ImageNet weights of {} could not be downloaded: put {} into {} by hand, or use '
-            '--weights none or --weights FILE'.format(name, wanted, folder))
     if 'nput size must be' in text or 'nput_shape' in text or 'dimension' in text:
         return UserError('{} cannot take images of {}x{}: {}'.format(name, *input_shape[:2], text))
     if weights not in (None, 'imagenet'):
