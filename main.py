@@ -15,7 +15,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
-from elastic.files import make_folder, printable
+from elastic.files import check_writable, make_folder, printable
 from elastic.flags import (
     check_arguments,
     decisive_settings,
@@ -299,9 +299,12 @@ def already_finished(folder):
 def main(argv=None):
     settings = run_settings(check_arguments(parse_arguments(argv)))
     records = settings.records
+    finished = is_finished(records.folder, decisive_settings(settings), records.restart)
+    if not finished:
+        check_writable(records.folder, '--logs_dir or --run_name', folder=True)
     if settings.dataset_name.startswith(FOLDER):
         find_images(settings)  # reports in a second what TensorFlow's start would delay
-    if is_finished(records.folder, decisive_settings(settings), records.restart):
+    if finished:
         return already_finished(records.folder)
     with Signals() as signals:
         try:

@@ -22,6 +22,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.figure_file import write_figure
+from elastic.files import check_writable
 from elastic.runs import compare
 from elastic.runs.confusion import confusion_of_run
 from elastic.runs.folder import (
@@ -361,6 +362,8 @@ def draw_by_name(figures, description, argv=None):
         raise UserError(f"figure '{args.figure}' takes one input; {len(args.inputs)} given")
     if (args.output is None) != (args.figure == 'table'):
         raise UserError('a figure needs --output figures/NAME; `table` takes no --output')
+    if args.output:
+        check_writable(args.output + '.png', '--output')
     paths = [run_folder(run, args.logs_dir) for run in args.inputs]
     print('\n'.join(draw(paths[0] if single else paths, args.output)))
 

@@ -20,7 +20,7 @@ from typing import Dict, NamedTuple, Optional
 import numpy as np
 
 from elastic import command_line
-from elastic.files import whole_folder
+from elastic.files import check_writable, whole_folder
 from elastic.settings import BASELINES, ELASTIC, MODEL, TRAINING, settings_of, statistics_of
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
@@ -337,6 +337,7 @@ def main(argv=None):
     from elastic.data.images import augmentation_of, check_dataset_name
     from elastic.networks.names import canonical_name
     check_class_weight(args.class_weight)
+    check_writable(args.logs_dir, '--logs_dir', folder=True)
     args.augmentation = augmentation_of(check_dataset_name(args.dataset_name),
                                         args.augmentation)
     args.model_name = canonical_name(args.model_name)

@@ -27,10 +27,11 @@ FILES_HELP = ('@FILE reads flags from a file, one a line, such as logs/RUN/flags
               'given later overrides it.')
 MOST_BYTES = 10 ** 6  # of a file of flags
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-PERMISSIONS = (errno.EACCES, errno.EPERM)
-DISK_REMEDY = ('; once the disk can be written again, run the same command to resume from the '
-               'last checkpoint, if there is one')
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV,
+               errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+RESUME = 'run the same command to resume from the last checkpoint, if there is one'
+DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 
 
 class UserError(ValueError):
@@ -195,9 +196,8 @@ def in_one_line(error):
 
     Returns None for any other error: it is a bug, and its traceback is wanted.
     """
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS + PERMISSIONS:
-        return '{}{}{}'.format(error.strerror, ": '{}'".format(error.filename) if error.filename
-                               else '', DISK_REMEDY if error.errno in DISK_ERRORS else '')
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
+        return _of_file(error)
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
     of_op = errors is not None and isinstance(error, errors.OpError)
     chain = [error]  # tf.function raises a second error, AutoGraph hides the first
@@ -221,6 +221,18 @@ def in_one_line(error):
     else:
         place = 'node {}: '.format(node.group(1) or node.group(2)) if node else ''
     return place + _reason(chain[-1]) + remedy
+
+
+def _of_file(error):
+    """Returns the line of an OSError that has a file name; such errors seldom are bugs."""
+    remedy = ''
+    if error.errno in DISK_ERRORS:
+        remedy = DISK_REMEDY
+    elif error.errno in TOO_MANY_FILES:
+        remedy = '; raise the limit (ulimit -n) or close other programs, and ' + RESUME
+    name = error.filename
+    return '{}{}{}'.format(error.strerror or error, '' if name is None else ": '{}'".format(
+        os.fsdecode(name) if isinstance(name, bytes) else name), remedy)
 
 
 def _is_ours(path):

@@ -4,6 +4,7 @@ Damage to JSON and .npz files is detected when they are read.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -37,7 +38,9 @@ def whole(path, before=None):
         if before is not None and os.path.exists(path):
             os.replace(path, before)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # as after a write or a flush
+            error.filename = path
         with contextlib.suppress(OSError):
             os.remove(part)
         raise
@@ -103,6 +106,36 @@ def make_folder(path):
         if not os.path.isdir(path):
             raise
     flush_folder(parent)
+
+
+def check_writable(path, flag, folder=False):
+    """Raises UserError unless a file can be written at `path`; it writes nothing.
+
+    Folders on the way may be missing, as make_folder makes them. folder: check for files in a
+    folder at `path` instead. flag: what gave the path.
+    """
+    place, name = (path, '') if folder else os.path.split(path)
+    place, names = os.path.abspath(place), [name and name + PART]
+    try:
+        if not folder and os.path.isdir(path):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        while not _exists(place):
+            place, name = os.path.split(place)
+            names.append(name)
+        if max(len(os.fsencode(name)) for name in names) > os.statvfs(place).f_namemax:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise UserError("cannot write to '{}': {}; give another {}".format(
+            printable(path), error.strerror, flag))
+
+
+def _exists(path):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def flush_folder(path):

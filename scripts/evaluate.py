@@ -19,7 +19,7 @@ from elastic.data.image_folder import shortened, without_bad_images
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.photo import first_fault, unreadable
 from elastic.export.predictor import open_predictor
-from elastic.files import read_json
+from elastic.files import check_writable, make_folder, read_json
 from elastic.runs.classes import Predictions, report, write_predictions
 from elastic.runs.confusion import draw_confusion
 from elastic.runs.folder import run_folder
@@ -113,6 +113,9 @@ def probabilities_of(model, test):
 
 def main(argv=None):
     args = parse_arguments(argv)
+    for flag, output in (('--csv', args.csv), ('--output', args.output and args.output + '.png')):
+        if output:
+            check_writable(output, flag)
     path = run_folder(args.model, args.logs_dir)
     name, data_dir = data_of(args, path)
     model = open_predictor(path, args.input_size, args.trust_model)
@@ -131,6 +134,7 @@ def main(argv=None):
             len(left_out)))
     print('\n'.join(report(predictions)))
     if args.csv:
+        make_folder(os.path.dirname(args.csv) or '.')
         write_predictions(args.csv, predictions)
     if args.output:
         print('\n'.join(draw_confusion(predictions, '{} on {}'.format(args.model, name), name,

@@ -21,7 +21,7 @@ from elastic import command_line
 from elastic.command_line import UserError, add_flag, number
 from elastic.data.photo import extensions, read_image
 from elastic.export.predictor import open_predictor
-from elastic.files import printable, whole
+from elastic.files import check_writable, make_folder, printable, whole
 from elastic.runs.folder import run_folder
 from elastic.settings import LOGS_DIR
 
@@ -82,6 +82,8 @@ def predictions(model, paths):
 
 def main(argv=None):
     args = parse_arguments(argv)
+    if args.csv:
+        check_writable(args.csv, '--csv')
     paths = paths_of(args.photos)
     model = open_predictor(run_folder(args.model, args.logs_dir), args.input_size,
                            args.trust_model)
@@ -98,6 +100,7 @@ def main(argv=None):
             '{} {:.1f} %'.format(names[i], 100 * found[i]) for i in best)))
         rows.append([printable(path), names[best[0]]] + ['{:.6g}'.format(p) for p in found])
     if args.csv and rows:
+        make_folder(os.path.dirname(args.csv) or '.')
         with whole(args.csv) as part, open(part, 'w', newline='', encoding='utf-8') as file:
             csv.writer(file, lineterminator='\n').writerows(
                 [['photo', 'prediction'] + list(names)] + rows)
