@@ -220,7 +220,7 @@ def in_one_line(error):
         place = "layer '{}' ({}): ".format(*layer)
     else:
         place = 'node {}: '.format(node.group(1) or node.group(2)) if node else ''
-    return place + _reason(chain[-1]) + remedy
+    return place + reason(chain[-1]) + remedy
 
 
 def _of_file(error):
@@ -258,7 +258,7 @@ def _layer(chain, frames):
     return None
 
 
-def _reason(error):
+def reason(error):
     """Returns the most specific line of an error's text."""
     text = re.sub(r'\{\{function_node [^}]*\}\} ?|\[Op:[^\]]*\].*', '', str(error))
     lines = [line.strip() for line in text.split('\n') if line.strip()] or [type(error).__name__]

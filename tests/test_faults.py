@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import main
 import profiler
@@ -20,7 +21,8 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.runs import checkpoint
-from elastic.runs.recorder import Recorder, open_run
+from elastic.runs.folder import EPOCH_COLUMNS
+from elastic.runs.recorder import Recorder, open_run, records_of
 from fixed_tables import fixed_profile
 from small_runs import ROOT, SLOW, outcome
 
@@ -249,3 +251,30 @@ def test_a_summary_that_cannot_be_written_keeps_the_checkpoint(tmp_path):
         recorder.finish(dict(note='x' * 1000))
     assert checkpoint.read(folder) is not None
     assert not os.path.exists(os.path.join(folder, 'summary.json'))
+
+
+def test_a_disk_that_takes_no_more_events_does_not_end_the_run(tmp_path, capsys):
+    """The file of events reaches a limit, the tables do not."""
+    folder, row = str(tmp_path / 'run'), dict.fromkeys(EPOCH_COLUMNS, 0.5)
+    with Recorder(folder, open_run(folder, {})) as recorder:
+        with files_of_at_most(2000):
+            for epoch in range(1, 9):
+                recorder.epoch(dict(row, epoch=epoch))
+                recorder.selection(epoch, ['head/kernel'], [(3,)], [True])
+        out = capsys.readouterr().out
+        assert out.count('no more events for TensorBoard') == 1
+        state = recorder.state()
+        recorder.epoch(dict(row, epoch=9))
+    with Recorder(folder, open_run(folder, {}, dict(stamps=[], damaged=None)), state) as recorder:
+        recorder.epoch(dict(row, epoch=9))
+        recorder.finish({})
+    with open(os.path.join(folder, 'epochs.csv')) as source:
+        assert [line.split(',')[0] for line in source][1:] == [str(i) for i in range(1, 10)]
+    steps = set()
+    for name in records_of(folder):
+        if name.startswith('events'):
+            with contextlib.suppress(tf.errors.DataLossError):  # ends within a record
+                for event in tf.compat.v1.train.summary_iterator(os.path.join(folder, name)):
+                    steps.add(event.step)
+    assert {1, 9} <= steps and 8 not in steps
+    assert capsys.readouterr().out == ''

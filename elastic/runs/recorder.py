@@ -109,7 +109,8 @@ class Recorder:
         self._named = set()  # files whose names are on the disk
         if resumed is not None:
             self._rewind(resumed)
-        self.writer = tf.summary.create_file_writer(os.fsencode(folder))
+        with self._for_tensorboard():
+            self.writer = tf.summary.create_file_writer(os.fsencode(folder))
 
     def _path(self, name):
         return os.path.join(self.folder, name)
@@ -128,10 +129,21 @@ class Recorder:
         self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
 
     def _scalars(self, values, epoch):
-        with self.writer.as_default():
-            for tag, value in values.items():
-                tf.summary.scalar(tag, value, step=epoch)
-        self.writer.flush()
+        with self._for_tensorboard():
+            with self.writer.as_default():
+                for tag, value in values.items():
+                    tf.summary.scalar(tag, value, step=epoch)
+            self.writer.flush()
+
+    @contextlib.contextmanager
+    def _for_tensorboard(self):
+        """Within this context, a disk that fails ends the events for TensorBoard, not the run."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            self.writer = tf.summary.create_noop_writer()
+            print('no more events for TensorBoard, as they cannot be written ({}); training '
+                  'continues'.format(command_line.reason(error)))
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
         """Records the selection before `epoch`. importance, time_share: (N,) or None."""
@@ -142,13 +154,14 @@ class Recorder:
                    blank if time_share is None else time_share)
         self._append('selections.csv', SelectionRow._fields, rows)
         self.masks.append((epoch, np.asarray(mask, dtype=bool)))
-        with self.writer.as_default():
+        with self._for_tensorboard(), self.writer.as_default():
             tf.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
-        self.writer.flush()
+            self.writer.flush()
 
     def state(self):
         """Flushes everything written so far to the disk; returns what `resumed` takes."""
-        self.writer.flush()
+        with self._for_tensorboard():
+            self.writer.flush()
         sizes = {}
         for name in records_of(self.folder):
             with open(self._path(name), 'rb') as file:
@@ -185,7 +198,7 @@ class Recorder:
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
         self.state()  # puts all records on the disk before the summary
-        self.writer.close()
+        self._close()
         files = {name: checksum_of_file(self._path(name)) for name in TABLES
                  if os.path.exists(self._path(name))}
         write_json(self._path('summary.json'), dict(summary, finished=True, files=files))
@@ -194,8 +207,12 @@ class Recorder:
     def __enter__(self):
         return self
 
+    def _close(self):
+        with self._for_tensorboard():
+            self.writer.close()
+
     def __exit__(self, *error):
-        self.writer.close()
+        self._close()
         if not (os.path.exists(self._path('epochs.csv')) or checkpoint.stamps(self.folder)):
             _clear(self.folder)
             os.remove(self._path('settings.json'))
