@@ -39,12 +39,17 @@ def whole(path, before=None):
             os.replace(path, before)
         os.replace(part, path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:  # as after a write or a flush
-            error.filename = path
+        _name(error, path)
         with contextlib.suppress(OSError):
             os.remove(part)
         raise
     flush_folder(os.path.dirname(path) or '.')
+
+
+def _name(error, path):
+    """Gives an OSError the name of its file, which a failed write or flush lacks."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = path
 
 
 @contextlib.contextmanager
@@ -63,7 +68,11 @@ def whole_folder(path):
     with tempfile.TemporaryDirectory(PART, name + '.', parent) as temporary, _locked(temporary):
         new = os.path.join(temporary, name)
         os.mkdir(new)
-        yield new
+        try:
+            yield new
+        except OSError as error:
+            _name(error, path)
+            raise
         for folder, _, names in os.walk(new):
             for file in names:
                 _flush(os.path.join(folder, file))

@@ -61,7 +61,7 @@ class Watch(contextlib.ExitStack):
 
     def _opened(self, file, mode='r', buffering=-1, encoding=None, errors=None, newline=None,
                 **more):
-        if isinstance(file, int):
+        if isinstance(file, int) or 'opener' in more:  # the latter has no name
             return self._open(file, mode, buffering, encoding, errors, newline, **more)
         with self._around_path('open', file):
             if not set(mode) & set('wax+') or not os.path.realpath(file).startswith(self._root):

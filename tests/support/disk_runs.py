@@ -1,0 +1,107 @@
+"""Runs a short command that keeps its logs on a disk that is watched."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+import pytest
+
+import main
+from disks import Recording, Watch, states
+from elastic.files import PART
+from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.runs import checkpoint
+from elastic.runs.folder import is_finished, read_run
+from elastic.runs.recorder import Recorder, open_run
+from elastic.runs.session import interrupted_run
+from elastic.settings import run_settings
+from small_runs import outcome, quick_flags
+
+STARTS, FINISHED = (0, 0), (99, 0)  # else (epoch, step) of the checkpoint that a run resumes from
+
+
+@contextlib.contextmanager
+def folder_in_memory():
+    """Yields a new folder, in memory if there is a place: tests write it hundreds of times."""
+    memory = '/dev/shm'
+    path = tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+class Disk:
+    """Holds a folder that is a disk, and the command of a short run that writes to it.
+
+    whole: the outcome of a run that nothing interrupts, and the names of its files.
+    """
+
+    def __init__(self, folder):
+        self.root, self.whole = os.path.join(folder, 'disk'), None
+        self.logs = os.path.join(self.root, 'logs')
+        self.run = os.path.join(self.logs, 'run')
+        os.mkdir(self.root)
+        self.command = quick_flags(folder) + [
+            '--logs_dir', self.logs, '--run_name', 'run', '--train_images', '24',
+            '--validation_steps', '1', '--train_type', 'elastic_training', '--rho', '0.7',
+            '--interval', '1', '--checkpoint_minutes', '1e-9', '--save_model', '--save_txt']
+
+    def recorded(self, *more, lose=lambda path: False, ends=FINISHED):
+        """Runs the command; returns all States that a power cut may leave meanwhile."""
+        recording, write = Recording(self.root, lose), checkpoint.write
+
+        def written(folder, tree):
+            write(folder, tree)
+            recording.mark(place_of(tree))
+        with pytest.MonkeyPatch.context() as patch, Watch(self.root, recording):
+            patch.setattr(checkpoint, 'write', written)
+            assert main.main(self.command + list(more)) == (0 if ends == FINISHED else 1)
+            recording.mark(ends)
+        if self.whole is None and ends == FINISHED:
+            self.whole = outcome(self.run), self.names()
+        return states(recording)
+
+    def begins(self, reached=None):
+        """Does what a process does before it trains; returns where it begins.
+
+        Fails if that is before `reached`, or if a finished run is not complete.
+        """
+        settings = run_settings(check_arguments(parse_arguments(self.command)))
+        records, decisive = settings.records, decisive_settings(settings)
+        if is_finished(records.folder, decisive):
+            self.assert_complete()
+            return FINISHED
+        resumed = interrupted_run(records.folder, decisive)
+        lock = open_run(records.folder, decisive, resumed)
+        Recorder(records.folder, lock, resumed and resumed['records']).writer.close()
+        found = STARTS if resumed is None else place_of(resumed)
+        assert found >= (reached or STARTS)
+        return found
+
+    def left(self):
+        """Returns path -> bytes of all that a process finds, but events and what it ignores."""
+        ignored, found = (checkpoint.BEFORE, checkpoint.ALIVE, checkpoint.LAST + PART), {}
+        for folder, _, names in os.walk(self.logs):
+            for name in names:
+                if not name.startswith('events.out') and name not in ignored:
+                    with open(os.path.join(folder, name), 'rb') as file:
+                        found[os.path.relpath(os.path.join(folder, name), self.root)] = file.read()
+        return found
+
+    def names(self):
+        """Returns the names of all files of the run, but its events."""
+        return sorted(path for path in self.left() if path.startswith('logs/run'))
+
+    def assert_complete(self):
+        read_run(self.run)
+        assert outcome(self.run) == self.whole[0]
+        assert set(self.names()) >= set(self.whole[1])
+        left = self.left()
+        assert all(left[path].strip(b'\0') for path in self.names())
+
+
+def place_of(tree):
+    progress = tree['run']['progress']
+    return tree['run']['epoch'], progress['count'] if progress else 0
