@@ -16,6 +16,7 @@ import numpy as np
 
 from elastic.command_line import UserError, finite
 from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
+from elastic.regular_file import open_text
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
 FORMAT = 'elastic-checkpoint-3'
@@ -127,7 +128,7 @@ def read(folder, records=()):
 def _seconds_after(folder, identity):
     """Returns how long the run trained after the checkpoint of this identity; 0.0 if unknown."""
     path = os.path.join(folder, FOLDER, ALIVE)
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
+    with contextlib.suppress(OSError, ValueError), open_text(path, 1000) as file:
         of, seconds = file.read().split()
         if of == identity:
             return finite(seconds)
