@@ -11,6 +11,7 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line, nearest, one_of
 from elastic.data.digits import DIGIT_NAMES
+from elastic.data.downloads import NoConnection, remove_broken, watched
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
 from elastic.data.records import Records
 from elastic.data.split import SPLIT_SEED, train_and_test
@@ -203,45 +204,40 @@ def _unsuitable(image, label):
 
 # ---------------------------------------------------------------- preparing
 
-class _NoConnection(OSError):
-    """Says that a server does not answer."""
-
-
 def _prepare(builder, name, root):
     """Downloads and prepares a data set, from the archives in the folder for manual downloads.
 
     TensorFlow Datasets retries for minutes before it reports that there is no network. So each
     server is tried first.
     """
-    import requests
     import tensorflow_datasets
-    manual_dir, get, answers = os.path.join(root, 'downloads', 'manual'), requests.Session.get, {}
+    manual_dir, answers = os.path.join(root, 'downloads', 'manual'), {}
     # An archive may have several addresses. The current one is the first by name, so it comes last.
     url_of = {info.filename: url for url, info in sorted(
         (builder.url_infos or {}).items(), reverse=True) if info.filename}
     missing = [file for file in sorted(url_of)
                if not os.path.exists(os.path.join(manual_dir, file))]
 
-    def get_if_reachable(session, url, **more):
+    def refuse(url):
         server = url.split('/')[2]
         if server not in answers:
             answers[server] = _unreachable(url)
-        if answers[server]:
-            archive = next((archive for archive in missing if url_of[archive] == url), url)
-            raise _NoConnection('{}, which has {}'.format(answers[server], archive))
-        return get(session, url, **more)
+        return answers[server], next(
+            (archive for archive in missing if url_of[archive] == url), url)
 
+    for line in remove_broken(root, builder.data_dir, builder.name):
+        print(line)
     try:
-        requests.Session.get = get_if_reachable
-        builder.download_and_prepare(download_config=tensorflow_datasets.download.DownloadConfig(
-            manual_dir=manual_dir, try_download_gcs=bool(missing) and not _unreachable(GOOGLE)))
+        with watched(refuse):
+            builder.download_and_prepare(
+                download_config=tensorflow_datasets.download.DownloadConfig(
+                    manual_dir=manual_dir,
+                    try_download_gcs=bool(missing) and not _unreachable(GOOGLE)))
         return
-    except _NoConnection as error:
+    except NoConnection as error:
         cause = str(error)
     except Exception as error:  # whatever went wrong, the remedy is the same
         cause = '{}: {}'.format(type(error).__name__, first_line(error).rstrip(':'))
-    finally:
-        requests.Session.get = get
     raise UserError('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
                     '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
                         '{}  {}'.format(*item) for item in sorted(url_of.items())

@@ -1,5 +1,6 @@
 """Tests images from elsewhere: links out of the folder, huge files, broken files."""
 
+import collections
 import os
 import struct
 import zlib
@@ -12,8 +13,10 @@ import datasets
 import main
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.data.images import load_images
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import Recorder
+from elastic.settings import DataSettings
 from image_folders import arrays, encoded, load_photos, write, write_photos
 
 SHAPE = (16, 16, 3)
@@ -89,3 +92,21 @@ def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monke
     assert list(run.epochs['epoch']) == [1, 2, 3] and run.summary['images_left_out'] == 1
     assert '1 images could not be read and were left out: {}'.format(victim) in (
         capsys.readouterr().out)
+
+
+def test_each_bad_image_is_opened_once_however_many_there_are(tmp_path, monkeypatch):
+    write_photos(tmp_path)
+    bad = [str(tmp_path / name / '{}.jpg'.format(100 + i)) for name in ('cat', 'dog')
+           for i in range(50)]
+    for path in bad:
+        open(path, 'w').close()
+    images, opened, usual = load_images('folder:{}'.format(tmp_path), 24, DataSettings(
+        validation_share=0.2)), collections.Counter(), os.open
+
+    def counted(path, *more, **options):
+        opened[path] += 1
+        return usual(path, *more, **options)
+    monkeypatch.setattr(os, 'open', counted)
+    assert sorted(images.checked(skip_bad_images=True).left_out) == bad
+    files = [path for split in images.splits.values() for path in split.files]
+    assert {path: opened[path] for path in files} == dict.fromkeys(files, 1)

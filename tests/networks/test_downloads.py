@@ -16,7 +16,7 @@ from elastic.compat import keras_stack
 from elastic.networks import downloads
 from elastic.networks.downloads import weights_file
 from small_runs import ROOT
-from small_server import serving
+from small_server import reach_this_machine, serving
 
 NAME = 'mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5'
 
@@ -26,8 +26,7 @@ def home(tmp_path, monkeypatch):
     """Returns the folder of downloads, which is empty; a download may stall for half a second."""
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.delenv('KERAS_HOME', raising=False)
-    for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'):
-        monkeypatch.delenv(name, raising=False)
+    reach_this_machine(monkeypatch)
     (tmp_path / '.keras').mkdir()
     monkeypatch.setattr(downloads, 'STALL_SECONDS', 0.5)
     return tmp_path / '.keras' / 'models'

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import threading
+import urllib.request
 
 
 class Server:
@@ -15,6 +16,13 @@ class Server:
         self.files, self.asked, self.stall, self.cut = files, [], False, False
         self.released = threading.Event()
         self.sent_half = threading.Event()
+
+
+def reach_this_machine(monkeypatch):
+    """Lets downloads reach a server here, whatever proxy there is."""
+    for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(urllib.request, '_opener', None)  # it keeps the proxy of its first use
 
 
 @contextlib.contextmanager
