@@ -154,8 +154,9 @@ def add_model_flags(parser):
     add_setting(parser, 'model_name', str,
                 'resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or the path of '
                 'a saved Keras model', 'NAME')
-    add_flag(parser, '--trust_model', 'load a saved model that holds code (Lambda layers), which '
-             'then runs: only where you trust whoever made it')
+    add_flag(parser, '--trust_model', 'load a saved model that may hold code, which then runs '
+             '(a Lambda layer; on Keras 2 also a SavedModel folder): only where you trust its '
+             'author')
     add_flag(parser, '--keep_frozen', 'train only the layers of a saved model that were trainable '
              'when it was saved (default: all)')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',

@@ -3,15 +3,18 @@
 Running one needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do.
 """
 
+import re
 import warnings
 import zipfile
 
 import numpy as np
 
 from elastic.command_line import UserError, quiet, quiet_tensorflow
+from elastic.regular_file import open_regular
 
 KINDS = ('litert', 'litert_int8')
 FILE = 'model.tflite'
+MOST_LABELS = 10 ** 7  # bytes
 LABELS = 'labels.txt'  # inside the file, where TensorFlow Lite's metadata keep class names
 CALIBRATION_IMAGES = 100
 
@@ -49,10 +52,23 @@ def write_litert(path, probabilities, input_size, class_names, calibration=None)
         archive.writestr(LABELS, ''.join(name + '\n' for name in class_names))
 
 
+def check_ops(path):
+    """Raises UserError if a LiteRT file holds ops of TensorFlow itself, some of which write files.
+
+    They are named in the file as Flex and the op, such as FlexWriteFile.
+    """
+    with open_regular(path, None) as file:
+        found = re.search(rb'Flex[A-Z]\w+', file.read())
+    if found:
+        raise UserError("'{}' holds the op {}, which may do more than compute: convert the model "
+                        'without select TensorFlow ops'.format(path, found.group().decode()[:60]))
+
+
 class LiteRTModel:
     """Runs a LiteRT file. class_names: from the file, else None. input_size: S."""
 
     def __init__(self, path):
+        check_ops(path)
         try:
             self._interpreter = _interpreter(path)
             self._input, = self._interpreter.get_input_details()
@@ -64,7 +80,8 @@ class LiteRTModel:
         self.class_names = None
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if LABELS in archive.namelist():
+                if LABELS in archive.namelist() and (
+                        archive.getinfo(LABELS).file_size <= MOST_LABELS):
                     self.class_names = archive.read(LABELS).decode().splitlines()
 
     def probabilities(self, images):

@@ -1,10 +1,7 @@
 """Turns a saved Keras model into a classifier that can be trained."""
 
-import json
-import os
 import re
 import textwrap
-import zipfile
 
 from tensorflow import keras
 
@@ -12,6 +9,7 @@ from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.networks.backbone import PREPROCESSING, Backbone, classifier
 from elastic.networks.heads import features_of
+from elastic.networks.model_files import check_model
 
 MOST_TEXT = 300  # characters of an error of Keras in one line
 
@@ -23,9 +21,9 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     A network that ends in features (a map, or a vector) gets a new head. One that ends in scores of
     `num_classes` classes keeps its own; one for another number gets a new one, with a warning.
     input_shape, num_classes, bn_statistics: as for models.build_model.
-    trust: whether the Python code of Lambda layers may run. keep_frozen: whether layers that were
-    frozen before saving stay frozen. Raises UserError if there is code and no trust, and for a
-    model that cannot be used.
+    trust: whether the model may hold code, which then runs (model_files.py).
+    keep_frozen: whether layers that were frozen before saving stay frozen.
+    Raises UserError if there is code and no trust, and for a model that cannot be used.
     """
     model = load_saved(path, trust)
     _check(path, model, input_shape)
@@ -74,9 +72,8 @@ def count_trainable(model):
 def load_saved(path, trust=False):
     """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
     try:
-        if not trust and holds_code(path):
-            raise UserError("'{}' holds a Lambda layer, which is Python code that would run here: "
-                            'if you trust its author, use --trust_model'.format(path))
+        if not trust:
+            check_model(path)
         return keras_stack.load_model(path, trust)
     except UserError:
         raise
@@ -115,41 +112,3 @@ def _check(path, model, input_shape):
     if len(output) not in (2, 4):
         raise UserError("'{}' returns arrays of {}; needed is a vector of class scores, or a "
                         'feature map, for each image'.format(path, 'x'.join(map(str, output[1:]))))
-
-
-def holds_code(path):
-    """Returns whether a saved model has a Lambda layer, without loading a layer.
-
-    It reads the JSON configuration, which every format has. Returns False for a file that is no
-    model. For a damaged one it raises the error of zipfile, h5py or json.
-    """
-    return any(_has_lambda(json.loads(text)) for text in _configurations(path))
-
-
-def _configurations(path):
-    """Yields the JSON configuration in every format that the path can be read as."""
-    if os.path.isdir(path):
-        name = os.path.join(path, 'keras_metadata.pb')
-        if os.path.exists(name):
-            with open(name, encoding='utf-8', errors='replace') as file:
-                text, at = file.read(), 0
-            while text.find('{"', at) >= 0:  # JSON among the bytes of a protocol buffer
-                begin = text.find('{"', at)
-                at = json.JSONDecoder().raw_decode(text, begin)[1]
-                yield text[begin:at]
-        return
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if 'config.json' in archive.namelist():
-                yield archive.read('config.json')
-    import h5py
-    if h5py.is_hdf5(path):
-        with h5py.File(path, 'r') as file:
-            if 'model_config' in file.attrs:
-                yield file.attrs['model_config']
-
-
-def _has_lambda(config):
-    if isinstance(config, dict):
-        return config.get('class_name') == 'Lambda' or any(map(_has_lambda, config.values()))
-    return isinstance(config, list) and any(map(_has_lambda, config))
