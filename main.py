@@ -15,6 +15,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
+from elastic.device.sensors import NO_ANSWER
 from elastic.files import check_writable, make_folder, printable
 from elastic.flags import (
     check_arguments,
@@ -77,7 +78,7 @@ def run(settings, signals):
             save_network(os.path.join(records.folder, 'checkpoint'), model, dataset,
                          records.export)
         summary = dict(
-            decisive, **result, **measured_beside(settings, dataset, cache, session.clock.meter),
+            decisive, **result, **measured_beside(settings, dataset, cache, session.clock),
             **here(), run_name=records.run_name, scheme=training.train_type)
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
@@ -221,10 +222,10 @@ def scheme_of(maker, dataset, settings, table, cache):
 
 # ---------------------------------------------------------------- what a run leaves
 
-def measured_beside(settings, dataset, cache, meter):
-    """Returns what the summary says of energy, memory, cache, images and classes."""
-    found = dict(meter.result(), class_names=list(dataset.class_names), views=dataset.views,
-                 augmentation=dataset.augmentation,
+def measured_beside(settings, dataset, cache, clock):
+    """Returns what the summary says of sensors, memory, cache, images and classes."""
+    found = dict(clock.meter.result(), device_note=clock.monitor.note, views=dataset.views,
+                 augmentation=dataset.augmentation, class_names=list(dataset.class_names),
                  peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
         found.update(energy_joules=None, energy_source=None,
@@ -269,6 +270,9 @@ def print_end(summary, dataset):
         print('{} images could not be read and were left out: {}'.format(
             len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
     joules = summary['energy_joules']
+    for note in (summary['device_note'], summary['energy_note']):
+        if note is not None and NO_ANSWER in note:
+            print('not recorded: {}'.format(note))
     if summary['best_accuracy'] is None:
         beside = 'epoch {}, validation {:.1f} %'.format(
             summary['kept_epoch'], 100 * summary['validation_accuracy'])

@@ -22,7 +22,7 @@ import _root
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.device import thermal
-from elastic.device.sensors import paths, text_or_nothing
+from elastic.device.sensors import answer_of, in_time, paths, text_or_nothing
 
 OK, PROBLEM, ABSENT = 'ok', '!!', '--'
 ROOT = _root.ROOT
@@ -38,6 +38,7 @@ MACHINES = {b'\x3e\x00': 'x86_64', b'\xb7\x00': 'aarch64', b'\x28\x00': 'armv7l'
 IMPORT = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
           'import tensorflow as tf; '
           'print(tf.__version__); print(len(tf.config.list_physical_devices("GPU")))')
+TOOL_SECONDS, IMPORT_SECONDS = 10, 600  # a GPU that hangs also stops who asks for it
 INSTALL = 'scripts/run_tests.sh --quick makes it'
 
 
@@ -49,14 +50,19 @@ class Row(NamedTuple):
     remedy: str = ''
 
 
-def output_of(command, **options):
-    """Returns (status, stdout, stderr) of a command; (None, '', reason) if it does not start."""
+def output_of(command, seconds=None, **options):
+    """Returns (status, stdout, stderr) of a command; (None, '', reason) if it does not start.
+
+    seconds: the longest wait, after which the reason says so; default: no limit.
+    """
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              universal_newlines=True, cwd=ROOT, **options)
-    except (OSError, subprocess.SubprocessError) as error:
-        return None, '', getattr(error, 'strerror', None) or str(error)
-    return done.returncode, done.stdout.strip(), done.stderr.strip()
+        status, out, errors = answer_of(command, seconds, universal_newlines=True, cwd=ROOT,
+                                        **options)
+    except subprocess.TimeoutExpired:
+        return None, '', 'no answer within {:g} s'.format(seconds)
+    except OSError as error:
+        return None, '', error.strerror or str(error)
+    return status, out.strip(), errors.strip()
 
 
 def last_line(message):
@@ -156,7 +162,7 @@ def environment(folder):
 
 def import_of(interpreter, name, remedy):
     """Returns the Row of the TensorFlow that a Python imports."""
-    status, out, reason = output_of([interpreter, '-c', IMPORT])
+    status, out, reason = output_of([interpreter, '-c', IMPORT], IMPORT_SECONDS)
     if status is None or status < 0 or len(out.split()) != 2:
         what = 'ended by signal {}'.format(-status) if status and status < 0 else last_line(reason)
         return Row(name, PROBLEM, 'TensorFlow cannot be imported: {}'.format(what),
@@ -170,7 +176,8 @@ def gpu(root, rows, required):
     """Returns the Row of the GPU, by the Rows of environments()."""
     hardware = ['Tegra'] if is_tegra(root) else []
     if root == '/' and shutil.which('nvidia-smi'):
-        status, out, _ = output_of(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'])
+        status, out, _ = output_of(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'],
+                                   TOOL_SECONDS)
         hardware += out.splitlines() if status == 0 else []
     working = [row for row in rows if row.finding.startswith('TensorFlow 2')]
     seen = [row.thing for row in working if ', no GPU' not in row.finding]
@@ -262,10 +269,14 @@ def data(folder=None, free=None):
 
 def throttling(root):
     """Returns the Rows of heat and power supply, now and since the device started."""
-    device = thermal.find_device(root)
-    if device is None:
-        return [Row('heat', ABSENT, thermal.NOTHING)]
-    reading, bits = device.read(), device.firmware.read()[0] or 0
+    try:
+        device = thermal.find_device(root)
+        if device is None:
+            return [Row('heat', ABSENT, thermal.NOTHING)]
+        reading, (bits, _) = in_time(lambda: (device.read(), device.firmware.read()))
+    except TimeoutError as error:
+        return [Row('heat', ABSENT, 'unknown: {}'.format(error))]
+    bits = bits or 0
     degrees = '' if reading.temperature_c is None else '{:.0f} °C'.format(reading.temperature_c)
     rows, ever = [], bits | bits >> SINCE_BOOT
     if ever & UNDERVOLTAGE:
@@ -278,13 +289,17 @@ def throttling(root):
                            'cool it (heat sink and fan), wait, and restart it: {}'.format(
                                guide(root)))]
     finding = [degrees or 'temperature unknown',
-               'throttling unknown' if reading.throttled is None else 'not throttled']
-    return rows + [Row('heat', OK, ', '.join(finding))]
+               'throttling unknown' if reading.throttled is None else 'not throttled',
+               device.firmware.note]
+    return rows + [Row('heat', OK, ', '.join(filter(None, finding)))]
 
 
 def governor(root):
-    names = sorted({text_or_nothing(path) for path in paths(
-        root, 'sys/devices/system/cpu/cpu*/cpufreq/scaling_governor')} - {''})
+    try:
+        names = in_time(lambda: sorted({text_or_nothing(path) for path in paths(
+            root, 'sys/devices/system/cpu/cpu*/cpufreq/scaling_governor')} - {''}))
+    except TimeoutError as error:
+        return Row('governor', ABSENT, 'unknown: {}'.format(error))
     slow = [name for name in names if name in SLOW_GOVERNORS]
     if slow:
         return Row('governor', PROBLEM, '{}: keeps the clock low'.format(', '.join(slow)),
@@ -298,7 +313,7 @@ def power_mode(root):
     program = os.path.join(root, 'usr/sbin/nvpmodel')
     if not os.path.exists(program):
         return None
-    status, out, reason = output_of([program, '-q'], timeout=10)
+    status, out, reason = output_of([program, '-q'], TOOL_SECONDS)
     mode = re.search(r'NV Power Mode: *(\S+)\s+(\d+)', out)
     if status != 0 or not mode:
         return Row('power mode', ABSENT, 'unknown: nvpmodel -q says "{}"; try it with '
@@ -314,7 +329,7 @@ def power_sensor(root):
         from elastic.device import energy
     except ImportError:
         return Row('power', ABSENT, 'unknown until there is an environment')
-    sensors, notes = energy.find_sensors(root)
+    sensors, notes = energy.find_sensors(root, TOOL_SECONDS)
     if not sensors:
         return Row('power', ABSENT, '; '.join(notes) or energy.NO_SENSOR)
     return Row('power', OK, ', '.join(sensor.name for sensor in sensors))

@@ -5,13 +5,15 @@ Sensors are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel 
 an external meter.
 """
 
+import array
 import contextlib
 import os
 import time
 
-from elastic.device.sensors import READ_ERRORS, paths, sampled, text
+from elastic.device.sensors import READ_ERRORS, in_time, paths, sampled, text
 
 PERIOD = 0.5  # s between two readings
+SAME = 1e-3  # s; stretches of training that are no further apart count as one
 CLOCK_STEP = 1.0  # s; a larger jump of the system clock makes a meter's log useless
 WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that supply a whole Jetson
 NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); add the log of an external meter '
@@ -53,16 +55,36 @@ class Counter:
 
 # ---------------------------------------------------------------- sensors of this device
 
-def find_sensors(root='/'):
+def find_sensors(root='/', seconds=None):
     """Returns sensors that measure the device, none of it twice, and notes on unusable sensors.
 
-    root: folder that contains sys/. NVML is used only if it is '/'.
+    root: folder that contains sys/. NVML is used only if it is '/'. seconds: how long it may take;
+    default: sensors.PATIENCE, as all others. What takes longer is named in the notes.
     """
-    notes = []
-    sensors = jetson_rails(root)
-    if not sensors:
-        sensors = rapl_counters(root, notes) + (nvidia_gpus(notes) if root == '/' else [])
-    return sensors, notes
+    def on_board():
+        notes = []
+        rails = jetson_rails(root)
+        return rails, [] if rails else rapl_counters(root, notes), notes
+
+    def on_gpu():
+        notes = []
+        return nvidia_gpus(nvml, notes), notes
+    try:
+        rails, counters, notes = in_time(on_board)
+        nvml = None if rails or root != '/' else _nvml()
+        gpus, more = in_time(on_gpu, seconds) if nvml else ([], [])
+    except TimeoutError as error:
+        return [], ['power sensors: {}'.format(error)]
+    return rails or counters + gpus, notes + more
+
+
+def _nvml():
+    """Returns the module pynvml, which a slow card may take long to load; None without it."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
 
 
 def jetson_rails(root):
@@ -111,14 +133,13 @@ def rapl_counters(root, notes):
     return [] if faults else counters
 
 
-def nvidia_gpus(notes):
+def nvidia_gpus(pynvml, notes):
     """Returns [sensor] of the GPU that trains, or [] if that GPU is unknown.
 
-    It is the only GPU, or the first in CUDA_VISIBLE_DEVICES. CUDA numbers GPUs by speed, NVML by
-    PCI bus, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    pynvml: the module. The GPU is the only one, or the first in CUDA_VISIBLE_DEVICES. CUDA numbers
+    GPUs by speed, NVML by PCI bus, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     try:
-        import pynvml
         pynvml.nvmlInit()
     except Exception:  # whatever NVML raises: there is no NVIDIA driver
         return []
@@ -164,9 +185,9 @@ class Meter:
     """
 
     def __init__(self, sensors, notes=(), period=PERIOD):
-        self.intervals = []  # [start, end] of all that was measured, in seconds since 1970
         self._sensors, self._notes, self._period = sensors, notes, period
-        self._joules, self._fault = 0.0, None
+        self._joules, self._fault, self._asked = 0.0, None, None
+        self._bounds = array.array('d')  # start and end of each stretch, in seconds since 1970
         self._was_set = False  # whether an earlier process of this run saw the system clock set
         self._clock_offset = None  # from the monotonic to the system clock, at the start
 
@@ -178,16 +199,21 @@ class Meter:
         begin = time.perf_counter()
         try:
             with contextlib.ExitStack() as measuring:
-                if self._sensors:
-                    measuring.enter_context(sampled(self._sample, self._period))
+                if self._sensors and self._fault is None:
+                    measuring.enter_context(sampled(self._read, self._take, self._fail,
+                                                    self._period))
                 yield
         finally:
-            self.intervals.append([self._clock_offset + begin,
-                                   self._clock_offset + time.perf_counter()])
+            if self._bounds and abs(self._clock_offset + begin - self._bounds[-1]) < SAME:
+                self._bounds.pop()
+            else:
+                self._bounds.append(self._clock_offset + begin)
+            self._bounds.append(self._clock_offset + time.perf_counter())
 
     def state(self):
         """Returns the measurements so far, for `restore`."""
-        return dict(joules=self._joules, intervals=self.intervals, fault=self._fault,
+        import numpy as np  # here: check_device.py does without
+        return dict(joules=self._joules, bounds=np.array(self._bounds), fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
@@ -199,7 +225,7 @@ class Meter:
         if names != state['sensors']:
             self._fault = 'sensors changed since the run was interrupted: {} then, {} now'.format(
                 *[', '.join(each) or 'none' for each in (state['sensors'], names)])
-        self.intervals[:0] = state['intervals']
+        self._bounds[:0] = array.array('d', state['bounds'])
         self._was_set = state['clock_was_set']
 
     def _clock_was_set(self):
@@ -207,9 +233,11 @@ class Meter:
         return self._was_set or self._clock_offset is not None and abs(
             time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
 
-    def _sample(self, begins):
+    def _read(self):
+        """Returns (joules since the last call, None or why there are none)."""
         joules = 0.0
         for sensor in self._sensors if self._fault is None else ():
+            self._asked = sensor.name
             for _ in range(2):  # a busy bus answers the second time
                 try:
                     joules += sensor.advance(time.perf_counter())
@@ -217,8 +245,17 @@ class Meter:
                 except Exception as error:  # whatever it raises, training continues
                     reason = error
             else:
-                self._fault = '{} stopped answering: {}'.format(sensor.name, reason)
+                return 0.0, reason
+        return joules, None
+
+    def _take(self, reading, begins):
+        joules, reason = reading
+        if reason is not None:
+            self._fail(reason)
         self._joules += 0 if begins else joules
+
+    def _fail(self, reason):
+        self._fault = '{} stopped answering: {}'.format(self._asked, reason)
 
     def result(self):
         """Returns the keys of summary.json on energy.
@@ -227,9 +264,10 @@ class Meter:
         was not measured, or what is left out. training_intervals: seconds since 1970; None if the
         system clock was set in between.
         """
+        intervals = [list(pair) for pair in zip(self._bounds[::2], self._bounds[1::2])]
         source = ', '.join(sensor.name for sensor in self._sensors) or None
         note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
         measured = source is not None and self._fault is None
         return dict(energy_joules=self._joules if measured else None, energy_source=source,
                     energy_note=note,
-                    training_intervals=None if self._clock_was_set() else self.intervals)
+                    training_intervals=None if self._clock_was_set() else intervals)

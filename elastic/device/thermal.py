@@ -21,11 +21,21 @@ import time
 from typing import Dict, NamedTuple, Optional
 
 from elastic import command_line
-from elastic.device.sensors import READ_ERRORS, paths, sampled, text, text_or_nothing
+from elastic.device.sensors import (
+    NO_ANSWER,
+    READ_ERRORS,
+    answer_of,
+    in_time,
+    paths,
+    sampled,
+    text,
+    text_or_nothing,
+)
 
 PERIOD = 2.0  # s between two readings
 FIRMWARE_PERIOD = 10.0  # s between two calls of vcgencmd, each of which starts a process
-FIRMWARE_TIMEOUT = 5.0  # s
+FIRMWARE_TIMEOUT = 0.4  # s, less than sensors.PATIENCE, so that the other sensors still count
+FIRMWARE_TRIES = 2  # that fail in a row before vcgencmd is never asked again
 PLAUSIBLE = (0.0, 150.0)  # °C, exclusive; zones that are off read 0, or -40 and below
 OTHER_ZONES = ('PMIC-Die',  # always 100 °C on a Jetson
                'thermal-fan-est', 'iwlwifi*', 'INT3400*', '*battery*')
@@ -52,9 +62,14 @@ class Reading(NamedTuple):
 # ---------------------------------------------------------------- what this device reports
 
 def find_device(root='/', cpus=None):
-    """Returns the Device, or None if it reports nothing. cpus: default: those of this process."""
-    device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
-    return None if device.read() == Reading() else device
+    """Returns the Device, or None if it reports nothing. cpus: default: those of this process.
+
+    Raises TimeoutError if a reading hangs.
+    """
+    def find():
+        device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
+        return None if device.read() == Reading() else device
+    return in_time(find)
 
 
 class Device:
@@ -97,18 +112,23 @@ class Device:
 
 
 class Firmware:
-    """Reads what the firmware of a Raspberry Pi reports. exists: whether there is any.
+    """Reads what the firmware of a Raspberry Pi reports.
+
+    exists: whether there is any. note: why vcgencmd is not asked any more, if it hung; else None.
 
     vcgencmd alone knows the true clock. It is asked rarely, and never again if it does not answer
-    at first. Without it, a file has the bits that the kernel last got; its driver is deprecated.
+    at first, or hangs FIRMWARE_TRIES times in a row. Without it, a file has the bits that the
+    kernel last got; its driver is deprecated.
     """
 
     def __init__(self, root):
         self._file = os.path.join(root, GET_THROTTLED)
         self._program = shutil.which('vcgencmd', path=os.pathsep.join(
             os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
+        self.note, self._tries = None, 1
         if self._program and self._ask() == (None, None):
             self._program = None
+        self._tries = FIRMWARE_TRIES
         self.exists = bool(self._program) or os.path.exists(self._file)
 
     def read(self):
@@ -124,20 +144,25 @@ class Firmware:
 
     def _ask(self):
         self._asked = time.perf_counter()
-        bits = self._answer(r'throttled=(0x[0-9a-f]+)', 'get_throttled')
-        hertz = self._answer(r'frequency\(\d+\)=([1-9]\d*)', 'measure_clock', 'arm')
+        try:
+            bits = self._answer(r'throttled=(0x[0-9a-f]+)', 'get_throttled')
+            hertz = self._answer(r'frequency\(\d+\)=([1-9]\d*)', 'measure_clock', 'arm')
+            self._tries = FIRMWARE_TRIES
+        except subprocess.TimeoutExpired:
+            bits = hertz = None
+            self._tries -= 1
+            if not self._tries:
+                self._program, self.note = None, 'vcgencmd: {} within {:g} s'.format(
+                    NO_ANSWER, FIRMWARE_TIMEOUT)
         self._said = bits and int(bits, 16), hertz and int(hertz) / 1e6
         return self._said
 
     def _answer(self, pattern, *question):
         try:
-            # close_fds=False lets Python spawn instead of fork. A fork would copy the page tables
-            # of the training process, and make each of its pages fault once.
-            answer = subprocess.check_output((self._program,) + question, close_fds=False,
-                                             stderr=subprocess.DEVNULL, timeout=FIRMWARE_TIMEOUT)
-        except (OSError, subprocess.SubprocessError):
+            status, answer, _ = answer_of((self._program,) + question, FIRMWARE_TIMEOUT)
+        except OSError:
             return None
-        found = re.match(pattern, answer.decode(errors='replace'))
+        found = None if status else re.match(pattern, answer.decode(errors='replace'))
         return found and found.group(1)
 
 
@@ -158,22 +183,31 @@ def _numbers(files, divisor=1):
 
 # ---------------------------------------------------------------- records of training
 
+UNWATCHED = 'temperature, clock and throttling: {}'
 UNSEEN = dict(temperature_c=None, throttled=None, mhz_seconds=0.0, seconds=0.0)
 
 
 class Monitor:
-    """Records, for each epoch, what a Device (or None) reports within `running()`."""
+    """Records, for each epoch, what a Device (or None) reports within `running()`.
 
-    def __init__(self, device=None, period=PERIOD):
-        self._device, self._period = device, period
+    note: what hung, so that it is no longer watched; None if nothing did.
+    """
+
+    def __init__(self, device=None, period=PERIOD, note=None):
+        self.note, self._device, self._period = note, device, period
         self._counts, self._last, self._seen = {}, None, dict(UNSEEN)
 
     def running(self):
         """Returns a context in which the device is watched."""
-        return sampled(self._sample, self._period) if self._device else contextlib.ExitStack()
+        if self._device is None:
+            return contextlib.ExitStack()
+        return sampled(self._read, self._take, self._fail, self._period)
 
-    def _sample(self, begins):
-        reading, now, seen = self._device.read(), time.perf_counter(), self._seen
+    def _read(self):
+        return self._device.read(), time.perf_counter()
+
+    def _take(self, sample, begins):
+        (reading, now), seen = sample, self._seen
         if reading.temperature_c is not None:
             seen['temperature_c'] = max(reading.temperature_c,
                                         seen['temperature_c'] or reading.temperature_c)
@@ -186,6 +220,10 @@ class Monitor:
             seen['throttled'] = int(reading.throttled or grown or seen['throttled'] or 0)
         self._counts.update(reading.counts)
         self._last = now
+        self.note = self.note or self._device.firmware.note
+
+    def _fail(self, reason):
+        self.note, self._device, self._seen = UNWATCHED.format(reason), None, dict(UNSEEN)
 
     def epoch(self):
         """Returns the dict of folder.DEVICE_COLUMNS for the time since the last call."""
@@ -195,27 +233,41 @@ class Monitor:
 
     def state(self):
         """Returns the records of this epoch so far, for `restore`."""
-        return self._seen
+        return dict(seen=self._seen, note=self.note)
 
     def restore(self, state):
         """Continues the epoch of an interrupted run."""
-        self._seen = dict(state)
+        self._seen, self.note = dict(state['seen']), self.note or state['note']
+
+
+def monitor_here():
+    """Returns the Monitor of this device."""
+    try:
+        return Monitor(find_device())
+    except TimeoutError as error:
+        return Monitor(note=UNWATCHED.format(error))
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser('python -m elastic.device.thermal', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    device = find_device()
-    if device is None:
+    try:
+        device = find_device()
+        reading = device and in_time(device.read)
+    except TimeoutError as error:
+        print(error)
+        return 0
+    if reading is None:
         print(NOTHING)
         return 0
-    reading = device.read()
     values = [('temperature (°C)', reading.temperature_c, '{:.1f}'.format),
               ('clock (MHz)', reading.cpu_mhz, '{:.0f}'.format),
               ('throttled', reading.throttled, {False: 'no', True: 'yes'}.get)]
     print(command_line.table(['', 'now'], [
         [name, 'not reported' if value is None else form(value)] for name, value, form in values]))
+    if device.firmware.note:
+        print(device.firmware.note)
     return 0
 
 

@@ -21,6 +21,8 @@ from elastic.files import read_json, write_json
 from elastic.runs.folder import read_run, run_folder
 from elastic.settings import LOGS_DIR
 
+WAKING = 10  # s that the driver of a GPU may take if no other program uses it
+
 
 def main(argv=None):
     parser = argparse.ArgumentParser('python -m elastic.runs.metered', description=__doc__,
@@ -59,7 +61,7 @@ def add_to_run(folder, path):
 
 def show_sensors():
     """Prints a table of this device's sensors and the power that each reads within a second."""
-    sensors, notes = find_sensors()
+    sensors, notes = find_sensors(seconds=WAKING)
     meters = [Meter([sensor]) for sensor in sensors]
     with contextlib.ExitStack() as stack:
         for meter in meters:

@@ -91,7 +91,7 @@ def open_session(records, decisive, dataset, resumed, signals):
     with Recorder(records.folder, lock, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
-        clock = Clock(energy.Meter(*energy.find_sensors()), thermal.Monitor(thermal.find_device()))
+        clock = Clock(energy.Meter(*energy.find_sensors()), thermal.monitor_here())
         gc.collect()
         getattr(gc, 'freeze', int)()  # from now on collections need not scan TensorFlow
         yield Session(recorder, clock, keeper, resumed)

@@ -24,7 +24,7 @@ from boards import (
 )
 from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
-from elastic.device import thermal
+from elastic.device import sensors, thermal
 from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
@@ -38,7 +38,8 @@ HOT = ZONE.format(0) + 'temp'
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Waits for vcgencmd, however busy the machine is."""
+    """Waits for sensors, however busy the machine is."""
+    monkeypatch.setattr(sensors, 'PATIENCE', 300)
     monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
 
 

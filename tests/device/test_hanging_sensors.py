@@ -1,0 +1,202 @@
+"""Hangs real sensors: pipes that nobody writes, a vcgencmd that never answers. Nothing waits."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import check_device
+import main
+from boards import ZONE, board, change, vcgencmd
+from elastic.device import energy, sensors, thermal
+from elastic.runs.folder import DEVICE_COLUMNS
+from small_runs import ROOT, quick_flags
+
+HEAT = ZONE.format(0) + 'temp'
+RAIL = 'sys/bus/i2c/devices/0-0041/iio:device1/'
+RAILS = {RAIL + 'rail_name_0': 'VDD_IN', RAIL + 'in_power0_input': 2750}
+POWER = RAIL + 'in_power0_input'
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Waits for sensors that answer, however busy the machine is, until `hang` or `sleeping`."""
+    monkeypatch.setattr(sensors, 'PATIENCE', 300)
+    monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
+
+
+def hang(root, path):
+    """Replaces a file below `root` by a pipe that nobody writes; returns its path."""
+    sensors.PATIENCE = 0.5
+    path = os.path.join(str(root), path)
+    os.remove(path)
+    os.mkfifo(path)
+    return path
+
+
+def answer(path):
+    """Lets all who read a pipe go on, as a bus that recovers."""
+    with open(path, 'w') as pipe:
+        pipe.write('3000\n')
+
+
+@pytest.fixture
+def rails(tmp_path):
+    """Returns the root of a board with one rail."""
+    change(tmp_path, RAILS)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def arm(tmp_path):
+    """Returns (root, numbers of the CPUs) of an Arm board."""
+    return board(tmp_path, 'OTHER_ARM')
+
+
+def unanswered(path):
+    return 'no answer from {} within 0.5 s'.format(path)
+
+
+@pytest.mark.parametrize('inside', [False, True], ids=['on entry', 'on exit'])
+def test_power_that_hangs_in_training_is_not_measured_and_says_so(rails, inside):
+    meter = energy.Meter(*energy.find_sensors(rails), period=60)
+    path = None if inside else hang(rails, POWER)
+    with meter.running():
+        path = hang(rails, POWER) if inside else path
+    note = 'rail VDD_IN stopped answering: ' + unanswered(path)
+    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [None, note]
+    with meter.running():  # not asked again
+        pass
+    late, = [thread for thread in threading.enumerate() if getattr(thread, 'reads', '') == path]
+    answer(path)
+    late.join()
+    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [None, note]
+
+
+def test_heat_that_hangs_in_training_leaves_empty_cells_and_a_note(arm):
+    monitor = thermal.Monitor(thermal.find_device(*arm), period=60)
+    with monitor.running():
+        pass
+    assert monitor.epoch()['temperature_c'] == 52.0 and monitor.note is None
+    with monitor.running():
+        path = hang(arm[0], HEAT)
+    assert monitor.epoch() == dict.fromkeys(DEVICE_COLUMNS)
+    assert monitor.note == 'temperature, clock and throttling: ' + unanswered(path)
+    resumed = thermal.Monitor()
+    resumed.restore(monitor.state())
+    assert resumed.note == monitor.note
+
+
+def test_a_sensor_that_hangs_is_not_found(rails, arm):
+    path = hang(rails, RAIL + 'rail_name_0')
+    assert energy.find_sensors(rails) == ([], ['power sensors: ' + unanswered(path)])
+    path = hang(arm[0], HEAT)
+    with pytest.raises(TimeoutError, match=unanswered(path)):
+        thermal.find_device(*arm)
+
+
+def test_commands_report_sensors_that_hang(tmp_path):
+    root, _ = board(tmp_path, 'OTHER_ARM')
+    change(root, RAILS)
+    change(root, {'sys/devices/system/cpu/cpu0/cpufreq/scaling_governor': 'ondemand'})
+    heat, power = hang(root, HEAT), hang(root, RAIL + 'rail_name_0')
+    rows = check_device.throttling(root) + [check_device.power_sensor(root)]
+    assert [row.finding for row in rows] == [
+        'unknown: ' + unanswered(heat), 'power sensors: ' + unanswered(power)]
+    assert {row.mark for row in rows} == {check_device.ABSENT}
+    path = hang(root, 'sys/devices/system/cpu/cpu0/cpufreq/scaling_governor')
+    assert check_device.governor(root).finding == 'unknown: ' + unanswered(path)
+
+
+def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):
+    path = hang(rails, POWER)
+    code = ('from elastic.device import energy; meter = energy.Meter(*energy.find_sensors({!r}))\n'
+            'with meter.running(): pass\nprint(meter.result()["energy_note"])').format(rails)
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0, 'rail VDD_IN stopped answering: {}\n'.format(unanswered(path)), '')
+
+
+# ---------------------------------------------------------------- vcgencmd
+
+SLEEPS = "#!/bin/sh\necho $$ >> {}/asked\ntrap '' TERM\nexec sleep 1000"
+
+
+@pytest.fixture
+def pi(tmp_path, monkeypatch):
+    """Returns (root, CPUs) of a Raspberry Pi whose vcgencmd answers."""
+    monkeypatch.setattr(thermal, 'FIRMWARE_PERIOD', 0)
+    root, cpus = board(tmp_path, 'RASPBERRY_PI_4B')
+    vcgencmd(root, dict(get_throttled='throttled=0x0', measure_clock='frequency(48)=600117184'))
+    return root, cpus
+
+
+def sleeping(root):
+    """Lets vcgencmd sleep, and ignore SIGTERM."""
+    thermal.FIRMWARE_TIMEOUT = 0.4
+    change(root, {'usr/bin/vcgencmd': SLEEPS.format(root), 'asked': ''})
+    os.chmod(os.path.join(root, 'usr/bin/vcgencmd'), 0o755)
+
+
+def assert_killed(root, times):
+    """Asserts that vcgencmd was started so many times, and runs no more."""
+    with open(os.path.join(root, 'asked')) as lines:
+        numbers = list(map(int, lines.read().split()))
+    assert len(numbers) == times
+    for number in numbers:
+        with contextlib.suppress(ChildProcessError):  # subprocess has seen its end
+            assert os.waitpid(number, 0)[1] == signal.SIGKILL
+
+
+def test_a_vcgencmd_that_sleeps_costs_only_what_it_would_say(pi):
+    sleeping(pi[0])
+    device = thermal.find_device(*pi)
+    assert device.read()[:3] == (48.686, None, False)  # the kernel's file has the bits
+    monitor = thermal.Monitor(device)
+    with monitor.running():
+        pass
+    assert monitor.epoch() == dict(temperature_c=48.686, throttled=0, cpu_mhz=None)
+    assert monitor.note == 'vcgencmd: no answer within 0.4 s'
+    assert_killed(pi[0], 1)
+    row, = check_device.throttling(pi[0])
+    assert row.finding == '49 °C, not throttled, vcgencmd: no answer within 0.4 s'
+
+
+def test_a_vcgencmd_that_falls_asleep_is_asked_twice(pi):
+    device = thermal.find_device(*pi)
+    assert device.read().cpu_mhz == 600.117184
+    sleeping(pi[0])
+    assert [device.read().cpu_mhz for _ in range(4)] == [None] * 4
+    assert device.firmware.note == 'vcgencmd: no answer within 0.4 s'
+    assert_killed(pi[0], thermal.FIRMWARE_TRIES)
+
+
+# ---------------------------------------------------------------- a whole run
+
+def test_a_run_trains_on_while_its_sensors_hang(tmp_path, monkeypatch, capsys):
+    root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
+    change(root, RAILS)
+    find_device, find_sensors = thermal.find_device, energy.find_sensors
+    monkeypatch.setattr(thermal, 'find_device', lambda: find_device(root, cpus))
+    monkeypatch.setattr(energy, 'find_sensors', lambda: find_sensors(root))
+    began, pipes = energy.Meter.running, []
+
+    def hangs(meter):
+        pipes[:] = pipes or [hang(root, HEAT), hang(root, POWER)]
+        return began(meter)
+    monkeypatch.setattr(energy.Meter, 'running', hangs)
+    assert main.main(quick_flags(tmp_path, '--run_name', 'run', '--train_type',
+                                 'full_training')) == 0
+    summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
+    notes = ['temperature, clock and throttling: ' + unanswered(pipes[0]),
+             'rail VDD_IN stopped answering: ' + unanswered(pipes[1])]
+    assert [summary['device_note'], summary['energy_note']] == notes
+    assert summary['energy_joules'] is summary['throttled_epochs'] is None
+    assert [line for line in capsys.readouterr().out.splitlines() if 'answer' in line] == [
+        'not recorded: ' + note for note in notes]
