@@ -11,6 +11,7 @@ The clock of a run sorts all of its time, except the writing of records, into bu
 The reported training time is step + selection.
 """
 
+import bisect
 import itertools
 import time
 
@@ -22,11 +23,11 @@ from elastic.runs.checkpoint import Interrupted
 from elastic.runs.progress import (
     announce,
     epoch_label,
-    last_epoch,
     print_epoch,
     record_epoch,
     summary_of,
 )
+from elastic.runs.tally import Tally
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
@@ -52,7 +53,7 @@ class _Run:
 
     epoch: the current or next one, from 1. progress: its EpochProgress; None between epochs.
     choice: the Choice in use. chosen: the same if it was made before this epoch, else None.
-    rows: records of the epochs so far. step_ms: kind of Call -> ms of all steps.
+    tally: Tally of the epochs so far.
     best: BestEpoch; None without validation images.
     before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
@@ -64,7 +65,7 @@ class _Run:
             cache.attach(scheme.maker)
         self.epoch, self.choice, self.chosen = 1, None, None
         self.progress = self.result = None
-        self.rows, self.step_ms = [], {}
+        self.tally = Tally()
         self.before, self.importance_before = dict.fromkeys(clock.seconds, 0.0), 0.0
 
     def _use(self, maker):
@@ -95,7 +96,7 @@ class _Run:
 
     def trains(self, num_epochs):
         """Returns whether an epoch is left to train."""
-        over = self.best is not None and self.best.is_over(len(self.rows))
+        over = self.best is not None and self.best.is_over(self.tally.epochs)
         return self.epoch <= num_epochs and not over
 
     def judge(self, dataset, pause):
@@ -131,23 +132,20 @@ class _Run:
 
     def next_epoch(self, row):
         """Moves on to the next epoch. row: the record of the one that has ended."""
-        self.rows.append(row)
-        for kind, ms in self.result.ms.items():
-            self.step_ms.setdefault(kind, []).extend(ms)
+        self.tally.add(row, self.result.ms)
         self.before, self.progress = dict(self.clock.seconds), None
         self.epoch += 1
 
     # ------------------------------------------------------------------------- checkpoints
 
-    PLAIN_FIELDS = ('epoch', 'choice', 'result', 'rows', 'before', 'importance_before')
+    PLAIN_FIELDS = ('epoch', 'choice', 'result', 'before', 'importance_before')
 
     def state(self):
         """Returns the tree of a checkpoint, between two steps."""
         return dict(
             {name: getattr(self, name) for name in self.PLAIN_FIELDS},
             has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
-            step_ms={kind: np.array(ms) for kind, ms in self.step_ms.items()},
-            variables=self.maker.everything, scheme=self.scheme.state(),
+            tally=self.tally.state(), variables=self.maker.everything, scheme=self.scheme.state(),
             best=self.best and self.best.state(),
             cache=self.cache and self.cache.state(), clock=self.clock.state())
 
@@ -157,7 +155,7 @@ class _Run:
             setattr(self, name, state[name])
         self.chosen = self.choice if state['has_chosen'] else None
         self.progress = state['progress'] and EpochProgress(state['progress'])
-        self.step_ms = {kind: ms.tolist() for kind, ms in state['step_ms'].items()}
+        self.tally.restore(state['tally'])
         if self.best is not None:
             self.best.restore(state['best'])
         self.scheme.restore(state['scheme'], self.choice)
@@ -193,7 +191,7 @@ def train(scheme, dataset, settings, session, cache=None):
         if keeper.stop() and run.trains(settings.num_epochs):
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
         if keeper.stop() and best is not None:  # the final test is left
-            raise Interrupted(len(run.rows), dataset.steps, kept)
+            raise Interrupted(run.tally.epochs, dataset.steps, kept)
     if keeper.stop():
         keep()
     while run.trains(settings.num_epochs):
@@ -241,8 +239,8 @@ def train(scheme, dataset, settings, session, cache=None):
         session.recorder.predictions(dataset, tested)
     if cache is not None:
         cache.end()
-    outcome = last_epoch(run.rows) if best is None else best.outcome(run.rows, tested)
-    return summary_of(run.rows, clock, scheme, run.step_ms, cache, outcome), scheme.maker.model
+    outcome = run.tally.outcome() if best is None else best.outcome(run.tally, tested)
+    return summary_of(run.tally, clock, scheme, cache, outcome), scheme.maker.model
 
 
 # ---------------------------------------------------------------- elastic training
@@ -367,9 +365,10 @@ class ElasticScheme(Scheme):
 
 def due_epochs(settings):
     """Returns the epochs, from 1, before which tensors are selected."""
-    return list(range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs))
+    return range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs)
 
 
 def until(dates, epoch, num_epochs):
     """Returns the epoch of the selection after `epoch`; num_epochs + 1 if there is none."""
-    return min([date for date in dates if date > epoch] + [num_epochs + 1])
+    after = bisect.bisect_right(dates, epoch)
+    return dates[after] if after < len(dates) else num_epochs + 1

@@ -32,16 +32,17 @@ class BestEpoch:
         if self._keeps:
             keras_stack.assign_arrays(model.variables, self._weights)
 
-    def outcome(self, rows, tested):
+    def outcome(self, tally, tested):
         """Returns what the summary says of the kept weights.
 
-        rows: of all epochs, from train.train. tested: their (loss, accuracy) on the test images.
+        tally: Tally of all epochs. tested: their (loss, accuracy) on the test images.
         """
-        kept = self.epoch if self._keeps else len(rows)
+        last = tally.last
+        kept, accuracy, loss = (self.epoch, self._score[0], -self._score[1]) if self._keeps else (
+            tally.epochs, last['validation_accuracy'], last['validation_loss'])
         return dict(kept_epoch=kept, final_loss=tested[0], final_accuracy=tested[1],
                     best_accuracy=None,  # of the test images, which are used once
-                    validation_accuracy=rows[kept - 1]['validation_accuracy'],
-                    validation_loss=rows[kept - 1]['validation_loss'])
+                    validation_accuracy=accuracy, validation_loss=loss)
 
     def state(self):
         """Returns the tree that `restore` takes."""

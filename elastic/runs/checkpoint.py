@@ -19,7 +19,7 @@ from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 from elastic.regular_file import open_text
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
-FORMAT = 'elastic-checkpoint-3'
+FORMAT = 'elastic-checkpoint-4'
 TREE = 'tree'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint

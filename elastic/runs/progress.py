@@ -6,29 +6,19 @@ from elastic.compat import keras_stack
 from elastic.runs.folder import judged_on
 
 
-def last_epoch(rows):
-    """Returns what the summary says of the weights of the last epoch. rows: of all epochs."""
-    return dict(final_accuracy=rows[-1]['test_accuracy'], final_loss=rows[-1]['test_loss'],
-                best_accuracy=max(row['test_accuracy'] for row in rows))
-
-
-def summary_of(rows, clock, scheme, step_ms, cache, outcome):
+def summary_of(tally, clock, scheme, cache, outcome):
     """Returns the measured part of summary.json, a dict.
 
-    rows: of the epochs, from train.train. step_ms: kind of step -> ms of each step.
-    scheme, cache: as in train.train. outcome: from last_epoch, or of a BestEpoch.
+    tally: Tally of the epochs. scheme, cache: as in train.train. outcome: of the Tally or of a
+    BestEpoch.
     """
-    throttled = [row['throttled'] for row in rows if row.get('throttled') is not None]
-    typical = np.median if len(step_ms) == 1 else np.mean
     found = dict(
-        epochs=len(rows), throttled_epochs=sum(throttled) if throttled else None,
-        step_ms=float(typical(np.concatenate(list(step_ms.values())))),
+        epochs=tally.epochs, throttled_epochs=tally.throttled, step_ms=tally.step_ms,
         train_seconds=clock.train_seconds, importance_seconds=scheme.importance_seconds,
         **{bucket + '_seconds': seconds for bucket, seconds in clock.seconds.items()},
         **outcome, **scheme.summary)
     if cache is not None:
-        found.update(cache.totals, **{kind + '_step_ms': float(np.median(ms))
-                                      for kind, ms in step_ms.items()})
+        found.update(cache.totals, **{kind + '_step_ms': ms for kind, ms in tally.medians.items()})
     return found
 
 

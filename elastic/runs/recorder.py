@@ -36,6 +36,7 @@ from elastic.runs.folder import (
     is_finished,
     judged_on,
 )
+from elastic.runs.mask_picture import MaskPicture
 
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
@@ -105,7 +106,7 @@ class Recorder:
 
     def __init__(self, folder, lock=None, resumed=None):
         self.folder, self._lock = folder, lock
-        self.masks = []  # (first epoch, mask) of each selection
+        self._picture = MaskPicture()
         self._named = set()  # files whose names are on the disk
         if resumed is not None:
             self._rewind(resumed)
@@ -153,9 +154,13 @@ class Recorder:
                    blank if importance is None else importance,
                    blank if time_share is None else time_share)
         self._append('selections.csv', SelectionRow._fields, rows)
-        self.masks.append((epoch, np.asarray(mask, dtype=bool)))
+        self._picture.add(epoch, mask)
+        if self._picture.is_due:
+            self._draw()
+
+    def _draw(self):
         with self._for_tensorboard(), self.writer.as_default():
-            tf.summary.image('elastic/mask', mask_image(self.masks), step=epoch)
+            tf.summary.image('elastic/mask', self._picture.draw(), step=self._picture.epoch)
             self.writer.flush()
 
     def state(self):
@@ -170,10 +175,11 @@ class Recorder:
         if not self._named.issuperset(sizes):
             flush_folder(self.folder)
             self._named.update(sizes)
-        return dict(sizes=sizes, masks=self.masks)
+        return dict(sizes=sizes, picture=self._picture.state())
 
     def _rewind(self, state):
-        self.masks, sizes = list(state['masks']), state['sizes']
+        self._picture.restore(state['picture'])
+        sizes = state['sizes']
         present = {name: os.path.getsize(self._path(name)) for name in records_of(self.folder)}
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
                  and name.endswith('.csv')]  # TensorBoard's may be deleted
@@ -197,6 +203,8 @@ class Recorder:
 
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
+        if self._picture.is_behind:
+            self._draw()
         self.state()  # puts all records on the disk before the summary
         self._close()
         files = {name: checksum_of_file(self._path(name)) for name in TABLES
@@ -252,18 +260,3 @@ class Recorder:
             if new:
                 table.writerow(header)
             table.writerows(rows)
-
-
-def mask_image(masks, tensor_pixels=4, epoch_pixels=16):
-    """Returns a picture of the trained tensors, in blue, over the epochs.
-
-    masks: (first epoch, (N,) bool) of each selection, which holds until the next one.
-    Returns (1, N * tensor_pixels, epochs * epoch_pixels, 3) uint8, the output layer at the top.
-    """
-    columns = []
-    for i, (epoch, mask) in enumerate(masks):
-        until = masks[i + 1][0] if i + 1 < len(masks) else epoch + 1
-        columns += [mask] * (until - epoch)
-    grid = np.stack(columns, axis=1)[::-1]  # (N, epochs)
-    pixels = np.where(grid[..., None], (0, 114, 178), (233, 233, 233)).astype(np.uint8)
-    return pixels.repeat(tensor_pixels, axis=0).repeat(epoch_pixels, axis=1)[None]

@@ -1,0 +1,41 @@
+"""Tests that a run does not slow down as it gets longer: what it keeps and writes is linear."""
+
+import os
+
+import main
+import profiler
+from elastic.runs import checkpoint
+from fixed_tables import fixed_profile
+from small_runs import quick_flags
+
+EPOCHS, STEPS = 60, 2
+# Bytes of a checkpoint for each epoch: start and end of three stretches of training, and for each
+# step a bin of step times, until these are all there. A record of an epoch has 200.
+GROWTH = 3 * 16 + STEPS * 16
+DIGITS = 200  # bytes by which numbers may get longer
+
+
+def test_a_checkpoint_holds_no_records_and_files_grow_with_the_epochs(tmp_path, monkeypatch):
+    sizes, folder = [], tmp_path / 'run'
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+    keep = checkpoint.Keeper.keep
+
+    def kept(keeper, tree):
+        result = keep(keeper, tree)
+        sizes.append({path.name.split('.')[0]: path.stat().st_size for path in folder.iterdir()
+                      if path.is_file()})
+        sizes[-1]['checkpoint'] = os.path.getsize(str(folder / 'resume' / 'last'))
+        return result
+    monkeypatch.setattr(checkpoint.Keeper, 'keep', kept)
+    monkeypatch.setattr(checkpoint.Keeper, 'pays', lambda keeper: True)
+    assert main.main(quick_flags(
+        tmp_path, '--train_images', str(8 * STEPS), '--validation_steps', '1', '--num_epochs',
+        str(EPOCHS), '--train_type', 'elastic_training', '--rho', '0.7', '--interval', '1',
+        '--run_name', 'run')) == 0
+    assert len(sizes) == EPOCHS
+    third, half, end = (sizes[EPOCHS // 3 - 1], sizes[2 * EPOCHS // 3 - 1], sizes[-1])
+    for before, after in ((third, half), (half, end)):
+        grown = {name: after[name] - before[name] for name in before}
+        assert grown['checkpoint'] <= EPOCHS // 3 * GROWTH + DIGITS
+        for name in ('epochs', 'selections', 'events'):
+            assert 0 < grown[name] < 1.1 * third[name]
