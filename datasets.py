@@ -7,9 +7,8 @@ memory or decoded in each epoch.
 
 from elastic.command_line import UserError, first_line, one_of
 from elastic.data.batches import Stream, in_order
-from elastic.data.images import augmentation_of, load_images
+from elastic.data.images import augmentation_of, load_images, unprepared
 from elastic.data.photo import first_fault
-from elastic.data.tfds import unprepared
 from elastic.device.host import MEMORY_SHARE, available_bytes
 from elastic.settings import VIEWS, DataSettings
 

@@ -160,8 +160,8 @@ def add_model_flags(parser):
     add_flag(parser, '--keep_frozen', 'train only the layers of a saved model that were trainable '
              'when it was saved (default: all)')
     parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
-                        help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, digits, '
-                             'digits_shifted, digits_inverted, folder:PATH, or '
+                        help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, fashion_mnist, '
+                             'digits, digits_shifted, digits_inverted, folder:PATH, or '
                              'tfds:NAME[/CONFIG][:VERSION] for any set of images and classes in '
                              'TensorFlow Datasets (default: %(default)s)')
     add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')

@@ -63,6 +63,8 @@ def _add_training_flags(parser):
     add_setting(parser, 'train_images', number(int, low=2),
                 'train on only N images, the same number of each class where it has enough, and '
                 'the same images for every seed and scheme (default: all)')
+    add_setting(parser, 'test_images', number(int, low=1),
+                'test on only N images, chosen in the same way (default: all)')
     add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read when '
              'the run starts; the summary counts them')
     add_setting(parser, 'views', VIEWS,

@@ -80,6 +80,7 @@ class DataSettings(NamedTuple):
     interval: int = TRAINING.interval
     augmentation: Optional[str] = None
     train_images: Optional[int] = None
+    test_images: Optional[int] = None
     validation_share: Optional[float] = None
     class_weight: Optional[str] = None
     skip_bad_images: bool = False

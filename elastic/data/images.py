@@ -2,6 +2,7 @@
 
     caltech_birds2011, oxford_iiit_pet, stanford_dogs   the paper's, from TensorFlow Datasets
     digits, digits_shifted, digits_inverted             source and target domains; need no network
+    fashion_mnist                                       from a package of Debian, else from there
     tfds:NAME[/CONFIG][:VERSION]                        any classification set from there
     folder:PATH                                         one sub-folder of images per class
 """
@@ -11,8 +12,10 @@ import os
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from elastic.command_line import UserError, one_of
+from elastic.data import tfds
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
+from elastic.data.fashion import FASHION, fashion_splits, source_of
 from elastic.data.image_folder import (
     FOLDER,
     check_headers,
@@ -21,12 +24,13 @@ from elastic.data.image_folder import (
     without_bad_images,
 )
 from elastic.data.split import Split
-from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits, unprepared
+from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits
 from elastic.settings import AUGMENTATIONS, PAPER_SETS
 
 # Name -> function (name, input size, data_dir) -> (class names, training Split, test Split) and any
 # lines on what is not used.
 LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(PAPER_SETS, tfds_splits))
+LOADERS[FASHION] = fashion_splits
 
 
 def check_dataset_name(name):
@@ -99,7 +103,9 @@ def load_images(name, input_size, settings):
     """
     class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
     if settings.train_images is not None:
-        train = train.subset(settings.train_images, name)
+        train = train.subset(settings.train_images, 'training images of ' + name)
+    if settings.test_images is not None:
+        test = test.subset(settings.test_images, 'test images of ' + name)
     images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
     if settings.validation_share is not None:
         images = _with_validation(images, settings.validation_share)
@@ -118,6 +124,14 @@ def _with_validation(images, share):
     note = '{:,} of {:,} training images are set aside for validation'.format(
         validation.size, images.train.size)
     return images._replace(train=train, validation=validation, notes=tuple(images.notes) + (note,))
+
+
+def unprepared(name, data_dir=None):
+    """Returns why data set `name` must be prepared before it loads; None if it need not be.
+
+    Raises UserError for a data set that cannot be used.
+    """
+    return tfds.unprepared(source_of(name), data_dir)
 
 
 def sizes_at_hand(name, input_size, data_dir=None):

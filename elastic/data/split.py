@@ -53,17 +53,17 @@ class Split(NamedTuple):
             return self
         return self.only(np.linspace(0, self.size - 1, count).round().astype(np.int64))
 
-    def subset(self, count, name):
+    def subset(self, count, what):
         """Returns the Split of `count` images, equally many of each class if there are enough.
 
         The choice depends on no seed, and a larger subset contains every smaller one.
-        name: of the data set, for the UserError if `count` is out of range.
+        what: the images, for the UserError if `count` is out of range.
         """
         labels, shuffled = self.labels(), np.random.RandomState(SPLIT_SEED).permutation(self.size)
         classes = np.unique(labels)
         if not len(classes) <= count <= self.size:
-            raise UserError('{} training images of {} cannot be chosen; allowed: {} (one of each '
-                            'class) to {} (all)'.format(count, name, len(classes), self.size))
+            raise UserError('{} {} cannot be chosen; allowed: {} (one of each class) to {} (all)'
+                            .format(count, what, len(classes), self.size))
         rank = np.empty(self.size, np.int64)  # within its class: first all images of rank 0
         for label in classes:
             members = shuffled[labels[shuffled] == label]
@@ -128,13 +128,17 @@ def train_and_test(members, test_share, rng):
 
 
 def resized(encoded, input_size):
-    """Returns an encoded image as (S, S, 3) uint8.
+    """Returns an encoded image as `fitted` does. Takes the first frame of a GIF."""
+    import tensorflow as tf
+    return fitted(tf.io.decode_image(encoded, expand_animations=False), input_size)
 
-    Repeats a grey channel, drops transparency, and takes the first frame of a GIF. uint8 needs a
-    quarter of the memory of float32.
+
+def fitted(image, input_size):
+    """Returns an image of 1 to 4 channels, uint8, as (S, S, 3) uint8.
+
+    Repeats a grey channel and drops transparency. uint8 needs a quarter of the memory of float32.
     """
     import tensorflow as tf
-    image = tf.io.decode_image(encoded, expand_animations=False)  # 1 to 4 channels
     image = tf.cond(tf.shape(image)[-1] < 3, lambda: tf.tile(image[..., :1], [1, 1, 3]),
                     lambda: image[..., :3])
     image = tf.image.resize(tf.ensure_shape(image, (None, None, 3)), (input_size, input_size))
