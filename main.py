@@ -28,8 +28,9 @@ from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
 from elastic.runs.signals import Signals
-from elastic.schemes.fixed import SCHEMES, FixedScheme
-from elastic.settings import PRUNE, run_settings
+from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
+from elastic.schemes.scheme import Choice
+from elastic.settings import CHOSEN, PRUNE, run_settings
 from elastic.steps.epoch import Diverged
 
 CLASSES_SHOWN = 10  # in the last lines of a run
@@ -54,11 +55,15 @@ def run(settings, signals):
     model = build_model(network.model_name, network.image_shape, len(images.class_names),
                         network.weights, network.alpha, network.bn_statistics,
                         network.trust_model, network.keep_frozen)
+    if training.train_tensors is not None:
+        matching_mask(training.train_tensors, model)  # a mistake ends here
     dataset = load_data(settings, images)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
     if is_elastic(training.train_type):
         table, cache = timing_table(settings, model, dataset, resumed)
+    elif training.train_type == CHOSEN:
+        table, cache = profile(settings, model, dataset), prefix_cache_of(settings, dataset)
     else:
         table, cache = None, prefix_cache_of(settings, dataset)
 
@@ -217,7 +222,19 @@ def scheme_of(maker, dataset, settings, table, cache):
     if settings.train_type == PRUNE:
         from elastic.schemes.prunetrain import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)
+    if settings.train_type == CHOSEN:
+        return FixedScheme(CHOSEN, maker, chosen(maker, settings, table, cache))
     return FixedScheme(settings.train_type, maker)
+
+
+def chosen(maker, settings, table, cache):
+    """Returns the Choice of --train_tensors, with the predicted time of its step."""
+    from elastic.selection.cache_costs import CacheCosts
+    mask = matching_mask(settings.train_tensors, maker.model)
+    if cache is not None:
+        cache.attach(maker)
+        table = CacheCosts(cache, table, 1, settings.num_epochs + 1).at_own_cut(mask)
+    return Choice(mask, timings=table)
 
 
 # ---------------------------------------------------------------- what a run leaves

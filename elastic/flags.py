@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 
 from elastic import command_line
@@ -16,7 +17,7 @@ from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
+from elastic.settings import CHOSEN, DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
 
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -40,6 +41,10 @@ def parse_arguments(argv=None):
 
 def _add_training_flags(parser):
     add_setting(parser, 'train_type', str, ', '.join(SCHEMES), 'TYPE')
+    add_setting(parser, 'train_tensors', str,
+                'train the tensors whose names match this regular expression, such as '
+                "'block7|head|gamma', and no others; their step time is predicted first",
+                'REGEX')
     parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='must match the data set (default: that of the data set)')
     add_setting(parser, 'learning_rate', number(float, low=0), 'the peak; decays to 0 on a cosine')
@@ -145,6 +150,7 @@ def check_arguments(args):
     """Returns the arguments with names and defaults resolved; raises UserError if one is wrong."""
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
+    check_chosen(args)
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; leave --importance {} out'.format(
@@ -171,6 +177,28 @@ def check_arguments(args):
         args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
                                          args.rho, args.seed)
     return args
+
+
+def check_chosen(args):
+    """Sets --train_type to chosen_tensors if --train_tensors is given.
+
+    Raises UserError for an invalid expression, for another train type, and for one without the
+    other.
+    """
+    if args.train_tensors is None:
+        if args.train_type == CHOSEN:
+            raise UserError("--train_type {} needs --train_tensors, such as 'head|gamma'".format(
+                CHOSEN))
+        return
+    if args.train_type not in (CHOSEN, TRAINING.train_type):
+        raise UserError('--train_tensors and --train_type {} both say what is trained; give one '
+                        'of them'.format(args.train_type))
+    try:
+        re.compile(args.train_tensors)
+    except re.error as error:
+        raise UserError("--train_tensors '{}' is not a regular expression: {}".format(
+            args.train_tensors, error))
+    args.train_type = CHOSEN
 
 
 def check_validation(args):

@@ -11,7 +11,7 @@ AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
 VIEWS = ('auto', 'fresh', 'held')
 KEPT = ('last', 'best')  # the epoch whose weights are kept
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
-ELASTIC, PRUNE = 'elastic_training', 'prune_training'
+ELASTIC, PRUNE, CHOSEN = 'elastic_training', 'prune_training', 'chosen_tensors'
 PAPER_SETS = {  # the paper's: classes, training images, test images
     'caltech_birds2011': (200, 5994, 5794), 'oxford_iiit_pet': (37, 3680, 3669),
     'stanford_dogs': (120, 12000, 8580)}
@@ -61,6 +61,7 @@ class Settings(NamedTuple):
     patience: Optional[int] = None
     seed: int = 0
     train_type: str = ELASTIC
+    train_tensors: Optional[str] = None
 
 
 TRAINING = Settings()  # the defaults

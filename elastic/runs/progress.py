@@ -59,7 +59,10 @@ def _record_choice(recorder, model, choice, epoch):
 def announce(choice, settings, seconds, cache):
     """Prints what was selected, how long it took, and warnings."""
     if choice.importance is None:
-        print('training {} of {} tensors'.format(choice.mask.sum(), len(choice.mask)))
+        print('training {} of {} tensors{}'.format(
+            choice.mask.sum(), len(choice.mask), '' if choice.timings is None else
+            ': {:.1f} ms/step predicted = {:.2f} of full'.format(
+                choice.predicted_ms, choice.predicted_ms / choice.timings.t_step)))
     else:
         left = abs(choice.rho - settings.rho) >= 0.005
         print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '

@@ -3,10 +3,12 @@
 To add a fixed scheme, which trains the same tensors throughout a run, write its function here.
 """
 
+import re
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
+from elastic.command_line import UserError
 from elastic.schemes.scheme import Choice, Scheme
 
 
@@ -57,16 +59,42 @@ def bn_plus_bias_training(names, head):
 
 SCHEMES.update(
     prune_training=SchemeKind('PruneTrain', '#0072B2', 'v', frozen_front=False),
+    chosen_tensors=SchemeKind('Chosen tensors', '#999999', 'p'),
     elastic_training=SchemeKind('ElasticTrainer', '#D55E00', 'D'),
     elastic_training_weight_magnitude=SchemeKind('Elastic, weight magnitude', '#CC79A7', 'P'),
     elastic_training_grad_magnitude=SchemeKind('Elastic, gradient magnitude', '#E69F00', 'X'))
 
 
 class FixedScheme(Scheme):
-    """Trains the same tensors throughout a run. name: of a fixed scheme in SCHEMES."""
+    """Trains the same tensors throughout a run.
+
+    name: of a fixed scheme in SCHEMES. choice: the Choice; default: what that scheme trains.
+    """
+
+    def __init__(self, name, maker, choice=None):
+        super().__init__(name, maker)
+        self._choice = choice or Choice(fixed_mask(name, maker.model))
 
     def select(self, epoch, last):
-        return Choice(fixed_mask(self.name, self.maker.model)) if epoch == 1 else None
+        return self._choice if epoch == 1 else None
+
+
+def matching_mask(expression, model):
+    """Returns the (N,) bool mask of the tensors whose names match a regular expression.
+
+    Raises UserError if it matches no tensor, or all.
+    """
+    from elastic.compat import keras_stack
+    names = [keras_stack.variable_name(v) for v in model.trainable_variables]
+    mask = np.array([re.search(expression, name) is not None for name in names])
+    if mask.all():
+        raise UserError("--train_tensors '{}' matches all {} tensors; use --train_type "
+                        'full_training'.format(expression, len(names)))
+    if not mask.any():
+        raise UserError("--train_tensors '{}' matches none of the {} tensors; some of them are {}"
+                        .format(expression, len(names), ', '.join(
+                            names[i] for i in np.linspace(0, len(names) - 1, 7).astype(int))))
+    return mask
 
 
 def fixed_mask(name, model):
