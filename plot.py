@@ -44,7 +44,8 @@ MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth':
         'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
 TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in these are averaged
-WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}'}  # in a label
+WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}',
+           'num_epochs': '{} epochs', 'learning_rate': 'rate {:g}'}  # in a label
 LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')  # or validation_..., as judged_on

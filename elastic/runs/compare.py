@@ -8,41 +8,29 @@ import numpy as np
 from elastic import command_line
 from elastic.runs.folder import VARIED, distinctions
 
-# Points of accuracy that elastic training may lose to full training: FEW_POINTS if rho is at least
-# FEW_POINTS_FROM, else MORE_POINTS.
-FEW_POINTS_FROM, FEW_POINTS, MORE_POINTS = 0.35, 2.0, 4.0
-# Points of accuracy by which full training must beat the head alone to be worth comparing.
-HEAD_POINTS = 5
-RESELECTION_SHARE = 0.05  # largest share of training time for all selections but the first
 HEADER = ('scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
-          'speed-up', 'of steps')
-LEGEND = ('\n\ntarget in brackets; speed-up: training time of full over this, medians of runs '
-          '[least, most]')
+          'speed-up', 'of steps', 'to full (points)')
+LEGEND = ('\n\nspeed-up, of steps: training time and step of full training over this one; to full: '
+          'final accuracy less\nthat of full training. Medians of runs [least, most].')
 
 
 def table(runs):
     """Returns the text of the table. runs: list of folder.Run on one data set.
 
-    If there is full training to compare with, targets are checked on medians: elastic training
-    loses few points, its steps are 1 / rho times as fast, and later selections are short.
+    Speed-ups and differences of accuracy are to full training of the most epochs, if there is any.
     """
     groups = {}
     for run in runs:
-        found, seconds = dict(run.summary), run.epochs['selection_seconds']
+        found = dict(run.summary)
         found['selection_share'] = found['selection_seconds'] / found['train_seconds']
-        # Before the first epoch every scheme compiles its step; later selections are extra time.
-        found['reselection_share'] = sum(seconds[1:]) / found['train_seconds']
         key = tuple(found[name] for name in ('scheme', 'rho') + VARIED)
         groups.setdefault(key, []).append(found)
-    full, head = [next((group for key, group in groups.items() if key[0] == name), None)
-                  for name in ('full_training', 'traditional_tl_training')]
+    full = max((group for key, group in groups.items() if key[0] == 'full_training'),
+               key=lambda group: group[0]['epochs'], default=None)
     throttled = [_throttled(group) for group in groups.values()]
-    rows = [[_label(key, groups)] + _numbers(group, full) + ([text] if any(throttled) else [])
-            + [_targets(key, group, full, head)]
+    rows = [[_label(key, groups)] + _numbers(group, full) + [text] * any(throttled)
             for (key, group), text in zip(groups.items(), throttled)]
-    header = HEADER + (('throttled',) if any(throttled) else ()) + ('target',)
-    align = '<{}<'.format('>' * (len(header) - 2))
-    return command_line.table(header, rows, align) + LEGEND
+    return command_line.table(HEADER + ('throttled',) * any(throttled), rows) + LEGEND
 
 
 def _label(key, keys):
@@ -59,27 +47,9 @@ def _numbers(group, full):
             ('final_accuracy', 100), ('best_accuracy', 100), ('train_seconds', 1), ('step_ms', 1))]
     speed_ups = [_spread(_ratios(full, group, key), '{:.2f}') if full else ''
                  for key in ('train_seconds', 'step_ms')]
-    return [len(group)] + measured + ['{:.1f}'.format(100 * share)] + speed_ups
-
-
-def _targets(key, group, full, head):
-    """Returns the targets of a row, each with its number and whether it was missed."""
-    scheme, rho = key[:2]
-    targets = []
-    if full and scheme == 'full_training' and head:
-        gain = 100 * _median(full, 'final_accuracy') - 100 * _median(head, 'final_accuracy')
-        targets = [('{:+.1f} points over head only ({})'.format(gain, HEAD_POINTS),
-                    gain >= HEAD_POINTS)]
-    elif full and scheme.startswith('elastic'):
-        loss = 100 * _median(full, 'final_accuracy') - 100 * _median(group, 'final_accuracy')
-        share = _median(group, 'reselection_share')
-        speed = float(np.median(_ratios(full, group, 'step_ms')))
-        allowed = FEW_POINTS if rho >= FEW_POINTS_FROM else MORE_POINTS
-        targets = [('{:+.1f} points to full (-{:g})'.format(-loss, allowed), loss <= allowed),
-                   ('steps {:.2f}x ({:.2f})'.format(speed, 1 / rho), speed >= 1 / rho),
-                   ('re-select {:.1f} % ({:g})'.format(100 * share, 100 * RESELECTION_SHARE),
-                    share < RESELECTION_SHARE)]
-    return '; '.join(text + ('' if met else ' MISSED') for text, met in targets)
+    points = '{:+.1f}'.format(100 * (_median(group, 'final_accuracy') - _median(
+        full, 'final_accuracy'))) if full and group is not full else ''
+    return [len(group)] + measured + ['{:.1f}'.format(100 * share)] + speed_ups + [points]
 
 
 def _median(group, key):

@@ -30,8 +30,8 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'trai
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
-          'test_images', 'prefix_cache', 'validation_share', 'keep', 'patience',
-          'class_weight', 'train_tensors')  # flags in which runs of one scheme may differ
+          'test_images', 'prefix_cache', 'validation_share', 'keep', 'patience', 'class_weight',
+          'train_tensors', 'num_epochs', 'learning_rate')  # in which runs of one scheme may differ
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
                 'files', 'throttled_epochs')
 
