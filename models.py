@@ -2,7 +2,6 @@
 
 from elastic.command_line import UserError
 from elastic.networks.backbone import build_base, classifier
-from elastic.networks.model_files import check_hdf5
 from elastic.networks.names import canonical_name, check_weights, is_saved
 from elastic.networks.saved_model import from_saved_model
 from elastic.networks.weights import load_weights, save_weights
@@ -43,8 +42,6 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
                                  keep_frozen)
     else:
         start = weights if weights == 'imagenet' or of_keras else None
-        if of_keras:
-            check_hdf5(weights)
         base, preprocessing = build_base(name, input_shape, start, alpha)
         model = classifier(base, preprocessing, input_shape, num_classes, bn_statistics)
     if weights.lower().endswith('.npz'):

@@ -6,6 +6,7 @@ from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.networks.downloads import weights_file
 from elastic.networks.efficientnet_lite import efficientnet_lite0
+from elastic.networks.model_files import check_hdf5
 from elastic.networks.names import LITE
 
 # With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
@@ -87,6 +88,8 @@ def build_base(name, input_shape, weights, alpha):
         if own is not None and weights not in (None, 'imagenet'):
             raise UserError("{} takes --weights imagenet, none or a .npz of this project; got '{}'"
                             .format(name, weights))
+        if weights not in (None, 'imagenet'):
+            check_hdf5(weights)
         with keras_stack.downloads_by(weights_file):
             if own is not None:  # vit-keras scales to -1..1, as mobilenet_v2 does
                 return build(input_shape, weights), 'mobilenet_v2' if name == 'vit' else None
