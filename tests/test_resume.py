@@ -359,7 +359,7 @@ def test_records_later_than_the_checkpoint_are_removed(tmp_path):
     recorder.epoch(dict(row, epoch=1))
     state = recorder.state()
     recorder.epoch(dict(row, epoch=2))
-    recorder.selection(3, ['head/kernel'], [(3,)], [True])
+    recorder.selection(1, ['head/kernel'], [(3,)], [True])
     recorder.writer.close()
     (tmp_path / 'events.out.tfevents.later').write_bytes(b'of a later process')
     again = Recorder(str(tmp_path), resumed=state)
