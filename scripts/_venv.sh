@@ -126,6 +126,7 @@ try:
     except BlockingIOError:
         sys.stderr.write("Waiting for process {}, which makes or updates {} (1 to 10 minutes) ...\n"
                          .format(open(lock).read().strip(), name))
+        sys.stderr.flush()  # before Python 3.9, a pipe would get the line only at the end
         fcntl.flock(9, fcntl.LOCK_EX)
         sys.stderr.write("waited {:.0f} s for {}\n".format(time.time() - started, name))
 except OSError as error:

@@ -1,9 +1,11 @@
 """Checks the file of a model before Keras loads it: it must neither run code nor fill the memory.
 
-On Keras 3, a `.keras` file is also read in Keras' own safe mode. No such mode exists for HDF5, nor
-on Keras 2. So each class in an HDF5 file must be one that only computes.
+Each class and function that the file names must be one that only computes. Keras 3 also reads a
+`.keras` file in its own safe mode. That mode alone is not enough: it forbids Python's code, but
+lets a file call most functions of Keras. HDF5 has no such mode, and Keras 2 has none at all.
 """
 
+import importlib
 import inspect
 import io
 import json
@@ -23,6 +25,11 @@ UNSAFE = ('Lambda', 'TFOpLambda', 'SlicingOpLambda', 'TFSMLayer', 'TorchModuleWr
 PURE = ('math.', '__operators__.')
 OTHERS = ('Functional', 'Sequential', 'Model', 'TensorShape', 'Policy', 'DTypePolicy', '__tuple__',
           '__keras_tensor__')
+# Keras 3 also writes values and functions as classes of these names. All but functions are data.
+VALUES = ('__tensor__', '__numpy__', '__bytes__', '__ellipsis__', '__slice__')
+OF_FUNCTIONS = ('activations', 'constraints', 'initializers', 'losses', 'metrics', 'ops',
+                'regularizers')  # modules of Keras 3 whose public functions only compute, but for:
+NOT_PURE = ('get', 'serialize', 'deserialize')
 LARGE, DENSITY = 10 ** 8, 1000  # bytes, and bytes for each stored one, from which data are a bomb
 
 
@@ -43,7 +50,7 @@ def check_model(path):
         check_zip(path)
     for config in _configurations(path, hdf5):
         for found in _classes(config):
-            _check_class(path, found, hdf5)
+            _check_class(path, found)
 
 
 def check_hdf5(path, file=None):
@@ -130,7 +137,10 @@ def _configurations(path, hdf5):
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if 'config.json' in archive.namelist():
-                yield json.loads(archive.read('config.json').decode())
+                config = json.loads(archive.read('config.json').decode())
+                if isinstance(config, dict):
+                    config.pop('compile_config', None)  # a loss, say: no model is loaded compiled
+                yield config
 
 
 def _classes(config):
@@ -144,7 +154,7 @@ def _classes(config):
             yield from _classes(each)
 
 
-def _check_class(path, found, hdf5):
+def _check_class(path, found):
     """Raises UserError if the class that a configuration names may do more than compute."""
     name, content = found['class_name'], found.get('config')
     if name in UNSAFE:
@@ -154,25 +164,65 @@ def _check_class(path, found, hdf5):
         if not pure:
             raise UserError("'{}' holds a {} layer, which may run code or read files here: use "
                             '--trust_model if you trust its author'.format(path, name))
-    elif hdf5 and not _only_computes(name, found):
+    elif not _only_computes(name, found):
+        if name == 'function':
+            name = 'the function {}'.format(content)
         raise UserError(
             "'{}' needs {}, a Python class or function that Keras does not know: from Python, "
             'import it, load the model, and train it as docs/python.md shows'.format(path, name))
 
 
 def _only_computes(name, found):
-    """Returns whether a class is one of Keras that only computes, or registered in this process.
+    """Returns whether a class or function only computes, or is registered in this process.
 
     found: the configuration that names it.
     """
-    registered = keras.utils.get_custom_objects()
-    # Keras 2, and Keras 3 where there is no module, look for the class by its name alone.
-    key = 'registered_name' if keras_stack.KERAS_3 and found.get('module') else 'class_name'
-    if found.get(key) in registered:
-        return True
-    if str(found.get('module') or 'keras').split('.')[0] not in ('keras', 'builtins'):
+    names = [found.get(key) for key in ('class_name', 'registered_name', 'module')]
+    if not all(each is None or isinstance(each, str) for each in names):
         return False
+    registered = keras.utils.get_custom_objects()
+    module = found.get('module') if keras_stack.KERAS_3 else None
+    if name == 'function' and keras_stack.KERAS_3:
+        function = found.get('config')
+        return isinstance(function, str) and (
+            function in registered or _is_pure_function(module, function))
+    # Keras 2, and Keras 3 where there is no module, look for the class by its name alone.
+    if found.get('registered_name' if module else 'class_name') in registered:
+        return True
+    if name in OTHERS or (keras_stack.KERAS_3 and name in VALUES):
+        return True
+    if module:
+        return _computes_in_keras_3(module, name)
     public = [vars(place).get(name) for place in (
         keras.layers, keras.initializers, keras.regularizers, keras.constraints,
-        getattr(keras.layers, 'experimental', keras.layers)) if isinstance(name, str)]
-    return name in OTHERS or any(inspect.isclass(value) for value in public)
+        getattr(keras.layers, 'experimental', keras.layers))]
+    return (found.get('module') or 'keras').split('.')[0] in ('keras', 'builtins') and any(
+        inspect.isclass(value) for value in public)
+
+
+def _is_pure_function(module, name):
+    """Returns whether a function that Keras 3 finds by these names is public and computes."""
+    if name.startswith('_') or name in NOT_PURE:
+        return False
+    places = ['keras.' + each for each in OF_FUNCTIONS]
+    if module in places:
+        places = [module]
+    elif module != 'builtins':
+        return False
+    return any(inspect.isroutine(vars(importlib.import_module(place)).get(name))
+               for place in places)
+
+
+def _computes_in_keras_3(module, name):
+    """Returns whether these names mean a class of Keras 3 that is made to compute in a model."""
+    if module.split('.')[0] != 'keras':
+        return False
+    try:
+        value = vars(importlib.import_module(module)).get(name)
+    except (ImportError, ValueError):  # ValueError: a name that is no module's, such as 'keras..a'
+        return False
+    return inspect.isclass(value) and issubclass(value, (
+        keras.layers.Layer, keras.Operation, keras.initializers.Initializer,
+        keras.regularizers.Regularizer, keras.constraints.Constraint, keras.losses.Loss,
+        keras.metrics.Metric, keras.optimizers.Optimizer, keras.DTypePolicy,
+        keras.optimizers.schedules.LearningRateSchedule))
