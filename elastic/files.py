@@ -21,6 +21,9 @@ from elastic.regular_file import open_regular, open_text
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
 MOST_JSON_BYTES = 10 ** 8
+# Errors of file systems that cannot flush a folder.
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF,
+                 errno.EISDIR, errno.EROFS)
 CHECKSUM = 'sha256'  # key in a JSON file of the checksum of the rest
 
 
@@ -149,8 +152,11 @@ def _exists(path):
 
 def flush_folder(path):
     """Waits until the names in a folder are on disk, if the file system supports that."""
-    with contextlib.suppress(OSError):
+    try:
         _flush(path)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
 
 
 def _flush(path):

@@ -81,7 +81,7 @@ def test_the_next_process_removes_a_folder_that_a_killed_one_left(tmp_path):
 def test_a_starting_run_removes_the_unfinished_files_of_a_killed_one(tmp_path):
     (tmp_path / 'checkpoint.k2j.part' / 'checkpoint').mkdir(parents=True)
     (tmp_path / 'settings.json.part').write_text('{"se')
-    os.close(open_run(str(tmp_path), {}))
+    open_run(str(tmp_path), {}).close()
     assert os.listdir(str(tmp_path)) == ['settings.json']
 
 

@@ -97,13 +97,13 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
 
 def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     folder = str(tmp_path / 'run')
-    lock = open_run(folder, {'seed': 0})
+    claim = open_run(folder, {'seed': 0})
     (tmp_path / 'run' / 'epochs.csv').write_text('of the other process')
     with pytest.raises(UserError, match="run 'run': another process is training it"):
         open_run(folder, {'seed': 0})
     assert (tmp_path / 'run' / 'epochs.csv').exists()
-    os.close(lock)
-    os.close(open_run(folder, {'seed': 0}))
+    claim.close()
+    open_run(folder, {'seed': 0}).close()
     assert not (tmp_path / 'run' / 'epochs.csv').exists()
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_another_process_has_just_finished_is_kept(logs, capsys, monk
     with pytest.raises(UserError, match='other settings'):
         open_run(str(folder / 'late'), dict(settings, seed=9))
     (folder / 'late' / 'summary.json').unlink()
-    os.close(open_run(str(folder / 'late'), settings))
+    open_run(str(folder / 'late'), settings).close()
 
 
 def test_a_damaged_meter_log_loses_the_energy_but_not_the_run(logs, capsys):

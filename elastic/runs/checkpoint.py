@@ -15,13 +15,14 @@ import time
 import numpy as np
 
 from elastic.command_line import UserError, finite
-from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
-from elastic.regular_file import open_text
+from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
+from elastic.regular_file import open_regular, open_text
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
 FORMAT = 'elastic-checkpoint-4'
 TREE = 'tree'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
+END_BYTES = 1000  # of a checkpoint: the end of its directory, with the CRC-32 of its tree
 ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint
 
 
@@ -140,8 +141,9 @@ def stamps(folder):
     found = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
-            status = os.stat(path)
-            found.append((path, status.st_size, status.st_mtime_ns))
+            with open_regular(path) as file:  # times have steps of 2 s on some cards
+                file.seek(max(0, os.path.getsize(path) - END_BYTES))
+                found.append((path, checksum(file.read())))
     return found
 
 

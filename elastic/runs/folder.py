@@ -8,6 +8,7 @@
     classes.csv     one row per class, computed from it
     summary.json    written last; a folder without it is an unfinished run
     events.*        TensorBoard
+    trained_by      which machine trains it, while one does (claim.py)
     checkpoint/     weights, with --save_model
     resume/         what an unfinished run resumes from (checkpoint.py)
 """
@@ -24,6 +25,7 @@ from elastic.files import PART, checksum_of_file, read_json
 from elastic.regular_file import open_text
 from elastic.schemes.fixed import SCHEMES
 
+TRAINED_BY = 'trained_by'
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
@@ -219,7 +221,8 @@ def is_finished(folder, settings, restart=False):
     settings: dict that JSON can store. restart: return False for any run. Raises UserError if the
     folder contains anything but a run, or a run of other settings.
     """
-    if not os.path.isdir(folder) or all(name.endswith(PART) for name in os.listdir(folder)):
+    if not os.path.isdir(folder) or all(name.endswith(PART) or name == TRAINED_BY
+                                        for name in os.listdir(folder)):
         return False
     path = os.path.join(folder, 'settings.json')
     if not os.path.exists(path):

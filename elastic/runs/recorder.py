@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import fcntl
 import os
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from elastic.files import (
     write_json,
 )
 from elastic.runs import checkpoint
+from elastic.runs.claim import Claim
 from elastic.runs.classes import (
     CLASSES,
     PREDICTIONS,
@@ -51,18 +51,13 @@ def open_run(folder, settings, resumed=None, restart=False):
     settings: dict of flags.decisive_settings.
     resumed: the tree of the checkpoint that the run resumes from; None if it starts.
     restart: whether to replace any run in the folder.
-    Returns the lock for Recorder, which os.close or the end of the process frees; None, with
-    nothing changed, if the run is already finished.
+    Returns the Claim for Recorder; None, with nothing changed, if the run is already finished.
     Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
     make_folder(folder)
-    lock = os.open(folder, os.O_RDONLY)
     with contextlib.ExitStack() as unless_opened:
-        unless_opened.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise fault(folder, 'another process is training it; wait for it or stop it')
+        claim = Claim(folder)
+        unless_opened.callback(claim.close)
         if is_finished(folder, settings, restart):  # another process may have finished it
             return None
         expected = [] if resumed is None else resumed['stamps']
@@ -75,7 +70,7 @@ def open_run(folder, settings, resumed=None, restart=False):
             checkpoint.remove_damaged(folder)
         write_json(os.path.join(folder, 'settings.json'), settings)
         unless_opened.pop_all()
-    return lock
+    return claim
 
 
 def records_of(folder):
@@ -99,13 +94,13 @@ def _clear(folder):
 class Recorder:
     """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
-    lock: from open_run; freed on exit, or when this object is deleted.
+    claim: from open_run; closed on exit, or when this object is deleted.
     resumed: the result of `state` to resume from; what was written later is removed.
     As a context manager, it removes the records of a run that fails before it can be resumed.
     """
 
-    def __init__(self, folder, lock=None, resumed=None):
-        self.folder, self._lock = folder, lock
+    def __init__(self, folder, claim=None, resumed=None):
+        self.folder, self._claim = folder, claim
         self._picture = MaskPicture()
         self._named = set()  # files whose names are on the disk
         if resumed is not None:
@@ -224,16 +219,16 @@ class Recorder:
         if not (os.path.exists(self._path('epochs.csv')) or checkpoint.stamps(self.folder)):
             _clear(self.folder)
             os.remove(self._path('settings.json'))
+            self._close_claim()
             if not os.listdir(self.folder):
                 os.rmdir(self.folder)
-        self._unlock()
+        self._close_claim()
 
-    def _unlock(self):
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _close_claim(self):
+        if self._claim is not None:
+            self._claim.close()
 
-    __del__ = _unlock
+    __del__ = _close_claim
 
     def flags(self, lines):
         """Writes flags.txt, with which main.py repeats the run. lines: of flags.flag_lines."""

@@ -81,14 +81,14 @@ def open_session(records, decisive, dataset, resumed, signals):
     if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
         raise UserError('the images have changed since the run was interrupted: restore them or '
                         'start over with --restart')
-    lock = open_run(records.folder, decisive, resumed, records.restart)
-    if lock is None:
+    claim = open_run(records.folder, decisive, resumed, records.restart)
+    if claim is None:
         yield None
         return
     about = dict(here(), settings=decisive, images=dataset.fingerprint, views=dataset.views)
     keeper = checkpoint.Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
                                resumed)
-    with Recorder(records.folder, lock, resumed and resumed['records']) as recorder, (
+    with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
         clock = Clock(energy.Meter(*energy.find_sensors()), thermal.monitor_here())

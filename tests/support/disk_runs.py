@@ -12,7 +12,7 @@ from disks import Recording, Watch, states
 from elastic.files import PART
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs import checkpoint
-from elastic.runs.folder import is_finished, read_run
+from elastic.runs.folder import TRAINED_BY, is_finished, read_run
 from elastic.runs.recorder import Recorder, open_run
 from elastic.runs.session import interrupted_run
 from elastic.settings import run_settings
@@ -74,15 +74,16 @@ class Disk:
             self.assert_complete()
             return FINISHED
         resumed = interrupted_run(records.folder, decisive)
-        lock = open_run(records.folder, decisive, resumed)
-        Recorder(records.folder, lock, resumed and resumed['records']).writer.close()
+        claim = open_run(records.folder, decisive, resumed)
+        Recorder(records.folder, claim, resumed and resumed['records']).writer.close()
         found = STARTS if resumed is None else place_of(resumed)
         assert found >= (reached or STARTS)
         return found
 
     def left(self):
         """Returns path -> bytes of all that a process finds, but events and what it ignores."""
-        ignored, found = (checkpoint.BEFORE, checkpoint.ALIVE, checkpoint.LAST + PART), {}
+        ignored = (checkpoint.BEFORE, checkpoint.ALIVE, checkpoint.LAST + PART, TRAINED_BY)
+        found = {}
         for folder, _, names in os.walk(self.logs):
             for name in names:
                 if not name.startswith('events.out') and name not in ignored:
