@@ -222,11 +222,12 @@ def in_an_archive(folder, change):
     network().save(path)
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
-    config = json.loads(entries['config.json'].decode())
+    config = json.loads(str(entries['config.json'], 'utf-8'))
     change(config['config']['layers'][-1])
+    entries['config.json'] = json.dumps(config)
     with zipfile.ZipFile(path, 'w') as archive:
-        for name, content in dict(entries, **{'config.json': json.dumps(config)}).items():
-            archive.writestr(name, content)
+        for name in entries:
+            archive.writestr(name, entries[name])
     return path
 
 
