@@ -44,6 +44,7 @@ def run(settings, signals):
     from elastic.export.litert import check_converter
     from elastic.export.saving import save_network
     from elastic.runs.session import here, interrupted_run, open_session
+    from elastic.selection.items import layers_of
     from elastic.steps.training_step import warn_of_probabilities
     from models import build_model
     if records.export:
@@ -60,12 +61,17 @@ def run(settings, signals):
     dataset = load_data(settings, images)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
-    if is_elastic(training.train_type):
-        table, cache = timing_table(settings, model, dataset, resumed)
-    elif training.train_type == CHOSEN:
-        table, cache = profile(settings, model, dataset), prefix_cache_of(settings, dataset)
+    elastic, deadline = is_elastic(training.train_type), None
+    timed = elastic or training.train_type == CHOSEN
+    table = profile(settings, model, dataset) if timed else None
+    layers = layers_of(model) if elastic and training.granularity == 'layer' else None
+    if training.deadline is not None:
+        deadline = deadline_of(settings, table, layers, dataset, resumed)
+        training = deadline.settings(training)
+    if elastic:
+        cache = elastic_cache(settings._replace(training=training), table, layers, dataset, resumed)
     else:
-        table, cache = None, prefix_cache_of(settings, dataset)
+        cache = prefix_cache_of(settings, dataset)
 
     with open_session(records, decisive, dataset, resumed, signals) as session:
         if session is None:
@@ -76,7 +82,7 @@ def run(settings, signals):
         with session.preparing():
             maker = train.step_maker(model, dataset, training, penalty)
             scheme = scheme_of(maker, dataset, training, table, cache)
-        result, model = train.train(scheme, dataset, training, session, cache)
+        result, model = train.train(scheme, dataset, training, session, cache, deadline)
         if records.save_txt:
             session.recorder.text()
         if records.save_model or records.export:
@@ -85,6 +91,8 @@ def run(settings, signals):
         summary = dict(
             decisive, **result, **measured_beside(settings, dataset, cache, session.clock),
             **here(), run_name=records.run_name, scheme=training.train_type)
+        if deadline is not None:
+            summary.update(rho=deadline.plan.rho, seconds_used=deadline.used)
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
@@ -171,17 +179,16 @@ def profile(settings, model, dataset):
     return profiler.table_for(step, model, settings.records.logs_dir, lambda: batch)
 
 
-def timing_table(settings, model, dataset, resumed=None):
-    """Returns (TensorTimings of this run, its PrefixCache or None).
+def elastic_cache(settings, table, layers, dataset, resumed=None):
+    """Returns the PrefixCache of elastic training, or None.
 
     With --views auto, holds views if rho is out of reach without a cache; a run that resumes keeps
     what it began with. Raises UserError if rho is still out of reach, unless the run resumes.
-    resumed: as in session.open_session.
+    table: TensorTimings. layers: as in items.items_of. resumed: as in session.open_session.
     """
     from elastic.selection.cache_costs import CacheCosts
-    from elastic.selection.items import layers_of, out_of_reach
-    training, table = settings.training, profile(settings, model, dataset)
-    layers = layers_of(model) if training.granularity == 'layer' else None
+    from elastic.selection.items import out_of_reach
+    training = settings.training
     if resumed is not None:
         held = resumed['about'].get('views') == 'held'
     else:
@@ -199,7 +206,31 @@ def timing_table(settings, model, dataset, resumed=None):
         print('--views held, as rho {:g} is out of reach without the prefix cache: each image '
               'keeps its augmentation for {}'.format(training.rho, '{} epochs'.format(
                   interval) if interval else 'the whole run (--interval 4 loses less accuracy)'))
-    return table, cache
+    return cache
+
+
+def deadline_of(settings, table, layers, dataset, resumed):
+    """Returns the Deadline of this run, which holds a plan; prints it.
+
+    Raises UserError if the deadline is too short. The arguments are those of elastic_cache.
+    """
+    from elastic.runs.deadline import Deadline, first_costs
+    from elastic.selection.items import smallest_rho
+    training = settings.training
+    caches = settings.cache.prefix_cache != 'off' and np.isfinite(table.cut_bytes).any() and (
+        settings.data.views != 'fresh' or dataset.view(1) == dataset.view(2))
+    least = smallest_rho(table, layers)
+    costs, finish = first_costs(table, dataset, settings.batch_size, training.interval,
+                                (least, 0.0 if caches else least), settings.records.export)
+    if resumed is None:
+        deadline = Deadline(training.deadline, costs, finish)
+        deadline.begin()
+    else:
+        before = resumed['deadline']
+        deadline = Deadline(training.deadline, costs, finish,
+                            before['used'] + resumed['lost_seconds'])
+        deadline.restore(before)
+    return deadline
 
 
 def penalty_of(model, dataset, settings, resumed):

@@ -11,7 +11,6 @@ The clock of a run sorts all of its time, except the writing of records, into bu
 The reported training time is step + selection.
 """
 
-import bisect
 import itertools
 import time
 
@@ -28,9 +27,11 @@ from elastic.runs.progress import (
     summary_of,
 )
 from elastic.runs.tally import Tally
+from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
+from elastic.selection.dates import due_epochs, until
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import READ, Diverged, EpochProgress, plain_calls, run_epoch, validate
@@ -169,12 +170,13 @@ class _Run:
         self.clock.restore(state['clock'])
 
 
-def train(scheme, dataset, settings, session, cache=None):
+def train(scheme, dataset, settings, session, cache=None, deadline=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
     With validation images, these judge each epoch, and the test images only the kept weights.
     scheme: scheme.Scheme, whose maker holds the model. cache: prefix_cache.PrefixCache or None.
-    Raises Diverged if the loss is not finite. Raises Interrupted, after trying to write a
+    deadline: deadline.Deadline that ends the run, or None. Raises Diverged if the loss is not
+    finite. Raises Interrupted, after trying to write a
     checkpoint, if the session's keeper says stop.
     """
     clock, keeper, tested = session.clock, session.keeper, None
@@ -187,7 +189,8 @@ def train(scheme, dataset, settings, session, cache=None):
 
     def keep():
         with clock('checkpoint'):
-            kept = keeper.keep(lambda: dict(run=run.state(), records=session.recorder.state()))
+            kept = keeper.keep(lambda: dict(run=run.state(), records=session.recorder.state(),
+                                            deadline=deadline and deadline.state()))
         if keeper.stop() and run.trains(settings.num_epochs):
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
         if keeper.stop() and best is not None:  # the final test is left
@@ -204,6 +207,8 @@ def train(scheme, dataset, settings, session, cache=None):
             run.progress = EpochProgress()
         with clock('step'):
             calls, run.result = run.calls(dataset), None
+            if deadline is not None:
+                calls = deadline.within(calls)
         while run.result is None:
             with clock('step'):
                 try:
@@ -226,6 +231,10 @@ def train(scheme, dataset, settings, session, cache=None):
             session.recorder.predictions(dataset, judged)
         run.next_epoch(row)
         print_epoch(row, settings.num_epochs)
+        if deadline is not None:
+            settings = deadline.after(row, judged, run, settings)
+            scheme.replan(settings)
+            keras_stack.schedule(run.maker.optimizer).end_at(settings.num_epochs * dataset.steps)
         if keeper.pays():
             keep()
     if run.epoch <= settings.num_epochs:
@@ -266,13 +275,15 @@ class ElasticScheme(Scheme):
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-        self._dates, self._budget = due_epochs(settings), Budget(settings)
+        self._budget = Budget(settings)
         self._current, self._choosing_seconds = None, 0.0
 
     def select(self, epoch, last):
+        if epoch <= self._settings.head_epochs:
+            return self._head() if epoch == 1 else None
         if last is not None:
             self._learn_from(last)
-        due = epoch in self._dates
+        due = self.is_due(epoch)
         if not due and not self._drifted(epoch, last):
             return None
         batch, trials = self._next_batch(), []
@@ -280,13 +291,31 @@ class ElasticScheme(Scheme):
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
         table, drift = self._table_now(batch, last)
-        rho = self._settings.rho if self._cache is None else self._budget.rho(epoch)
+        planned = self._cache is None or self._settings.deadline is not None
+        rho = self._settings.rho if planned else self._budget.rho(epoch)
         chosen = self._chosen(importance, table, rho, epoch, due)
         if chosen is None:
             return None
         self._choosing_seconds = time.perf_counter() - begin
         mask, fallback, table = chosen
         self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
+        return self._current
+
+    def is_due(self, epoch):
+        """Returns whether tensors are selected before this epoch, whatever drifts."""
+        return epoch in due_epochs(self._settings)
+
+    def replan(self, settings):
+        """Uses these settings.Settings, of other epochs or another rho, from now on."""
+        self._settings = settings
+
+    def _head(self):
+        """Returns the Choice of the head alone."""
+        mask, table = fixed_mask(HEAD, self.maker.model), self._timings
+        if self._cache is not None:
+            table = CacheCosts(self._cache, table, 1, self._settings.head_epochs + 1).at_own_cut(
+                mask)
+        self._current = Choice(mask, timings=table)
         return self._current
 
     def state(self):
@@ -327,7 +356,7 @@ class ElasticScheme(Scheme):
             return False
         ms = last.ms[last.kind]
         drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
-        epochs = until(self._dates, epoch, self._settings.num_epochs) - epoch
+        epochs = until(due_epochs(self._settings), epoch, self._settings.num_epochs) - epoch
         return 1e-3 * abs(drift_ms) * len(ms) * epochs > self._choosing_seconds
 
     def _importance(self, batch, epoch, trials):
@@ -361,14 +390,3 @@ class ElasticScheme(Scheme):
         if not due and rho < costs.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
         return choose_cached_tensors(costs, importance, rho, self._layers)
-
-
-def due_epochs(settings):
-    """Returns the epochs, from 1, before which tensors are selected."""
-    return range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs)
-
-
-def until(dates, epoch, num_epochs):
-    """Returns the epoch of the selection after `epoch`; num_epochs + 1 if there is none."""
-    after = bisect.bisect_right(dates, epoch)
-    return dates[after] if after < len(dates) else num_epochs + 1

@@ -12,6 +12,7 @@ from elastic.data.class_weights import BALANCED, check_class_weight, read_class_
 from elastic.data.images import augmentation_of, check_dataset_name
 from elastic.data.tfds import TFDS
 from elastic.device.meter_log import check_meter
+from elastic.durations import duration, duration_text
 from elastic.export.litert import KINDS
 from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
@@ -19,6 +20,7 @@ from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
 from elastic.settings import CHOSEN, DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
 
+PLANNED = ('rho', 'num_epochs', 'head_epochs')  # by --deadline
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
              'elastic_training_grad_magnitude': 'grad_magnitude'}
@@ -36,7 +38,9 @@ def parse_arguments(argv=None):
     _add_cache_flags(parser.add_argument_group('prefix cache'))
     _add_pruning_flags(parser.add_argument_group('prune_training'))
     _add_record_flags(parser.add_argument_group('records of the run'))
-    return parser.parse_args(command_line.with_files(argv))
+    # None: not given. A deadline must not meet one of them, even with the default's value.
+    given = argparse.Namespace(**dict.fromkeys(PLANNED))
+    return parser.parse_args(command_line.with_files(argv), given)
 
 
 def _add_training_flags(parser):
@@ -93,6 +97,13 @@ def _add_elastic_flags(parser):
     add_setting(parser, 'rho', number(float, above=0, high=1),
                 'step time as a share of full training, 0.5 = twice as fast; with a prefix cache '
                 'the mean over the run')
+    add_setting(parser, 'deadline', duration,
+                'train as well as possible until this time after the start of the process, such as '
+                '45m, then stop; chooses --rho, --num_epochs and --head_epochs, and keeps the best '
+                'epoch on a tenth of the training images (docs/deadline.md)')
+    add_setting(parser, 'head_epochs', number(int, low=0),
+                'train the output layer alone in the first N epochs, at the full learning rate',
+                'N')
     add_setting(parser, 'interval', number(int, low=0),
                 'epochs from one selection to the next; 0: select only once; also used by --views',
                 'EPOCHS')
@@ -151,6 +162,7 @@ def check_arguments(args):
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     check_chosen(args)
+    check_planned(args)
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; leave --importance {} out'.format(
@@ -175,8 +187,32 @@ def check_arguments(args):
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
     if args.run_name == DEFAULTS['run_name']:
         args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
-                                         args.rho, args.seed)
+                                         args.rho, args.seed, args.deadline)
     return args
+
+
+def check_planned(args):
+    """Sets what was not given of --rho, --num_epochs, --head_epochs; with --deadline also --keep.
+
+    Raises UserError for a deadline with what it decides, and for head epochs that do not fit.
+    """
+    given = ['--{}'.format(name) for name in PLANNED if getattr(args, name) is not None]
+    for name in PLANNED:
+        if getattr(args, name) is None:
+            setattr(args, name, DEFAULTS[name])
+    if args.deadline is not None:
+        if given:
+            raise UserError('--deadline chooses {0}: leave {0} out'.format(' and '.join(given)))
+        if not is_elastic(args.train_type):
+            raise UserError('--deadline fits elastic training alone, not {}: leave --train_type out'
+                            .format(args.train_type))
+        args.keep = KEPT[1]
+        args.validation_share = args.validation_share or 0.1
+    elif args.head_epochs and not is_elastic(args.train_type):
+        raise UserError('--head_epochs fits elastic training alone, not {}'.format(args.train_type))
+    elif args.head_epochs >= args.num_epochs:
+        raise UserError('--head_epochs {} is not less than --num_epochs {}'.format(
+            args.head_epochs, args.num_epochs))
 
 
 def check_chosen(args):
@@ -244,14 +280,15 @@ def checked_run_name(name, logs_dir):
     return plain
 
 
-def default_run_name(model_name, dataset_name, train_type, rho, seed):
+def default_run_name(model_name, dataset_name, train_type, rho, seed, deadline=None):
     """Returns the name of a run for which --run_name gives none."""
     plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
     if dataset_name.startswith(TFDS):
         dataset_name = dataset_name[len(TFDS):].replace(':', '-')
     data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
     return '{}_{}_{}'.format(plain, printable(data), train_type) + (
-        '_rho{:g}'.format(rho) if is_elastic(train_type) else '') + (
+        '' if not is_elastic(train_type) else '_rho{:g}'.format(rho) if deadline is None else
+        '_' + duration_text(deadline)) + (
         '_seed{}'.format(seed) if seed else '')
 
 
@@ -276,7 +313,11 @@ def decisive_settings(settings):
         found['class_weights'] = read_class_weights(found['class_weight'])
     scheme = settings.training.train_type
     irrelevant = [] if is_elastic(scheme) else [
-        'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop']
+        'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop', 'head_epochs']
+    if settings.training.deadline is not None:
+        irrelevant += PLANNED
+    if not settings.training.head_epochs:
+        irrelevant.append('head_epochs')
     if not is_elastic(scheme) and settings.data.views != 'held':  # held ones last for `interval`
         irrelevant.append('interval')
     if not SCHEMES[scheme].frozen_front:

@@ -50,6 +50,8 @@ class Settings(NamedTuple):
     clip_norm: Optional[float] = None
     interval: int = 4
     rho: float = 0.533
+    head_epochs: int = 0
+    deadline: Optional[float] = None  # s, from the start of the process
     importance: str = 'gradient_update'
     probe_batches: int = 1
     closed_loop: bool = True

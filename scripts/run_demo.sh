@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Adapts a network to new data in five ways, in minutes on two cores. Downloads only Python packages.
-# MobileNetV2 (width 0.35, 96x96) is trained on digits, profiled, and then trained on turned, coloured
-# and noisy digits with each scheme. Ends with a table and two figures.
+# Fine-tunes a network from ImageNet in six ways, in minutes on two cores: EfficientNet-Lite0 (64x64)
+# on 3,200 photographs of clothes. Ends with a table and two figures.
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
@@ -11,7 +10,9 @@ usage() {
 usage: run_demo.sh [--seeds N]
 
 Trains, prints a table (plot.py table) and writes figures/demo.png and figures/demo_selection.png.
-Source weights, timing table and finished runs in logs/ are reused.
+The timing table and finished runs in logs/ are reused. The ImageNet weights come with a Python
+package. Fashion-MNIST comes with Debian's package dataset-fashion-mnist; where that is not
+installed, 30 MB are downloaded.
   --seeds N    train each scheme with seeds 0 to N-1 (default: $seeds)
 END
 }
@@ -32,46 +33,40 @@ fi
 ensure_venv today
 cd "$ROOT"
 start=$SECONDS
-network=(--model_name mobilenetv2 --alpha 0.35 --input_size 96 --batch_size 32)
-source_run=demo_source
+network=(--model_name efficientnet_lite0 --input_size 64 --batch_size 32)
+# All ways but the last use six epochs and one learning rate, within half a point of the best for full
+# training. Without the warm-up, full training may diverge. Tensors are selected before epochs 1 and 4.
+data=(--dataset_name fashion_mnist --augmentation none)
+training=(--train_images 3200 --test_images 2500 --num_epochs 6 --interval 3 --learning_rate 0.005
+          --warmup_steps 50)
 say() { printf '\n== %s\n' "$*"; }
 
-say "source: MobileNetV2 on digits"
-"$PYTHON" main.py "${network[@]}" --dataset_name digits --weights none --run_name $source_run \
-    --train_type full_training --num_epochs 3 --learning_rate 0.05 --save_model
-
-# All schemes use one learning rate, tuned on full training; 0.02 ended within a point of it, but
-# learned nothing from other source weights. Without the warm-up over half an epoch, full training
-# falls back to chance in its first steps. All schemes train on the same 6,400 images, so that eight
-# epochs take minutes. Tensors are selected before the first and the fifth epoch.
-target=(--dataset_name digits_shifted --weights "logs/$source_run/checkpoint/weights.npz"
-        --train_images 6400 --num_epochs 8 --interval 4 --learning_rate 0.01 --warmup_steps 100)
-
 say "profile: what each tensor costs on this machine"
-"$PYTHON" profiler.py "${network[@]}" --dataset_name digits_shifted --num_classes 10 | tail -n 8
+"$PYTHON" profiler.py "${network[@]}" "${data[@]}" --num_classes 10 | tail -n 8
 
 # train NAME TYPE [FLAG ...]: trains one run with the seed of the loop below.
 runs=()
 train() {
     local name="demo_$1_seed$seed"
     say "$name"
-    "$PYTHON" main.py "${network[@]}" "${target[@]}" --seed "$seed" --run_name "$name" \
+    "$PYTHON" main.py "${network[@]}" "${data[@]}" "${training[@]}" --seed "$seed" --run_name "$name" \
         --train_type "${@:2}"
     runs+=("$name")
 }
 
-# By default the head alone uses the prefix cache, which makes it a fair opponent. Elastic training
-# at rho 0.5 has no cache, as in the paper.
+# At rho 0.5, elastic training has no cache, as in the paper. A third of the epochs of full training
+# takes about as long as rho 0.3 does with the cache; it has the learning rate that suits it best.
 for ((seed = 0; seed < seeds; seed++)); do
     train full full_training
     train head traditional_tl_training
     train bn_bias bn_plus_bias_training
     train elastic0.5 elastic_training --rho 0.5 --prefix_cache off
-    train elastic0.25 elastic_training --rho 0.25
+    train elastic0.3 elastic_training --rho 0.3
+    train full_cut full_training --num_epochs 2 --learning_rate 0.003
 done
 
 say "result"
 "$PYTHON" plot.py table "${runs[@]}"
 "$PYTHON" plot.py curves "${runs[@]}" --output figures/demo
-"$PYTHON" plot.py selection demo_elastic0.25_seed0 --output figures/demo_selection
+"$PYTHON" plot.py selection demo_elastic0.3_seed0 --output figures/demo_selection
 echo "the demo took $((SECONDS - start)) s"

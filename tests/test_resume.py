@@ -182,6 +182,17 @@ def test_a_fixed_scheme_resumes_after_any_step(tmp_path, timings, name, stops):
     assert_resumes(tmp_path, stops, name, timings)
 
 
+def test_a_run_that_begins_with_the_head_resumes(tmp_path, timings):
+    again = assert_resumes(tmp_path, [3, 9], 'elastic_training', timings, cached=True, rho=0.5,
+                           head_epochs=1)
+    assert again['cache_hits'] > 0
+    selections, = [rows for rows in Setting('', tmp_path / 'whole', timings).records()
+                   if 'selected' in rows[0]]
+    trained = {epoch: sum(row['selected'] == '1' for row in selections if row['epoch'] == epoch)
+               for epoch in ('1', '2', '3')}
+    assert trained['1'] == 2 and trained['2'] > 2 and trained['3'] > 2
+
+
 @pytest.mark.parametrize('name, more', [
     ('full_training', {}), ('elastic_training', {}),
     ('prune_training', dict(prune_threshold=0.15, model=normalised)),

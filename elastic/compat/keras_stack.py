@@ -169,9 +169,14 @@ def own_variables(layer):
     return layer._trainable_variables if KERAS_3 else layer._trainable_weights
 
 
+def schedule(optimizer):
+    """Returns the learning rate of an optimizer, as it was given."""
+    return optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']
+
+
 def learning_rate(optimizer):
     """Returns the learning rate of the next step, a scalar tensor."""
-    rate = optimizer._learning_rate if KERAS_3 else optimizer._hyper['learning_rate']
+    rate = schedule(optimizer)
     return rate(optimizer.iterations) if callable(rate) else keras.backend.cast(rate, 'float32')
 
 

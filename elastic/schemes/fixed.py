@@ -28,6 +28,7 @@ class SchemeKind(NamedTuple):
 
 
 SCHEMES = {}
+HEAD = 'traditional_tl_training'
 
 
 def fixed(label, color, marker, frozen_front=True):

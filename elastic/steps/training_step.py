@@ -48,15 +48,24 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     The first rate is above 0, because the importance before the first step is that of an update at
     this rate.
+    begin: number of steps before, at the full rate. movable: whether `end_at` may be called.
     """
 
-    def __init__(self, learning_rate, total_steps, warmup_steps=0):
+    def __init__(self, learning_rate, total_steps, warmup_steps=0, begin=0, movable=False):
         super().__init__()
-        self.warmup_steps = warmup_steps
-        self.decay = keras.optimizers.schedules.CosineDecay(
-            learning_rate, max(1, total_steps - warmup_steps))
+        self.warmup_steps, self.begin = warmup_steps, begin
+        steps = max(1, total_steps - begin - warmup_steps)
+        self._steps = tf.Variable(float(steps), trainable=False) if movable else steps
+        self.decay = keras.optimizers.schedules.CosineDecay(learning_rate, self._steps)
+
+    def end_at(self, total_steps):
+        """Lets the cosine reach 0 after this number of steps; functions traced before follow."""
+        self._steps.assign(max(1, total_steps - self.begin - self.warmup_steps))
 
     def __call__(self, step):
+        if self.begin:
+            step = tf.maximum(step - self.begin, 0) + self.warmup_steps * tf.cast(
+                step < self.begin, step.dtype)
         if not self.warmup_steps:
             return self.decay(step)
         cosine = self.decay(tf.maximum(step - self.warmup_steps, 0))
@@ -64,13 +73,18 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, clip_norm=None):
+    """Returns optimizer_with WarmupCosine over all steps."""
+    return optimizer_with(name, WarmupCosine(learning_rate, total_steps, warmup_steps), variables,
+                          clip_norm)
+
+
+def optimizer_with(name, rate, variables, clip_norm=None):
     """Returns SGD with momentum 0.9, or keras_stack.Adam, with slots for all variables.
 
-    The learning rate follows WarmupCosine over all steps. Weight decay is part of TrainingStep.
+    rate: the learning rate, a schedule. Weight decay is part of TrainingStep.
     clip_norm: largest norm of each tensor's gradient. Clipping the global norm would make the
     update of a tensor depend on which others are trained; its importance does not.
     """
-    rate = WarmupCosine(learning_rate, total_steps, warmup_steps)
     if name == 'sgd':
         optimizer = keras.optimizers.SGD(rate, momentum=0.9, clipnorm=clip_norm)
     else:
@@ -81,9 +95,10 @@ def make_optimizer(name, learning_rate, total_steps, variables, warmup_steps=0, 
 
 def optimizer_for(dataset, settings, variables):
     """Returns the optimizer of a run on this datasets.Dataset with these settings.Settings."""
-    return make_optimizer(settings.optimizer, settings.learning_rate,
-                          settings.num_epochs * dataset.steps, variables, settings.warmup_steps,
-                          settings.clip_norm)
+    rate = WarmupCosine(settings.learning_rate, settings.num_epochs * dataset.steps,
+                        settings.warmup_steps, settings.head_epochs * dataset.steps,
+                        settings.deadline is not None)
+    return optimizer_with(settings.optimizer, rate, variables, settings.clip_norm)
 
 
 def check_classifier(model):

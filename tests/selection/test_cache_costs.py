@@ -31,6 +31,7 @@ from elastic.compat import keras_stack
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice
+from elastic.selection import dates as selection_dates
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.items import layers_of
 from elastic.settings import Settings
@@ -69,7 +70,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     def choice_of(epoch):
         if before is not None:
             before(epoch, cache)
-        until = train.until(dates, epoch, num_epochs)
+        until = selection_dates.until(dates, epoch, num_epochs)
         costs = CacheCosts(cache, table, epoch, until)
         choices[epoch] = Choice(masks[epoch], timings=costs.at_own_cut(masks[epoch]))
         return choices[epoch]
@@ -78,7 +79,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
     assert with_cache == plain
     for epoch, choice in choices.items():
-        taken = sum(cache.kinds[epoch - 1:train.until(dates, epoch, num_epochs) - 1], [])
+        taken = sum(cache.kinds[epoch - 1:selection_dates.until(dates, epoch, num_epochs) - 1], [])
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
             fill = taken.count(FILL)

@@ -1,0 +1,32 @@
+"""Reads and writes times such as 90s, 45m or 1h30m."""
+
+import argparse
+import math
+import re
+
+
+def duration(text):
+    """Returns the seconds of a text such as 90, 90s, 45m or 1h30m; an argparse type."""
+    found = re.match(r'(?:([0-9.]+)h)?(?:([0-9.]+)m)?(?:([0-9.]+)s?)?$', text)
+    try:
+        seconds = sum(float(part) * unit for part, unit in zip(found.groups(), (3600, 60, 1))
+                      if part is not None)
+    except (AttributeError, ValueError):  # no match, or a number with two points
+        seconds = 0.0
+    if not seconds:
+        raise argparse.ArgumentTypeError(
+            "'{}' is not a time above 0; allowed are such as 90s, 45m, 1h30m".format(text))
+    return seconds
+
+
+duration.metavar = 'TIME'
+
+
+def duration_text(seconds):
+    """Returns seconds as such a text, rounded up: 1h30m, 45m10s, 90s."""
+    seconds = math.ceil(round(seconds, 3))
+    hours, minutes = divmod(seconds // 60, 60)
+    if seconds < 120:
+        return '{}s'.format(seconds)
+    return '{}{}{}'.format('{}h'.format(hours) * bool(hours), '{}m'.format(minutes) * bool(minutes),
+                           '{}s'.format(seconds % 60) * bool(seconds % 60))

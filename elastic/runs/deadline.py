@@ -1,0 +1,242 @@
+"""Plans a run that must end at a deadline: its rho, its epochs, and the step at which it stops.
+
+`plan` is a pure function. Deadline measures the run and plans again after each epoch.
+"""
+
+import math
+import os
+import time
+from typing import NamedTuple
+
+from elastic.command_line import UserError
+from elastic.durations import duration_text
+
+# EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
+# training, 0.35 nearly nothing, 0.25 and 0.15 more than fewer epochs do (docs/deadline.md).
+FLOOR, ENOUGH = 0.3, 0.5
+GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more only beyond ENOUGH
+HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
+VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
+SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
+FINISH = 3.0  # s to save, beside the final test
+EXPORT = 20.0  # s more to convert the model
+
+
+class Plan(NamedTuple):
+    """Holds what to do with the time. rho: of each step. num_epochs: of the whole run."""
+    rho: float
+    num_epochs: int
+
+
+class Costs(NamedTuple):
+    """Holds what training costs here, in seconds.
+
+    steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
+    selection: one of them. interval: epochs from one to the next; 0: there is one.
+    lows: smallest rho in reach, of a single epoch, and of several.
+    """
+    steps: int
+    full_step: float
+    epoch: float
+    selection: float
+    interval: int
+    lows: tuple
+
+    def rho(self, seconds, epochs):
+        """Returns the rho at which these epochs take `seconds`."""
+        selections = -(-epochs // self.interval) if self.interval else 1
+        spare = seconds - epochs * self.epoch - selections * self.selection
+        return spare / (epochs * self.steps * self.full_step)
+
+    def least(self, epochs):
+        """Returns the smallest rho that is worth training at."""
+        return max(FLOOR, self.lows[epochs > 1])
+
+    def head_epochs(self, found):
+        """Returns for how many epochs to train the head alone first. found: Plan."""
+        most, first, later = HEAD_SHARE * found.rho * found.num_epochs, *self.lows
+        return sum(first + later * n <= most for n in range(HEAD_EPOCHS))
+
+    def shortest(self):
+        """Returns the seconds of one epoch at the smallest rho."""
+        return self.epoch + self.selection + self.least(1) * self.steps * self.full_step
+
+
+def plan(seconds, costs, done=0):
+    """Returns the Plan for these seconds after `done` epochs; None if no epoch fits.
+
+    Lowers rho to FLOOR before it gives up epochs: of the same time, fewer epochs lose more. What is
+    left beyond ENOUGH buys more epochs, up to MOST.
+    """
+    goal = max(1, GOAL - done)
+    epochs = next((n for n in range(goal, 0, -1) if costs.rho(seconds, n) >= costs.least(n)), None)
+    if epochs is None:
+        return None
+    while costs.rho(seconds, epochs) > ENOUGH and done + epochs < MOST:
+        epochs += 1
+    rho = math.floor(1e3 * min(ENOUGH, costs.rho(seconds, epochs))) / 1e3
+    return Plan(max(rho, costs.least(epochs)), done + epochs)
+
+
+def first_costs(table, dataset, batch_size, interval, lows, export=None):
+    """Returns (Costs, seconds to keep for the end of the run), as the timing table has them.
+
+    table: TensorTimings. dataset: datasets.Dataset. lows: as in Costs. export: of RecordSettings.
+    """
+    full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
+    judged = sum(len(labels) for _, labels in dataset.validation)
+    costs = Costs(dataset.steps, full_step, judged * one_image, SELECTION[0]
+                  + SELECTION[1] * full_step, interval, lows)
+    return costs, FINISH + dataset.test_size * one_image + (EXPORT if export else 0.0)
+
+
+def process_seconds():
+    """Returns the seconds since this process started, on a clock that also counts sleep."""
+    with open('/proc/self/stat') as status:  # the name in brackets may contain spaces
+        ticks = int(status.read().rsplit(')', 1)[1].split()[19])
+    now = time.clock_gettime(getattr(time, 'CLOCK_BOOTTIME', 7))
+    return now - ticks / os.sysconf('SC_CLK_TCK')
+
+
+class Deadline:
+    """Ends a run after `seconds`, counted from the start of the process.
+
+    costs: Costs. finish: seconds to keep for the final test and saving.
+    resumed: seconds that earlier processes used. now: () -> seconds since this process started.
+    plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
+    """
+    PLAIN_FIELDS = ('_head', '_best', '_head_epochs', '_warmup_epochs')
+
+    def __init__(self, seconds, costs, finish, resumed=0.0, now=process_seconds):
+        self.seconds, self.costs, self._finish = seconds, costs, finish
+        self._resumed, self._now, self.stopped = resumed, now, False
+        self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
+        self._head = self._best = None  # best validation accuracy of the head alone, and of more
+        self._epoch_ended, self._step = None, 0.0
+
+    @property
+    def used(self):
+        """Returns the seconds that all processes of the run have used."""
+        return self._resumed + self._now()
+
+    @property
+    def left(self):
+        """Returns the seconds left to train in."""
+        return self.seconds - self.used - self._finish
+
+    def begin(self):
+        """Makes the first plan, and prints it. Raises UserError if the deadline is too short."""
+        self.plan = found = plan(self.left, self.costs)
+        if found is None:
+            raise UserError(
+                '--deadline {} is too short: {} passed before training, and one epoch at rho '
+                '{:.2f} takes {} with its tests; the shortest is {}'.format(
+                    duration_text(self.seconds), duration_text(self.used), self.costs.least(1),
+                    duration_text(self.costs.shortest() + self._finish),
+                    duration_text(1.05 * (self.used + self.costs.shortest() + self._finish))))
+        self._head_epochs = self.costs.head_epochs(found)
+        self._warmup_epochs = found.num_epochs / 4
+        print('deadline {}, {} used: rho {:.2f} for {} epochs{}'.format(
+            duration_text(self.seconds), duration_text(self.used), found.rho, found.num_epochs,
+            self._why(found)))
+
+    def _why(self, found):
+        if found.num_epochs == MOST and self.costs.rho(self.left, MOST) > ENOUGH:
+            return '; more would gain little, so the run will end early'
+        if found.num_epochs < GOAL:
+            return '; {} at that rho would need {}'.format(GOAL, duration_text(
+                self.used + self._finish + self.left * GOAL / found.num_epochs))
+        return ''
+
+    def settings(self, settings):
+        """Returns the settings.Settings with the present Plan."""
+        most = int(self._warmup_epochs * self.costs.steps)
+        return settings._replace(
+            rho=self.plan.rho, num_epochs=self.plan.num_epochs, head_epochs=self._head_epochs,
+            warmup_steps=min(settings.warmup_steps, most))
+
+    def within(self, calls):
+        """Yields the Calls of an epoch, the first in any case, until there is no time for more."""
+        self.stopped, begin = False, self.used
+        for call in calls:
+            yield call
+            begin, self._step = self.used, self.used - begin
+            if self.left < self.costs.epoch + self._step:
+                self.stopped = True
+                return
+
+    def after(self, row, judged, run, settings):
+        """Takes what an epoch cost, plans what is left, and returns the settings.Settings for it.
+
+        row: the record of the epoch. judged: its Evaluation. run: train._Run, after the epoch.
+        Prints a Plan that differs.
+        """
+        choice = run.choice
+        self._learn(row, choice, run.result, run.chosen is not None)
+        done, before = row['epoch'], self.plan
+        if self.stopped or done >= before.num_epochs or self._head_is_enough(len(judged.labels)):
+            found = before._replace(num_epochs=done)
+        elif run.scheme.is_due(done + 1):
+            found = plan(self.left, self.costs, done) or before._replace(num_epochs=done)
+        else:
+            rho = choice.predicted_ms / choice.timings.t_step
+            each = rho * self.costs.steps * self.costs.full_step + self.costs.epoch
+            fits = int(self.left / each + 0.5)
+            found = before._replace(num_epochs=min(before.num_epochs, done + fits))
+        self._change(found)
+        return self.settings(settings)
+
+    def _change(self, found):
+        before, self.plan = self.plan, found
+        if found.num_epochs != before.num_epochs or abs(found.rho - before.rho) > 0.02:
+            print('deadline: {} left; rho {:.2f} for {} epochs instead of {:.2f} for {}'.format(
+                duration_text(max(0.0, self.left)), found.rho, found.num_epochs, before.rho,
+                before.num_epochs))
+
+    def _learn(self, row, choice, result, selected):
+        used, costs = self.used, self.costs
+        if self._epoch_ended is not None:
+            beside = used - self._epoch_ended - row['step_seconds'] - row['selection_seconds']
+            costs = costs._replace(epoch=max(0.0, beside))
+        self._epoch_ended = used
+        predicted = sum(count * choice.predicted_of(kind)[0]
+                        for kind, count in result.counts.items() if kind in result.ms)
+        steps = sum(result.counts.values())
+        mean_ms = sum(result.step_ms) / len(result.step_ms)
+        costs = costs._replace(full_step=choice.timings.t_step / 1e3
+                               * mean_ms / (predicted / steps))
+        if selected and choice.importance is not None:
+            costs = costs._replace(selection=row['selection_seconds'])
+        self.costs = costs
+        accuracy = row['validation_accuracy']
+        if choice.importance is None:
+            self._head = max(accuracy, self._head or 0.0)
+        else:
+            self._best = max(accuracy, self._best or 0.0)
+
+    def _head_is_enough(self, images):
+        """Returns whether training more than the head has gained nothing, at half of the time.
+
+        images: number of validation images; where they are too few to show a gain, returns False.
+        """
+        if self._head is None or self._best is None or self.used < self.seconds / 2:
+            return False
+        error = math.sqrt(self._head * (1 - self._head) / images)
+        if self._best > self._head + error or error > VISIBLE:
+            self._head = None  # judged once
+            return False
+        print('deadline: training ends. The head alone reached {:.1f} % of the validation images, '
+              'and more tensors {:.1f} %: no gain beyond the standard error of {:.1f}'.format(
+                  100 * self._head, 100 * self._best, 100 * error))
+        return True
+
+    def state(self):
+        """Returns the tree that `restore` takes."""
+        return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS}, used=self.used,
+                    rho=self.plan.rho, num_epochs=self.plan.num_epochs)
+
+    def restore(self, state):
+        """Resumes from `state`; __init__ gets what earlier processes used, and measured costs."""
+        self.plan = Plan(state['rho'], state['num_epochs'])
+        for name in self.PLAIN_FIELDS:
+            setattr(self, name, state[name])

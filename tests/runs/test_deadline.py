@@ -1,0 +1,220 @@
+"""Tests that a run with a deadline plans well, ends in time, and resumes with the time left."""
+
+import argparse
+import json
+
+import pytest
+from tensorflow import keras
+
+import main
+import profiler
+import train
+from cached_runs import BATCH, SIZE, digits, network
+from elastic.command_line import UserError
+from elastic.compat import keras_stack
+from elastic.durations import duration, duration_text
+from elastic.runs import checkpoint
+from elastic.runs.checkpoint import Interrupted, Keeper
+from elastic.runs.deadline import (
+    ENOUGH,
+    FLOOR,
+    GOAL,
+    MOST,
+    Costs,
+    Deadline,
+    Plan,
+    plan,
+    process_seconds,
+)
+from elastic.runs.recorder import Recorder
+from elastic.runs.session import RECORDS, Session
+from elastic.settings import Settings
+from elastic.steps.epoch import PLAIN, Call
+from fixed_tables import fixed_profile
+from small_runs import quick_flags, script
+
+# An epoch of full training takes 100 s; with tests and selections as below, a whole run of GOAL
+# epochs at FLOOR takes 12 x (30 + 2) + 3 x 5 = 399 s.
+COSTS = Costs(steps=100, full_step=1.0, epoch=2.0, selection=5.0, interval=4, lows=(0.4, 0.2))
+
+
+# ---------------------------------------------------------------- durations
+
+@pytest.mark.parametrize('text, seconds', [
+    ('90', 90), ('90s', 90), ('45m', 2700), ('2h', 7200), ('1h30m', 5400), ('1.5h', 5400),
+    ('1h1m1.5s', 3661.5)])
+def test_a_time_is_read(text, seconds):
+    assert duration(text) == seconds
+    assert duration(duration_text(seconds)) == -(-seconds // 1)
+
+
+@pytest.mark.parametrize('text', ['', '0', '0s', '-1m', '3 parsecs', '1..5h', 'm', '5m1h', 'nan'])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match='allowed are such as 90s, 45m, 1h30m'):
+        duration(text)
+
+
+@pytest.mark.parametrize('given, said', [
+    (['--deadline', '0'], "'0' is not a time above 0"),
+    (['--deadline=-1m'], "'-1m' is not a time above 0"),
+    (['--deadline', '3 parsecs'], "'3 parsecs' is not a time above 0"),
+    (['--deadline', '9m', '--rho', '0.533'], '--deadline chooses --rho: leave --rho out'),
+    (['--deadline', '9m', '--num_epochs', '12', '--head_epochs', '1'],
+     '--deadline chooses --num_epochs and --head_epochs'),
+    (['--deadline', '9m', '--train_type', 'full_training'], 'fits elastic training alone'),
+    (['--head_epochs', '12'], '--head_epochs 12 is not less than --num_epochs 12'),
+    (['--head_epochs', '1', '--train_type', 'prunetrain'], 'fits elastic training alone')])
+def test_wrong_flags_are_refused_before_anything_begins(tmp_path, given, said):
+    status, output, errors = script('main.py', '--logs_dir', str(tmp_path), *given)
+    assert status == 2 and said in errors and not output
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- the plan
+
+@pytest.mark.parametrize('seconds, planned', [
+    (10 ** 6, Plan(ENOUGH, MOST)),  # more than enough
+    (12 * 52 + 15, Plan(ENOUGH, GOAL)),
+    (12 * 42 + 15, Plan(0.4, GOAL)),  # a smaller rho before fewer epochs
+    (12 * 32 + 15, Plan(FLOOR, GOAL)),
+    (6 * 32 + 10, Plan(FLOOR, 6)),
+    (6.9 * 32 + 10, Plan(0.348, 6)),  # no time is left over
+    (47, Plan(0.4, 1)), (46.9, None)])  # a single epoch has no cache: rho 0.4 is the smallest
+def test_a_plan_uses_the_time(seconds, planned):
+    assert plan(seconds, COSTS) == planned
+
+
+@pytest.mark.parametrize('found, epochs', [
+    (Plan(0.5, 12), 2), (Plan(0.3, 11), 1), (Plan(0.3, 6), 0)])
+def test_the_head_alone_takes_a_tenth_of_the_time_at_most(found, epochs):
+    """An epoch of it takes 0.4 of a full one, and 0.2 from the cache."""
+    assert COSTS.head_epochs(found) == epochs
+
+
+def test_time_beyond_the_goal_buys_epochs():
+    found = plan(12 * 52 + 15 + 3 * 52, COSTS)
+    assert found.num_epochs == 15 and ENOUGH - 0.02 < found.rho <= ENOUGH
+
+
+def test_what_is_left_of_a_run_is_planned_like_a_whole_one():
+    assert plan(4 * 42 + 5, COSTS, done=8) == Plan(0.4, 12)
+    assert plan(2 * 32 + 5, COSTS, done=8) == Plan(FLOOR, 10)
+    assert plan(1, COSTS, done=8) is None
+
+
+class Watch:
+    """A clock that only tests move."""
+
+    def __init__(self):
+        self.seconds = 10.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def test_a_deadline_too_short_names_the_shortest():
+    with pytest.raises(UserError, match='--deadline 30s is too short: 10s passed .* rho 0.40 takes '
+                                        '51s with its tests; the shortest is 65s'):
+        Deadline(30, COSTS, 4.0, now=Watch()).begin()
+    Deadline(65, COSTS, 4.0, now=Watch()).begin()
+
+
+@pytest.mark.parametrize('left, steps', [(100.0, 7), (10.0, 7), (8.0, 6), (5.0, 3), (0.0, 1)])
+def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
+    """Seven steps of 1 s; 2 s for the tests, 4 s for the end."""
+    watch = Watch()
+    deadline = Deadline(watch.seconds + 4 + left, COSTS, 4.0, now=watch)
+
+    taken = 0
+    for _ in deadline.within(Call(PLAIN, None, None, 8) for _ in range(7)):
+        watch.seconds, taken = watch.seconds + 1, taken + 1
+    assert taken == steps
+    assert deadline.stopped == (steps < 7)
+
+
+def test_the_process_started_before_this_test():
+    begin = process_seconds()
+    assert 0 < begin <= process_seconds() < 10 ** 6
+
+
+# ---------------------------------------------------------------- real runs
+
+def test_a_run_ends_before_its_deadline_with_its_best_epoch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+    given, passed = quick_flags(tmp_path, '--run_name', 'timed', '--save_model'), process_seconds()
+    at = given.index('--num_epochs')
+    seconds = int(passed) + 600
+    del given[at:at + 2]
+    assert main.main(given + ['--deadline', str(seconds), '--validation_share', '0.3']) == 0
+    said = capsys.readouterr().out
+    assert 'rho 0.50 for {} epochs; more would gain little'.format(MOST) in said
+    summary = json.loads((tmp_path / 'timed' / 'summary.json').read_text())
+    assert summary['seconds_used'] < seconds and summary['epochs'] <= MOST
+    assert summary['keep'] == 'best' and summary['kept_epoch'] <= summary['epochs']
+    with open(str(tmp_path / 'timed' / 'selections.csv')) as rows:
+        assert rows.read().split('\n')[1].startswith('1,')  # the head, from the first epoch on
+    flags = (tmp_path / 'timed' / 'flags.txt').read_text()
+    assert '--deadline {}'.format(seconds) in flags and '--rho' not in flags
+    assert main.main(['@{}'.format(tmp_path / 'timed' / 'flags.txt'), '--logs_dir',
+                      str(tmp_path)]) == 0
+    assert 'already finished' in capsys.readouterr().out
+
+
+class StopsAfter(Keeper):
+    """Stops a run after a number of steps."""
+
+    def __init__(self, folder, steps):
+        super().__init__(folder, about={}, stop=lambda: self.left <= 0)
+        self.left = steps
+
+    def due(self):
+        self.left -= 1
+        return super().due()
+
+
+def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
+    """The clock moves by 10 s with each step, and stands still otherwise."""
+    table = fixed_profile(network(), (SIZE, SIZE, 3), 10, BATCH)
+    dataset = digits(validation_share=0.2)
+    costs = Costs(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3))
+    settings = Settings(interval=2, learning_rate=0.05, closed_loop=False, keep='best',
+                        deadline=10 + 4 + 600)
+    taken = []
+
+    def process(steps):
+        keras.backend.clear_session()
+        watch, resumed = Watch(), checkpoint.read(str(tmp_path), RECORDS)
+        if resumed is None:
+            deadline = Deadline(settings.deadline, costs, 4.0, now=watch)
+            deadline.begin()
+        else:
+            watch.seconds = 0.0
+            deadline = Deadline(settings.deadline, costs, 4.0, resumed['deadline']['used'], watch)
+            deadline.restore(resumed['deadline'])
+        planned = deadline.settings(settings)
+        maker = train.step_maker(network(), dataset, planned)
+        scheme = main.scheme_of(maker, dataset, planned, table, None)
+        recorder = Recorder(str(tmp_path), resumed=resumed and resumed['records'])
+
+        class Timed(StopsAfter):
+            def due(self):
+                watch.seconds += 10
+                taken.append(1)
+                return super().due()
+        session = Session(recorder, None, Timed(str(tmp_path), steps), resumed)
+        try:
+            result, _ = train.train(scheme, dataset, planned, session, None, deadline)
+        except Interrupted:
+            return None
+        finally:
+            recorder.writer.close()
+        rate = keras_stack.schedule(maker.optimizer)
+        assert float(rate._steps) == max(1, (result['epochs'] - planned.head_epochs)
+                                         * dataset.steps)
+        return deadline.used, result['epochs']
+
+    assert process(13) is None
+    assert len(taken) == 13
+    used, epochs = process(10 ** 9)
+    assert 60 - dataset.steps <= len(taken) <= 60  # of 10 s each
+    assert used <= settings.deadline and epochs <= -(-60 // dataset.steps)
