@@ -12,6 +12,7 @@ SHORTER = {0.5: 2, 0.35: 3, 0.25: 4}  # rho with the cache -> full training in 1
 # rho -> (points that elastic training may lose, its speed-up).
 GOALS = {0.5: (1.0, 1.9), 0.35: (2.0, 2.6)}
 CACHED_GOALS = {0.5: (0.7, 1.9), 0.35: (1.5, 2.6), 0.25: (4.0, 3.5)}
+IMAGENET_GOALS = {0.35: (0.5, 2.6), 0.25: (1.0, 3.5)}
 HEAD_LOSES = 5.0  # points; if it loses less, the task is too easy
 
 
@@ -33,7 +34,8 @@ def verdict(result, results):
     if result['label'] == FULL and head:
         gain = 100 * (result['accuracy'] - head[0]['accuracy'])
         checks.append(('head only {:+.1f}'.format(-gain), gain >= HEAD_LOSES))
-    goals, speed_up = CACHED_GOALS if result['cached'] else GOALS, result['speed_up']
+    goals = result['cached_goals'] if result['cached'] else GOALS
+    speed_up = result['speed_up']
     if result['scheme'] == 'elastic_training' and not result['variant']:
         if result['rho'] in goals:
             points, goal = goals[result['rho']]
@@ -58,7 +60,8 @@ def opponents(result, results):
     A result with the cache is also compared with full training in a share rho of the epochs, but
     not with other elastic training with the cache.
     """
-    same = in_a_part(SHORTER[result['rho']]) if result['cached'] else None
+    same = in_a_part(SHORTER[result['rho']]) if result['cached'] and result['rho'] in SHORTER else (
+        None)
     others = [other for other in results if not (
         result['cached'] and other['cached'] and other['scheme'] == result['scheme'])]
     return [other for other in others

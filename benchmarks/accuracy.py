@@ -4,12 +4,18 @@
     python benchmarks/accuracy.py             (over two hours at first; finished runs are kept)
     python benchmarks/accuracy.py --table     (seconds: the table of the finished runs)
     python benchmarks/accuracy.py --networks mobilenetv2 --rows 'elastic 0.5'  (and full)
+    python benchmarks/accuracy.py --networks lite0_fashion --seeds 5           (ImageNet weights)
+    python benchmarks/accuracy.py --networks lite0_fashion --tune              (its learning rates)
 
 Each network is trained on digits once per seed. Every scheme then adapts it to the shifted digits,
 which are turned, coloured and noisy. The originals of the 2,250 test images appear in no training
 image. All schemes use the learning rate that suits full training best; MobileNetV2's head also has
 a row with its own (`lr`). Rates were tuned on seeds 8 and 9, which the table does not use. Full
 training also runs with half the epochs.
+
+The networks named `lite0_` start from ImageNet weights instead, and each row has the learning rate
+that suits it. --tune finds these: it tries RATES on seed 8, and takes the rate of the best accuracy
+on a fifth of the training images, which that run does not train on. No test image is used for it.
 
 Epochs are short, and each has new images, so that the interval of selections can be varied. In the
 networks named `_repeated` the same images come back in each epoch, as in real data sets. There the
@@ -25,12 +31,23 @@ import os
 import subprocess
 import sys
 import time
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import _bench
 import _path
 import numpy as np
-from _accuracy_table import FULL, GOALS, REACHED, RHO, SHORTER, in_a_part, mean_error, report
+from _accuracy_table import (
+    CACHED_GOALS,
+    FULL,
+    GOALS,
+    IMAGENET_GOALS,
+    REACHED,
+    RHO,
+    SHORTER,
+    in_a_part,
+    mean_error,
+    report,
+)
 
 from elastic import command_line
 from elastic.runs.folder import read_run
@@ -43,19 +60,23 @@ WARMUP = '60'  # steps; without, full training may fall back to chance in its fi
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
 INTERVALS = (1, 2, 8, 0)
+RATES = (0.0015, 0.003, 0.006, 0.012, 0.024)
+TUNED_ON = 8  # the seed
 STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # PruneTrain, see stronger
 
 
 class Network(NamedTuple):
     """A network, and how it is trained.
 
-    flags: for main.py and profiler.py. source: further flags of training on the source domain.
+    flags: for main.py and profiler.py. source: further flags of training on the source domain; None
+    starts from ImageNet weights. target: flags of the target domain.
     learning_rate: on the target domain, tuned on full training.
     epochs: of `steps` steps each. A run trains for less than 90 s on two slow cores; where images
     repeat, selecting takes under 5 % of training at rho 0.5 (MobileNetV2), or three seeds take half
     an hour (EfficientNetB0).
-    interval: epochs between selections. own_rates: label of a row -> learning rate tuned for it.
+    interval: epochs between selections. own_rates: label of a row -> learning rate of one more row.
     repeated: whether all epochs have the images of the first one, or each has new ones.
+    rates: label -> learning rate of that row. goals: rho with the cache -> as in GOALS.
     """
     name: str
     flags: List[str]
@@ -66,6 +87,9 @@ class Network(NamedTuple):
     interval: int
     own_rates: Dict[str, float] = {}
     repeated: bool = False
+    target: Tuple[str, ...] = ('--dataset_name', 'digits_shifted')
+    rates: Dict[str, float] = {}
+    goals: Dict = CACHED_GOALS
 
     @property
     def images(self):
@@ -92,6 +116,16 @@ for name, steps in (('mobilenetv2', 336), ('efficientnetb0', 96)):  # 10,752 and
         name=name + '_repeated', epochs=12, steps=steps, interval=4, own_rates={}, repeated=True)
 
 
+DIGITS = list(NETWORKS)
+FASHION = ('--dataset_name', 'fashion_mnist', '--test_images', '2500', '--augmentation', 'none')
+LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
+                                  '--batch_size', '32'],
+                None, 0.006, 6, 94, 3, repeated=True, target=FASHION, goals=IMAGENET_GOALS)
+NETWORKS.update({LITE0.name: LITE0, 'lite0_fashion_12000': LITE0._replace(
+    name='lite0_fashion_12000', steps=375), 'lite0_digits': LITE0._replace(
+        name='lite0_digits', target=('--dataset_name', 'digits_shifted'))})
+
+
 class Row(NamedTuple):
     """One row of the table.
 
@@ -116,6 +150,9 @@ def rows_of(network, variants):
 
     variants: whether to add other metrics, intervals and whole layers.
     """
+    if network.source is None:
+        return [row._replace(learning_rate=network.rates.get(row.label))
+                for row in rows_from_imagenet(network)]
     if network.repeated:
         return rows_of_repeated(network)
     rows = [Row(FULL, 'full_training'),
@@ -145,11 +182,29 @@ def rows_of_repeated(network):
     cache.
     """
     return [Row(FULL, 'full_training')] + [
-        Row(in_a_part(n), 'full_training', ['--num_epochs', str(network.epochs // n)])
-        for n in SHORTER.values()] + [
+        Row(in_a_part(n), 'full_training', part_of(network, n)) for n in SHORTER.values()] + [
             Row('head only', 'traditional_tl_training', cached=True),
             elastic('elastic {:g}, no cache'.format(RHO), RHO)] + [
                 elastic('elastic {:g}'.format(rho), rho)._replace(cached=True) for rho in SHORTER]
+
+
+def part_of(network, n):
+    """Returns the flags of training for 1/n of the steps."""
+    epochs = -(-network.epochs // n)
+    flags = ['--num_epochs', str(epochs)]
+    if epochs * n != network.epochs:
+        flags += ['--steps_per_epoch', str(network.steps * network.epochs // (n * epochs))]
+    return flags
+
+
+def rows_from_imagenet(network):
+    """Returns the Rows of a network with ImageNet weights."""
+    rows = rows_of_repeated(network)
+    at = 1 + [row.label for row in rows].index('head only')
+    return rows[:at] + [Row('BN + bias', 'bn_plus_bias_training'),
+                        Row('PruneTrain', 'prune_training'),
+                        elastic('elastic 0.35, no cache', 0.35)] + rows[at:] + [
+                            elastic('elastic 0.15', 0.15)._replace(cached=True)]
 
 
 def rows_for(network, args):
@@ -207,23 +262,50 @@ def flags_of(network, row, seed):
     return network.flags + [
         '--learning_rate', str(row.learning_rate or network.learning_rate),
         '--warmup_steps', WARMUP, '--prefix_cache', 'auto' if row.cached else 'off',
-        '--dataset_name', 'digits_shifted', '--train_type', row.scheme,
+        '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--seed', str(seed),
         '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
-        '--weights', os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')
-    ] + network.images + (['--interval', str(network.interval)] if elastic else []) + row.flags
+        '--weights', 'imagenet' if network.source is None else
+        os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')
+    ] + list(network.target) + network.images + (
+        ['--interval', str(network.interval)] if elastic else []) + row.flags
 
 
 def prepare(network, seeds):
     """Makes the source weights of each seed and the timing table, unless they exist."""
     print('{}: source weights and timing table'.format(network.name), flush=True)
-    for seed in seeds:
+    for seed in seeds if network.source is not None else ():
         command('main.py', *(network.flags + network.source + [
             '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
             '--seed', str(seed), '--logs_dir', LOGS, '--run_name', source_name(network, seed),
             '--save_model']))
-    command('profiler.py', *(network.flags + ['--dataset_name', 'digits_shifted', '--num_classes',
-                                              str(NUM_CLASSES), '--logs_dir', LOGS]))
+    augmentation = network.target[network.target.index('--augmentation'):] if (
+        '--augmentation' in network.target) else ()
+    command('profiler.py', *(network.flags + list(network.target[:2]) + list(augmentation) + [
+        '--num_classes', str(NUM_CLASSES), '--logs_dir', LOGS]))
+
+
+def tune(network, rows):
+    """Prints the accuracy of each row at each of RATES on validation images, and the best rates."""
+    rates, begin = {}, time.perf_counter()
+    for row in rows:
+        found = {}
+        for rate in RATES:
+            tried = row._replace(label='{} tried at {:g}'.format(row.label, rate),
+                                 learning_rate=rate,
+                                 flags=row.flags + ['--validation_share', '0.2'])
+            try:
+                command('main.py', *flags_of(network, tried, TUNED_ON))
+            except Untrained:
+                continue
+            found[rate] = read_run(folder_of(network, tried, TUNED_ON)).summary[
+                'validation_accuracy']
+            if len(found) > 2 and found[rate] < max(found.values()) - 0.03:
+                break  # larger rates are worse still
+        rates[row.label] = max(found, key=found.get)
+        print('{:<34} {}'.format(row.label, '   '.join('{:g}: {:.1f} %'.format(
+            rate, 100 * accuracy) for rate, accuracy in found.items())), flush=True)
+    print('took {:.0f} s; rates: {}'.format(time.perf_counter() - begin, rates))
 
 
 def measure(network, rows, seeds):
@@ -308,7 +390,7 @@ def result_of(network, row, runs, full):
         return [whole.summary[key] / run.summary[key] for run, whole in pairs]
     result = dict(
         model=network.name, label=row.label, scheme=row.scheme, flags=row.flags, rho=row.rho,
-        variant=row.variant, cached=row.cached, n=len(runs),
+        variant=row.variant, cached=row.cached, n=len(runs), cached_goals=network.goals,
         learning_rate=row.learning_rate or network.learning_rate,
         selection_seconds=float(np.mean(of('selection_seconds'))),
         reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
@@ -352,11 +434,12 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--networks', nargs='+', choices=sorted(NETWORKS),
-                        default=list(NETWORKS), help='default: all; the first one also has rows '
-                        'with other metrics, intervals and whole layers')
+                        default=DIGITS, help='default: those that start from digits; the first '
+                        'one also has rows with other metrics, intervals and whole layers')
     parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
     command_line.add_flag(parser, '--quick', 'one seed of the first network, without variants; '
                           'only each rho that has a goal')
+    command_line.add_flag(parser, '--tune', 'print the learning rate that suits each row')
     command_line.add_flag(parser, '--table', 'train nothing; print the table of the finished runs')
     _bench.add_flags(parser, 'accuracy', input_size=None)
     parser.add_argument('--rows', nargs='+', metavar='LABEL', help='only these rows, such as '
@@ -365,6 +448,11 @@ def main(argv=None):
     if args.quick:
         args.networks, args.seeds = args.networks[:1], 1
     seeds = range(args.seed, args.seed + args.seeds)
+    if args.tune:
+        for network in map(NETWORKS.get, args.networks):
+            prepare(network, [TUNED_ON])
+            tune(network, rows_for(network, args))
+        return 0
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
         try:

@@ -187,11 +187,28 @@ def test_accuracy_benchmark_trains_the_rows_asked_for_and_full_training():
     assert [row.label for row in rows] == ['full', 'elastic 0.25']
 
 
+def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
+    network = accuracy.LITE0._replace(rates={'BN + bias': 0.024})
+    rows = {row.label: row for row in accuracy.rows_of(network, variants=False)}
+    assert list(rows) == ['full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs',
+                          'full, 1/4 of the epochs', 'head only', 'BN + bias', 'PruneTrain',
+                          'elastic 0.35, no cache', 'elastic 0.5, no cache', 'elastic 0.5',
+                          'elastic 0.35', 'elastic 0.25', 'elastic 0.15']
+    flags = accuracy.flags_of(network, rows['BN + bias'], 3)
+    assert flags[flags.index('--learning_rate') + 1] == '0.024'
+    assert flags[flags.index('--weights') + 1] == 'imagenet'
+    assert flags[flags.index('--dataset_name') + 1] == 'fashion_mnist'
+    flags = accuracy.flags_of(network, rows['full'], 3)
+    assert flags[flags.index('--learning_rate') + 1] == str(network.learning_rate)
+    flags = accuracy.flags_of(network, rows['full, 1/4 of the epochs'], 3)
+    assert flags[-4:] == ['--num_epochs', '2', '--steps_per_epoch', '70']  # of 6 times 94 steps
+
+
 def test_with_the_cache_a_shorter_full_training_is_an_opponent():
     def result(label, scheme, accuracy, seconds, rho=None, cached=False):
         return dict(label=label, scheme=scheme, accuracy=accuracy, seconds=seconds, rho=rho,
-                    cached=cached, variant=False, to_full=accuracy - 0.98, flags=[],
-                    speed_up=100 / seconds)
+                    cached=cached, cached_goals=_accuracy_table.CACHED_GOALS, variant=False,
+                    to_full=accuracy - 0.98, flags=[], speed_up=100 / seconds)
     elastic = [result('elastic {:g}'.format(rho), 'elastic_training', final, 100 * rho + 1, rho,
                       True) for rho, final in ((0.5, 0.975), (0.25, 0.95))]
     half, quarter = [_accuracy_table.in_a_part(n) for n in (2, 4)]
@@ -217,7 +234,7 @@ def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
         assert {args.seed for args in parsed} == {3}
         assert [args.prefix_cache == 'auto' for args in parsed] == [row.cached for row in rows]
         found.append({row.label: vars(args) for row, args in zip(rows, parsed)})
-    mobilenet, efficientnet, repeated, _ = found
+    mobilenet, efficientnet, repeated = found[:3]
     assert mobilenet['PruneTrain']['prune_interval'] == 5  # as in its paper
     assert 2 * mobilenet['full, half the epochs']['num_epochs'] == mobilenet['full']['num_epochs']
     assert mobilenet['elastic 0.5']['interval'] == 4
