@@ -322,7 +322,8 @@ class ElasticScheme(Scheme):
         return dict(
             importance_seconds=self.importance_seconds, choosing_seconds=self._choosing_seconds,
             drawn=self._drawn, random=self._evaluator.random.get_state(),
-            scale=self._evaluator.scale, budget=self._budget.left, timings=self._timings,
+            scale=self._evaluator.scale, memory=self._evaluator.memory,
+            budget=self._budget.left, timings=self._timings,
             loop=self._loop and (self._loop.timings, self._loop.reference))
 
     def restore(self, state, choice):
@@ -333,6 +334,7 @@ class ElasticScheme(Scheme):
         while self._drawn < state['drawn']:
             self._next_batch()
         self._evaluator.random.set_state(state['random'])
+        self._evaluator.memory.update(state.get('memory', {}))
         self._evaluator.scale, self._budget.left = state['scale'], state['budget']
         if state['timings'].key == self._timings.key:
             self._timings = state['timings']

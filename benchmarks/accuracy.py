@@ -59,6 +59,7 @@ NUM_CLASSES = 10
 WARMUP = '60'  # steps; without, full training may fall back to chance in its first steps
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
+RULES = ('fisher', 'lisa', 'depth', 'autofreeze', 'egeria')  # of other papers
 INTERVALS = (1, 2, 8, 0)
 RATES = (0.0015, 0.003, 0.006, 0.012, 0.024)
 TUNED_ON = 8  # the seed
@@ -204,7 +205,9 @@ def rows_from_imagenet(network):
     return rows[:at] + [Row('BN + bias', 'bn_plus_bias_training'),
                         Row('PruneTrain', 'prune_training'),
                         elastic('elastic 0.35, no cache', 0.35)] + rows[at:] + [
-                            elastic('elastic 0.15', 0.15)._replace(cached=True)]
+                            elastic('elastic 0.15', 0.15)._replace(cached=True)] + [
+                                elastic('elastic 0.35, {}'.format(rule), 0.35, '--importance',
+                                        rule)._replace(cached=True) for rule in RULES]
 
 
 def rows_for(network, args):

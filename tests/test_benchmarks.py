@@ -193,7 +193,8 @@ def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
     assert list(rows) == ['full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs',
                           'full, 1/4 of the epochs', 'head only', 'BN + bias', 'PruneTrain',
                           'elastic 0.35, no cache', 'elastic 0.5, no cache', 'elastic 0.5',
-                          'elastic 0.35', 'elastic 0.25', 'elastic 0.15']
+                          'elastic 0.35', 'elastic 0.25', 'elastic 0.15'] + [
+                              'elastic 0.35, ' + rule for rule in accuracy.RULES]
     flags = accuracy.flags_of(network, rows['BN + bias'], 3)
     assert flags[flags.index('--learning_rate') + 1] == '0.024'
     assert flags[flags.index('--weights') + 1] == 'imagenet'

@@ -182,6 +182,11 @@ def test_a_fixed_scheme_resumes_after_any_step(tmp_path, timings, name, stops):
     assert_resumes(tmp_path, stops, name, timings)
 
 
+@pytest.mark.parametrize('metric', ['lisa', 'autofreeze', 'egeria'])
+def test_what_a_metric_remembers_is_resumed(tmp_path, timings, metric):
+    assert_resumes(tmp_path, [9], 'elastic_training', timings, importance=metric, interval=1)
+
+
 def test_a_run_that_begins_with_the_head_resumes(tmp_path, timings):
     again = assert_resumes(tmp_path, [3, 9], 'elastic_training', timings, cached=True, rho=0.5,
                            head_epochs=1)

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.compat import keras_stack
+from elastic.schemes.fixed import HEAD, fixed_mask
+from elastic.selection.items import layers_of
 from elastic.selection.metrics import METRICS
 from elastic.settings import TRAINING
 from elastic.steps.masked_step import StepMaker
@@ -52,6 +54,7 @@ class Evaluator:
     def __init__(self, maker, seed=0):
         self.maker = maker
         self.random = np.random.RandomState(seed)
+        self.memory = {}  # what a metric keeps from one selection to the next
         self.scale = 1.0
         self.variables = maker.variables
         self.pass_ms = []
@@ -143,15 +146,27 @@ class Probe:
     model, optimizer, batches, evaluator: as evaluate_importance takes them. Batches are drawn when
     a metric first asks for gradients. variables: list of N.
     random: np.random.RandomState of the run. trials: one Trial a batch, once `drops` was called.
+    memory: dict that the metric finds again at the next selection.
     """
 
     def __init__(self, model, optimizer, batches, evaluator=None):
         self.random = evaluator.random if evaluator else np.random.RandomState()
         # The model's own list takes Keras milliseconds to gather.
         self.variables = evaluator.variables if evaluator else model.trainable_variables
+        self.memory = evaluator.memory if evaluator else {}
         self.trials = []
         self._model, self._optimizer = model, optimizer
         self._batches, self._evaluator = batches, evaluator
+
+    @property
+    def layers(self):
+        """Returns the (N,) int layer of each tensor."""
+        return layers_of(self._model)
+
+    @property
+    def head(self):
+        """Returns the (N,) bool mask of the output layer's tensors."""
+        return fixed_mask(HEAD, self._model)
 
     @property
     def weights(self):
