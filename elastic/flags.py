@@ -27,7 +27,10 @@ ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
 
 
 def parse_arguments(argv=None):
-    """Returns the arguments as given; check_arguments completes them."""
+    """Returns the arguments as given; check_arguments completes them.
+
+    `planned` lists those of PLANNED that were given, even with the value of their default.
+    """
     parser = argparse.ArgumentParser(
         usage='%(prog)s [--flag VALUE ...]',  # listing all flags would bury the error below
         description='Trains one network with one scheme, fully or elastically.',
@@ -38,9 +41,12 @@ def parse_arguments(argv=None):
     _add_cache_flags(parser.add_argument_group('prefix cache'))
     _add_pruning_flags(parser.add_argument_group('prune_training'))
     _add_record_flags(parser.add_argument_group('records of the run'))
-    # None: not given. A deadline must not meet one of them, even with the default's value.
-    given = argparse.Namespace(**dict.fromkeys(PLANNED))
-    return parser.parse_args(command_line.with_files(argv), given)
+    args = parser.parse_args(command_line.with_files(argv),
+                             argparse.Namespace(**dict.fromkeys(PLANNED)))
+    args.planned = [name for name in PLANNED if getattr(args, name) is not None]
+    for name in set(PLANNED).difference(args.planned):
+        setattr(args, name, DEFAULTS[name])
+    return args
 
 
 def _add_training_flags(parser):
@@ -192,17 +198,14 @@ def check_arguments(args):
 
 
 def check_planned(args):
-    """Sets what was not given of --rho, --num_epochs, --head_epochs; with --deadline also --keep.
+    """Sets what --deadline decides.
 
-    Raises UserError for a deadline with what it decides, and for head epochs that do not fit.
+    Raises UserError if one of that was given, and for head epochs that do not fit.
     """
-    given = ['--{}'.format(name) for name in PLANNED if getattr(args, name) is not None]
-    for name in PLANNED:
-        if getattr(args, name) is None:
-            setattr(args, name, DEFAULTS[name])
     if args.deadline is not None:
-        if given:
-            raise UserError('--deadline chooses {0}: leave {0} out'.format(' and '.join(given)))
+        if args.planned:
+            raise UserError('--deadline chooses {0}: leave {0} out'.format(
+                ' and '.join(map('--{}'.format, args.planned))))
         if not is_elastic(args.train_type):
             raise UserError('--deadline fits elastic training alone, not {}: leave --train_type out'
                             .format(args.train_type))
