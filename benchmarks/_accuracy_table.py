@@ -42,11 +42,9 @@ def verdict(result, results):
             checks += [('{:+.1f} ({:+g})'.format(100 * result['to_full'], -points),
                         100 * result['to_full'] >= -points),
                        ('{:.2f}x ({:g})'.format(speed_up, goal), speed_up >= goal)]
-        if result['rho'] == RHO or result['cached']:
-            better = [other['label'] for other in opponents(result, results)
-                      if other['accuracy'] > result['accuracy']]
-            checks.append(('best for its time' if not better else 'behind ' + ', '.join(better),
-                           not better))
+        others = opponents(result, results)
+        if others and (result['rho'] == RHO or result['cached']):
+            checks.append(_ahead(result, max(others, key=lambda other: other['accuracy'])))
     if result['scheme'] == 'prune_training':
         checks.append(('{:,.0f} channels removed'.format(result['channels_removed']), True))
         if result['flags']:
@@ -54,18 +52,29 @@ def verdict(result, results):
     return _bench.verdict(checks)
 
 
+def _ahead(result, other):
+    """Returns (text, whether the result is ahead by more than two standard errors)."""
+    both = sorted(set(result['accuracies']) & set(other['accuracies']))
+    points, error = mean_error([100 * (result['accuracies'][seed] - other['accuracies'][seed])
+                                for seed in both])
+    return ('{} to {}'.format(plus_minus(points, error, '{:+.1f}'), other['label']),
+            points > (2 * error if error == error else 0))
+
+
 def opponents(result, results):
     """Returns the rows that took no more time, which a result is compared with.
 
-    A result with the cache is also compared with full training in a share rho of the epochs, but
-    not with other elastic training with the cache.
+    A result with the cache is also compared with full training in a share rho of the epochs, and
+    with rules of other papers at its rho, but not with itself at another rho with the cache.
     """
     same = in_a_part(SHORTER[result['rho']]) if result['cached'] and result['rho'] in SHORTER else (
         None)
-    others = [other for other in results if not (
-        result['cached'] and other['cached'] and other['scheme'] == result['scheme'])]
-    return [other for other in others
-            if other['label'] == same or other['seconds'] <= result['seconds']]
+
+    def is_opponent(other):
+        if result['cached'] and other['cached'] and other['scheme'] == result['scheme']:
+            return other['variant'] and other['rho'] == result['rho']
+        return other['label'] == same or other['seconds'] <= result['seconds']
+    return [other for other in results if other is not result and is_opponent(other)]
 
 
 def plus_minus(mean, error, form):

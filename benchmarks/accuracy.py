@@ -32,211 +32,28 @@ import os
 import subprocess
 import sys
 import time
-from typing import Dict, List, NamedTuple, Tuple
 
 import _bench
 import _path
 import numpy as np
-from _accuracy_table import (
-    CACHED_GOALS,
-    FULL,
-    GOALS,
-    IMAGENET_GOALS,
-    REACHED,
-    RHO,
-    SHORTER,
-    in_a_part,
-    mean_error,
-    report,
+from _accuracy_rows import (
+    DIGITS,
+    LOGS,
+    NETWORKS,
+    WARMUP,
+    rows_for,
+    rows_of,
+    stronger,
 )
+from _accuracy_table import FULL, REACHED, mean_error, report
 
 from elastic import command_line
-from elastic.runs.folder import read_run
-from elastic.settings import LOGS_DIR
+from elastic.runs.classes import CLASSES
+from elastic.runs.folder import read_rows, read_run
 from plot import check_alike
 
-LOGS = os.path.join(LOGS_DIR, 'accuracy')
-NUM_CLASSES = 10
-WARMUP = '60'  # steps; without, full training may fall back to chance in its first steps
-RHOS = (0.35, 0.5, 0.7)
-METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
-RULES = ('fisher', 'lisa', 'depth', 'autofreeze', 'egeria')  # of other papers
-INTERVALS = (1, 2, 8, 0)
 RATES = (0.0004, 0.0008, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048)
 TUNED_ON = 8  # the seed
-STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # PruneTrain, see stronger
-
-
-class Network(NamedTuple):
-    """A network, and how it is trained.
-
-    flags: for main.py and profiler.py. source: further flags of training on the source domain; None
-    starts from ImageNet weights. target: flags of the target domain.
-    learning_rate: on the target domain, tuned on full training.
-    epochs: of `steps` steps each. A run trains for less than 90 s on two slow cores; where images
-    repeat, selecting takes under 5 % of training at rho 0.5 (MobileNetV2), or three seeds take half
-    an hour (EfficientNetB0).
-    interval: epochs between selections. own_rates: label of a row -> learning rate of one more row.
-    repeated: whether all epochs have the images of the first one, or each has new ones.
-    rates: label -> learning rate of that row. goals: rho with the cache -> as in GOALS.
-    """
-    name: str
-    flags: List[str]
-    source: List[str]
-    learning_rate: float
-    epochs: int
-    steps: int
-    interval: int
-    own_rates: Dict[str, float] = {}
-    repeated: bool = False
-    target: Tuple[str, ...] = ('--dataset_name', 'digits_shifted')
-    rates: Dict[str, float] = {}
-    goals: Dict = CACHED_GOALS
-
-    @property
-    def images(self):
-        """Returns the flags that say which images an epoch trains on."""
-        batch_size = int(self.flags[self.flags.index('--batch_size') + 1])
-        return ['--train_images', str(self.steps * batch_size)] if self.repeated else [
-            '--steps_per_epoch', str(self.steps)]
-
-    @property
-    def source_name(self):
-        return self.name.split('_')[0] + '_source'
-
-
-NETWORKS = {network.name: network for network in (
-    Network('mobilenetv2', ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
-                            '--batch_size', '32'],
-            ['--num_epochs', '3', '--learning_rate', '0.05'], 0.02, 12, 60, 4,
-            {'head only': 0.1}),
-    Network('efficientnetb0', ['--model_name', 'EfficientNetB0', '--input_size', '48',
-                               '--batch_size', '16'],
-            ['--num_epochs', '4', '--learning_rate', '0.02'], 0.02, 6, 60, 2))}
-for name, steps in (('mobilenetv2', 336), ('efficientnetb0', 96)):  # 10,752 and 1,536 images
-    NETWORKS[name + '_repeated'] = NETWORKS[name]._replace(
-        name=name + '_repeated', epochs=12, steps=steps, interval=4, own_rates={}, repeated=True)
-
-
-DIGITS = list(NETWORKS)
-FASHION = ('--dataset_name', 'fashion_mnist', '--test_images', '2500', '--augmentation', 'none')
-TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the epochs': 0.0008,
-         'full, 1/4 of the epochs': 0.0015, 'head only': 0.0015, 'BN + bias': 0.024,
-         'PruneTrain': 0.0008, 'elastic 0.35, no cache': 0.003, 'elastic 0.5, no cache': 0.003,
-         'elastic 0.5': 0.003, 'elastic 0.35': 0.006, 'elastic 0.25': 0.003,
-         'elastic 0.15': 0.003, 'elastic 0.35, fisher': 0.003, 'elastic 0.35, lisa': 0.024,
-         'elastic 0.35, depth': 0.006, 'elastic 0.35, autofreeze': 0.006,
-         'elastic 0.35, egeria': 0.006}  # by --tune, on lite0_fashion
-LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
-                                  '--batch_size', '32'],
-                None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
-                goals=IMAGENET_GOALS)
-NETWORKS.update({LITE0.name: LITE0, 'lite0_fashion_12000': LITE0._replace(
-    name='lite0_fashion_12000', steps=375), 'lite0_digits': LITE0._replace(
-        name='lite0_digits', target=('--dataset_name', 'digits_shifted'))})
-
-
-class Row(NamedTuple):
-    """One row of the table.
-
-    variant: whether it selects tensors in another way than the paper.
-    learning_rate: default the network's. cached: whether it uses the prefix cache.
-    """
-    label: str
-    scheme: str
-    flags: List[str] = []
-    rho: float = None
-    variant: bool = False
-    learning_rate: float = None
-    cached: bool = False
-
-
-def elastic(label, rho, *more):
-    return Row(label, 'elastic_training', ['--rho', str(rho)] + list(more), rho, bool(more))
-
-
-def rows_of(network, variants):
-    """Returns the Rows of one network.
-
-    variants: whether to add other metrics, intervals and whole layers.
-    """
-    if network.source is None:
-        return [row._replace(learning_rate=network.rates.get(row.label))
-                for row in rows_from_imagenet(network)]
-    if network.repeated:
-        return rows_of_repeated(network)
-    rows = [Row(FULL, 'full_training'),
-            Row('full, half the epochs', 'full_training',
-                ['--num_epochs', str(network.epochs // 2)]),
-            Row('head only', 'traditional_tl_training'),
-            Row('BN + bias', 'bn_plus_bias_training'),
-            Row('PruneTrain', 'prune_training')]
-    rows += [elastic('elastic {:g}'.format(rho), rho) for rho in RHOS]
-    by_label = {row.label: row for row in rows}
-    rows += [by_label[label]._replace(label='{}, lr {:g}'.format(label, rate), learning_rate=rate)
-             for label, rate in network.own_rates.items()]
-    if variants:
-        rows += [elastic('elastic {:g}, {}'.format(RHO, metric), RHO, '--importance', metric)
-                 for metric in METRICS]
-        rows += [elastic('elastic {:g}, {}'.format(
-            RHO, 'selected once' if interval == 0 else 'interval {}'.format(interval)), RHO,
-                         '--interval', str(interval)) for interval in INTERVALS]
-        rows += [elastic('elastic {:g}, whole layers'.format(RHO), RHO, '--granularity', 'layer')]
-    return rows
-
-
-def rows_of_repeated(network):
-    """Returns the Rows of a network with repeated images.
-
-    BN + bias and PruneTrain are left out: they train tensors next to the input, so they have no
-    cache.
-    """
-    return [Row(FULL, 'full_training')] + [
-        Row(in_a_part(n), 'full_training', part_of(network, n)) for n in SHORTER.values()] + [
-            Row('head only', 'traditional_tl_training', cached=True),
-            elastic('elastic {:g}, no cache'.format(RHO), RHO)] + [
-                elastic('elastic {:g}'.format(rho), rho)._replace(cached=True) for rho in SHORTER]
-
-
-def part_of(network, n):
-    """Returns the flags of training for 1/n of the steps."""
-    epochs = -(-network.epochs // n)
-    flags = ['--num_epochs', str(epochs)]
-    if epochs * n != network.epochs:
-        flags += ['--steps_per_epoch', str(network.steps * network.epochs // (n * epochs))]
-    return flags
-
-
-def rows_from_imagenet(network):
-    """Returns the Rows of a network with ImageNet weights."""
-    rows = rows_of_repeated(network)
-    at = 1 + [row.label for row in rows].index('head only')
-    return rows[:at] + [Row('BN + bias', 'bn_plus_bias_training'),
-                        Row('PruneTrain', 'prune_training'),
-                        elastic('elastic 0.35, no cache', 0.35)] + rows[at:] + [
-                            elastic('elastic 0.15', 0.15)._replace(cached=True)] + [
-                                elastic('elastic 0.35, {}'.format(rule), 0.35, '--importance',
-                                        rule)._replace(cached=True) for rule in RULES]
-
-
-def rows_for(network, args):
-    """Returns the rows that --quick and --rows select; raises UserError for an unknown label."""
-    rows = rows_of(network, network.name == list(NETWORKS)[0] and not args.quick)
-    if args.quick:
-        rows = [row for row in rows if row.learning_rate is None
-                and (row.rho is None or row.rho in GOALS)]
-    labels = [row.label for row in rows]
-    for label in args.rows or ():
-        if label not in labels:
-            raise command_line.UserError("--rows '{}' is no row of {}; allowed: {}".format(
-                label, network.name, ', '.join(map("'{}'".format, labels))))
-    return [row for row in rows if not args.rows or row.label in args.rows + [FULL]]
-
-
-def stronger(network):
-    """Returns the Row of PruneTrain at a setting that removes channels, once, at half-time."""
-    return Row('PruneTrain, strong', 'prune_training',
-               STRONG + ['--prune_interval', str(network.epochs // 2)])
 
 
 class Untrained(command_line.UserError):
@@ -286,6 +103,8 @@ def flags_of(network, row, seed):
 def prepare(network, seeds):
     """Makes the source weights of each seed and the timing table, unless they exist."""
     print('{}: source weights and timing table'.format(network.name), flush=True)
+    if network.make_images is not None:
+        network.make_images()
     for seed in seeds if network.source is not None else ():
         command('main.py', *(network.flags + network.source + [
             '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
@@ -294,7 +113,7 @@ def prepare(network, seeds):
     augmentation = network.target[network.target.index('--augmentation'):] if (
         '--augmentation' in network.target) else ()
     command('profiler.py', *(network.flags + list(network.target[:2]) + list(augmentation) + [
-        '--num_classes', str(NUM_CLASSES), '--logs_dir', LOGS]))
+        '--num_classes', str(network.num_classes), '--logs_dir', LOGS]))
 
 
 def tune(network, rows):
@@ -364,6 +183,14 @@ def seconds_to(run, accuracy):
                 float('nan'))
 
 
+def accuracy_of(network, row, seed, run):
+    """Returns a run's final test accuracy; the mean of its classes' if `network` is balanced."""
+    if not network.balanced:
+        return run.summary['final_accuracy']
+    classes = read_rows(folder_of(network, row, seed), CLASSES, dict(accuracy=float))
+    return float(np.mean([each['accuracy'] for each in classes]))
+
+
 def unfinished(network, rows, seeds):
     """Returns a line of text for each row with runs that started and did not finish."""
     begun = {row.label: [str(seed) for seed in seeds if os.path.isdir(folder_of(
@@ -381,7 +208,7 @@ def beyond(network, rows):
     from profiler import table_path
     flags = dict(zip(network.flags[::2], network.flags[1::2]))
     path = os.path.join(_path.ROOT, table_path(LOGS, flags['--model_name'], flags['--input_size'],
-                                               NUM_CLASSES, flags['--batch_size']))
+                                               network.num_classes, flags['--batch_size']))
     if not os.path.exists(path):
         return []
     plain = TensorTimings.load(path)
@@ -400,6 +227,10 @@ def result_of(network, row, runs, full):
     pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
     for run, whole in pairs:
         check_alike(run, whole, ('host', 'stack'))
+    final = {seed: accuracy_of(network, row, seed, run) for seed, run in runs.items()
+             if seed in full}
+    whole_row = row._replace(label=FULL)
+    of_full = {seed: accuracy_of(network, whole_row, seed, full[seed]) for seed in final}
     runs = [run for run, _ in pairs]
 
     def of(key):
@@ -411,6 +242,7 @@ def result_of(network, row, runs, full):
         model=network.name, label=row.label, scheme=row.scheme, flags=row.flags, rho=row.rho,
         variant=row.variant, cached=row.cached, n=len(runs), cached_goals=network.goals,
         learning_rate=row.learning_rate or network.learning_rate,
+        accuracies=final,
         selection_seconds=float(np.mean(of('selection_seconds'))),
         reached=[[seconds_to(run, share * whole.summary['final_accuracy'])
                   for run, whole in pairs] for share in REACHED],
@@ -418,9 +250,8 @@ def result_of(network, row, runs, full):
         cache_mb=max(run.summary.get('cache_bytes', 0) for run in runs) / 2 ** 20,
         channels_removed=mean_error([run.summary.get('channels_removed', 0) for run in runs])[0])
     for name, values in dict(
-            accuracy=of('final_accuracy'), best=of('best_accuracy'), seconds=of('train_seconds'),
-            to_full=[run.summary['final_accuracy'] - whole.summary['final_accuracy']
-                     for run, whole in pairs],
+            accuracy=list(final.values()), best=of('best_accuracy'), seconds=of('train_seconds'),
+            to_full=[final[seed] - of_full[seed] for seed in final],
             speed_up=ratios('train_seconds'), steps_speed_up=ratios('step_seconds')).items():
         result[name], result[name + '_se'] = mean_error(values)
     return result

@@ -19,7 +19,7 @@ import time
 import _bench
 import _path
 import numpy as np
-from accuracy import FASHION, LITE0, WARMUP
+from _accuracy_rows import FASHION, LITE0, WARMUP
 
 from elastic import command_line
 from elastic.runs.folder import read_run

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 
+import _accuracy_rows
 import _accuracy_table
 import _bench
 import _selector_graph as graph
+import _solar_cells
 import accuracy
 import achieved_speedup
 import numpy as np
@@ -32,7 +34,7 @@ from elastic.steps.training_step import make_optimizer
 from fixed_tables import fixed_profile
 
 BENCHMARKS = os.path.dirname(os.path.abspath(_bench.__file__))
-MOBILENET = accuracy.NETWORKS['mobilenetv2']
+MOBILENET = _accuracy_rows.NETWORKS['mobilenetv2']
 
 
 # ---------------------------------------------------------------- selector.py
@@ -162,7 +164,7 @@ def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them():
             'elastic 0.5': runs([0.955, 0.975, 0.965], [50, 55, 45])}
     del made['BN + bias'][1]
     results = [accuracy.result_of(MOBILENET, row, made[row.label], made['full'])
-               for row in accuracy.rows_of(MOBILENET, False) if row.label in made]
+               for row in _accuracy_rows.rows_of(MOBILENET, False) if row.label in made]
     output = accuracy.report(results)
     full, _, bias, elastic = results
     assert [result['label'] for result in results] == list(made)
@@ -174,27 +176,28 @@ def test_accuracy_benchmark_pairs_runs_by_seed_and_judges_them():
     assert full['reached'][0] == [50, 55, 45]  # 95 % is reached after the first epoch
     assert np.isnan(bias['reached'][1]).all() and 'never' in output
     verdict = _accuracy_table.verdict(elastic, results)
-    assert '-0.5 (-1)' in verdict and 'best for its time' in verdict and 'MISSED' not in verdict
+    assert '-0.5 (-1)' in verdict and '+36.5 ± 0.6 to head only' in verdict
+    assert 'MISSED' not in verdict
     assert '± 0.6' in output  # the standard error of 96, 98, 97
 
 
 def test_accuracy_benchmark_trains_the_rows_asked_for_and_full_training():
-    repeated = accuracy.NETWORKS['mobilenetv2_repeated']
+    repeated = _accuracy_rows.NETWORKS['mobilenetv2_repeated']
     with pytest.raises(UserError, match="--rows 'elastic 0.4' is no row of mobilenetv2_repeated; "
                                         "allowed: .*'elastic 0.25'"):
-        accuracy.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.4']))
-    rows = accuracy.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.25']))
+        _accuracy_rows.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.4']))
+    rows = _accuracy_rows.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.25']))
     assert [row.label for row in rows] == ['full', 'elastic 0.25']
 
 
 def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
-    network = accuracy.LITE0._replace(rates={'BN + bias': 0.024})
-    rows = {row.label: row for row in accuracy.rows_of(network, variants=False)}
-    assert list(rows) == ['full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs',
-                          'full, 1/4 of the epochs', 'head only', 'BN + bias', 'PruneTrain',
-                          'elastic 0.35, no cache', 'elastic 0.5, no cache', 'elastic 0.5',
-                          'elastic 0.35', 'elastic 0.25', 'elastic 0.15'] + [
-                              'elastic 0.35, ' + rule for rule in accuracy.RULES]
+    network = _accuracy_rows.LITE0._replace(rates={'BN + bias': 0.024})
+    rows = {row.label: row for row in _accuracy_rows.rows_of(network, variants=False)}
+    assert list(rows) == [
+        'full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs', 'full, 1/4 of the epochs',
+        'head only', 'BN + bias', 'PruneTrain', 'the last two stages', 'elastic 0.35, no cache',
+        'elastic 0.5, no cache', 'elastic 0.5', 'elastic 0.35', 'elastic 0.25', 'elastic 0.15'] + [
+            'elastic 0.35, ' + rule for rule in _accuracy_rows.RULES]
     flags = accuracy.flags_of(network, rows['BN + bias'], 3)
     assert flags[flags.index('--learning_rate') + 1] == '0.024'
     assert flags[flags.index('--weights') + 1] == 'imagenet'
@@ -208,7 +211,8 @@ def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
 def test_with_the_cache_a_shorter_full_training_is_an_opponent():
     def result(label, scheme, accuracy, seconds, rho=None, cached=False):
         return dict(label=label, scheme=scheme, accuracy=accuracy, seconds=seconds, rho=rho,
-                    cached=cached, cached_goals=_accuracy_table.CACHED_GOALS, variant=False,
+                    cached=cached, cached_goals=_accuracy_table.CACHED_GOALS,
+                    variant=',' in label and rho is not None, accuracies={0: accuracy},
                     to_full=accuracy - 0.98, flags=[], speed_up=100 / seconds)
     elastic = [result('elastic {:g}'.format(rho), 'elastic_training', final, 100 * rho + 1, rho,
                       True) for rho, final in ((0.5, 0.975), (0.25, 0.95))]
@@ -220,14 +224,53 @@ def test_with_the_cache_a_shorter_full_training_is_an_opponent():
                  for each in elastic]
     assert opponents == [[half, quarter, 'head only'], [quarter, 'head only']]
     assert [_accuracy_table.verdict(each, results) for each in elastic] == [
-        '-0.5 (-0.7); 1.96x (1.9); best for its time',
-        '-3.0 (-4); 3.85x (3.5); behind head only MISSED']
+        '-0.5 (-0.7); 1.96x (1.9); +0.5 to head only',
+        '-3.0 (-4); 3.85x (3.5); -2.0 to head only MISSED']
+
+
+def test_with_the_cache_the_rules_of_other_papers_at_the_same_rho_are_opponents():
+    rows = [dict(label=label, scheme='elastic_training', rho=rho, cached=True, variant=variant,
+                 seconds=seconds, accuracy=np.mean(finals), accuracies=dict(enumerate(finals)),
+                 to_full=-0.01, flags=[], speed_up=3.0, cached_goals={})
+            for label, rho, variant, seconds, finals in (
+                ('elastic 0.35', 0.35, False, 20, [0.9, 0.91, 0.92]),
+                ('elastic 0.25', 0.25, False, 15, [0.88, 0.88, 0.88]),
+                ('elastic 0.35, lisa', 0.35, True, 21, [0.89, 0.9, 0.915]),
+                ('elastic 0.35, depth', 0.35, True, 21, [0.88, 0.9, 0.91]))]
+    assert [row['label'] for row in _accuracy_table.opponents(rows[0], rows)] == [
+        'elastic 0.35, lisa', 'elastic 0.35, depth']
+    assert _accuracy_table.verdict(rows[0], rows) == '+0.8 ± 0.2 to elastic 0.35, lisa'
+    rows[2]['accuracies'] = {0: 0.88, 1: 0.92, 2: 0.905}  # the same mean, another way each time
+    assert _accuracy_table.verdict(rows[0], rows).endswith(' to elastic 0.35, lisa MISSED')
+
+
+def test_solar_cells_become_folders_of_classes_and_neighbours_stay_on_one_side(
+        tmp_path, monkeypatch):
+    with pytest.raises(UserError, match='pip install elpv-dataset'):
+        _solar_cells.write_cells(str(tmp_path / 'cells'))
+    images = tmp_path / 'site' / 'elpv_dataset' / 'data' / 'images'
+    images.mkdir(parents=True)
+    (images.parent.parent / '__init__.py').write_text('')
+    lines = []
+    for number, probability in ((1, 1.0), (2, 0.3333333333333333), (240, 0.0), (241, 0.0),
+                                (300, 0.6666666666666666), (301, 1.0)):
+        (images / 'cell{:04d}.png'.format(number)).write_bytes(bytes([number % 256]))
+        lines.append('images/cell{:04d}.png  {}    mono'.format(number, probability))
+    (images.parent / 'labels.csv').write_text('\n'.join(lines) + '\n')
+    monkeypatch.syspath_prepend(str(tmp_path / 'site'))
+    _solar_cells.write_cells(str(tmp_path / 'cells'))
+    made = sorted(str(path.relative_to(tmp_path / 'cells'))
+                  for path in (tmp_path / 'cells').glob('*/*/*'))
+    assert made == ['test/defective/0300.png', 'test/functional/0241.png',
+                    'train/defective/0001.png', 'train/defective/0301.png',
+                    'train/functional/0002.png', 'train/functional/0240.png']
+    assert (tmp_path / 'cells' / made[0]).read_bytes() == bytes([300 % 256])
 
 
 def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
     found = []
-    for i, each in enumerate(accuracy.NETWORKS.values()):
-        rows = accuracy.rows_of(each, i == 0) + [accuracy.stronger(each)]
+    for i, each in enumerate(_accuracy_rows.NETWORKS.values()):
+        rows = _accuracy_rows.rows_of(each, i == 0) + [_accuracy_rows.stronger(each)]
         parsed = [main.parse_arguments(accuracy.flags_of(each, row, 3)) for row in rows]
         assert len({args.run_name for args in parsed}) == len(rows)
         assert not any('/' in args.run_name for args in parsed)  # each run has one folder

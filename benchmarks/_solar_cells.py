@@ -1,0 +1,55 @@
+"""Lays out the photographs of solar cells of PyPI's elpv-dataset as folders of classes.
+
+The 2,624 grey photographs (300x300) show cells of 44 modules by electroluminescence (Buerhop-Lutz
+et al., 2018, doi:10.4229/35thEUPVSEC20182018-5CV.3.15). They are CC BY-NC-SA 4.0, so they are no
+part of this project. A cell is `defective` here if its probability of a defect is above 1/2.
+
+The package does not say which cells are from one module. Neighbouring numbers mostly are, so every
+fifth BLOCK of numbers is for testing.
+"""
+
+import csv
+import importlib.util
+import os
+import shutil
+
+from elastic.command_line import UserError
+
+PACKAGE = 'elpv-dataset'
+BLOCK = 60  # cells; the mean of a module
+CLASSES = ('functional', 'defective')
+
+
+def write_cells(folder):
+    """Makes train/ and test/ in `folder`, unless they are there.
+
+    Raises UserError if the package is not installed.
+    """
+    if os.path.isdir(os.path.join(folder, 'test')):
+        return
+    found = importlib.util.find_spec(PACKAGE.replace('-', '_'))
+    if found is None:
+        raise UserError('the photographs of solar cells are not installed; `pip install {}` '
+                        '(91 MB, CC BY-NC-SA 4.0)'.format(PACKAGE))
+    data = os.path.join(os.path.dirname(found.origin), 'data')
+    beside = folder + '.unfinished'
+    shutil.rmtree(beside, ignore_errors=True)
+    for name, probability in cells(os.path.join(data, 'labels.csv')):
+        part, number = part_of_cell(name)
+        to = os.path.join(beside, part, CLASSES[probability > 0.5])
+        os.makedirs(to, exist_ok=True)
+        shutil.copyfile(os.path.join(data, name), os.path.join(to, '{:04d}.png'.format(number)))
+    os.rename(beside, folder)
+
+
+def cells(path):
+    """Yields (path of the photograph, probability of a defect) for each line of labels.csv."""
+    with open(path, encoding='utf-8', newline='') as file:
+        for line in csv.reader(file, delimiter=' ', skipinitialspace=True):
+            yield line[0], float(line[1])
+
+
+def part_of_cell(name):
+    """Returns ('train' or 'test', number) of a photograph such as images/cell0061.png."""
+    number = int(os.path.splitext(os.path.basename(name))[0][len('cell'):])
+    return 'test' if (number - 1) // BLOCK % 5 == 4 else 'train', number
