@@ -220,14 +220,14 @@ def deadline_of(settings, table, layers, dataset, resumed):
     caches = settings.cache.prefix_cache != 'off' and np.isfinite(table.cut_bytes).any() and (
         settings.data.views != 'fresh' or dataset.view(1) == dataset.view(2))
     least = smallest_rho(table, layers)
-    costs, finish = first_costs(table, dataset, settings.batch_size, training.interval,
+    costs, saving = first_costs(table, dataset, settings.batch_size, training.interval,
                                 (least, 0.0 if caches else least), settings.records.export)
     if resumed is None:
-        deadline = Deadline(training.deadline, costs, finish)
+        deadline = Deadline(training.deadline, costs, saving)
         deadline.begin()
     else:
         before = resumed['deadline']
-        deadline = Deadline(training.deadline, costs, finish,
+        deadline = Deadline(training.deadline, costs, saving,
                             before['used'] + resumed['lost_seconds'])
         deadline.restore(before)
     return deadline

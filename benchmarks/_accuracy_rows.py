@@ -20,7 +20,7 @@ LOGS = os.path.join(LOGS_DIR, 'accuracy')
 WARMUP = '60'  # steps; without, full training may fall back to chance in its first steps
 RHOS = (0.35, 0.5, 0.7)
 METRICS = ('weight_magnitude', 'grad_magnitude', 'fisher', 'random', 'depth')
-RULES = ('fisher', 'lisa', 'depth', 'autofreeze', 'egeria')  # of other papers
+RULES = ('fisher', 'lisa', 'betti', 'depth', 'autofreeze', 'egeria')  # of other papers
 INTERVALS = (1, 2, 8, 0)
 LAST = 'block[67]|top|head'  # what a user might choose by hand, of EfficientNet-Lite0
 STRONG = ['--prune_penalty_ratio', '0.5', '--prune_threshold', '0.12']  # PruneTrain, see stronger
@@ -40,6 +40,7 @@ class Network(NamedTuple):
     rates: label -> learning rate of that row. goals: rho with the cache -> as in GOALS.
     rules: of other papers, each a row. make_images: function that makes the target's images.
     balanced: whether accuracy is the mean of the accuracies of the classes.
+    weights: to start from, where there is no source domain.
     """
     name: str
     flags: List[str]
@@ -57,6 +58,7 @@ class Network(NamedTuple):
     rules: Tuple[str, ...] = ()
     make_images: Optional[Callable] = None
     balanced: bool = False
+    weights: str = 'imagenet'
 
     @property
     def images(self):
@@ -91,7 +93,8 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
          'elastic 0.5': 0.003, 'elastic 0.35': 0.006, 'elastic 0.25': 0.003,
          'elastic 0.15': 0.003, 'elastic 0.35, fisher': 0.003, 'elastic 0.35, lisa': 0.024,
          'elastic 0.35, depth': 0.006, 'elastic 0.35, autofreeze': 0.006,
-         'elastic 0.35, egeria': 0.006}  # by --tune, on lite0_fashion
+         'elastic 0.35, egeria': 0.006, 'elastic 0.35, betti': 0.006,
+         'the last two stages': 0.003}  # by --tune, on lite0_fashion
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
@@ -104,7 +107,12 @@ NETWORKS.update({network.name: network for network in (
         name='lite0_cells', flags=LITE0.flags[:2] + ['--input_size', '96', '--batch_size', '32'],
         target=('--dataset_name', 'folder:' + CELLS, '--augmentation', 'none'), steps=64, epochs=8,
         interval=4, rules=(), num_classes=2, balanced=True,
-        make_images=functools.partial(write_cells, os.path.join(_path.ROOT, CELLS))))})
+        make_images=functools.partial(write_cells, os.path.join(_path.ROOT, CELLS))),
+    LITE0._replace(name='lite0_tiny', steps=4, epochs=12, interval=4, rules=()),  # 128 images
+    LITE0._replace(name='lite0_scratch', weights='none', rates=dict.fromkeys(TUNED, 0.02),
+                   rules=()),
+    LITE0._replace(name='lite0_batch1', flags=LITE0.flags[:-1] + ['1'], steps=1504, epochs=2,
+                   interval=1, rates=dict.fromkeys(TUNED, 0.0005), rules=()))})
 
 
 class Row(NamedTuple):

@@ -94,7 +94,7 @@ def flags_of(network, row, seed):
         '--train_type', row.scheme,
         '--num_epochs', str(network.epochs), '--seed', str(seed),
         '--logs_dir', LOGS, '--run_name', run_name(network, row, seed),
-        '--weights', 'imagenet' if network.source is None else
+        '--weights', network.weights if network.source is None else
         os.path.join(LOGS, source_name(network, seed), 'checkpoint', 'weights.npz')
     ] + list(network.target) + network.images + (
         ['--interval', str(network.interval)] if elastic else []) + row.flags

@@ -182,7 +182,7 @@ def test_a_fixed_scheme_resumes_after_any_step(tmp_path, timings, name, stops):
     assert_resumes(tmp_path, stops, name, timings)
 
 
-@pytest.mark.parametrize('metric', ['lisa', 'autofreeze', 'egeria'])
+@pytest.mark.parametrize('metric', ['lisa', 'betti', 'autofreeze', 'egeria'])
 def test_what_a_metric_remembers_is_resumed(tmp_path, timings, metric):
     assert_resumes(tmp_path, [9], 'elastic_training', timings, importance=metric, interval=1)
 

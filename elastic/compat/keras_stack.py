@@ -4,6 +4,7 @@ Notes on Keras 2.7 also hold for 2.6, unless they name it.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import random
@@ -207,6 +208,38 @@ def _product_call(layer, products):
             return usual(inputs, training=training)
         products.append(tf.multiply(inputs, usual(tf.ones_like(inputs), training=training)))
         return products[-1]
+    return call
+
+
+def outputs_by_variable(model, inputs):
+    """Returns id of a variable -> output of the layer that owns it, a (B, ...) array.
+
+    The model runs on one batch in inference mode. Variables inside loops, as of an RNN's cell, are
+    left out.
+    """
+    layers = {id(layer): layer for layer in flat_layers(model) if own_variables(layer)}.values()
+    outputs = {}
+    try:
+        for layer in layers:
+            layer.call = _recording_call(layer, outputs)
+        model(inputs, training=False)
+    finally:
+        for layer in layers:
+            del layer.call
+    return outputs
+
+
+def _recording_call(layer, outputs):
+    usual = layer.call
+
+    @functools.wraps(usual)
+    def call(*arguments, **options):
+        result = usual(*arguments, **options)
+        tensor = tf.nest.flatten(result)[0]
+        if hasattr(tensor, 'numpy'):
+            outputs.update(dict.fromkeys(
+                (id(raw(variable)) for variable in own_variables(layer)), tensor.numpy()))
+        return result
     return call
 
 

@@ -18,7 +18,7 @@ GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more onl
 HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
-FINISH = 3.0  # s to save, beside the final test
+FINISH = 1.5  # s to save and to leave the process, beside the final test
 EXPORT = 20.0  # s more to convert the model
 
 
@@ -34,6 +34,7 @@ class Costs(NamedTuple):
     steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
     selection: one of them. interval: epochs from one to the next; 0: there is one.
     lows: smallest rho in reach, of a single epoch, and of several.
+    image: to judge one image. test_images: how many the final test judges.
     """
     steps: int
     full_step: float
@@ -41,6 +42,13 @@ class Costs(NamedTuple):
     selection: float
     interval: int
     lows: tuple
+    image: float = 0.0
+    test_images: int = 0
+
+    @property
+    def test(self):
+        """Returns the seconds of the final test."""
+        return self.test_images * self.image
 
     def rho(self, seconds, epochs):
         """Returns the rho at which these epochs take `seconds`."""
@@ -79,15 +87,15 @@ def plan(seconds, costs, done=0):
 
 
 def first_costs(table, dataset, batch_size, interval, lows, export=None):
-    """Returns (Costs, seconds to keep for the end of the run), as the timing table has them.
+    """Returns (Costs by the timing table, seconds to keep for saving at the end of the run).
 
     table: TensorTimings. dataset: datasets.Dataset. lows: as in Costs. export: of RecordSettings.
     """
     full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
     costs = Costs(dataset.steps, full_step, judged * one_image, SELECTION[0]
-                  + SELECTION[1] * full_step, interval, lows)
-    return costs, FINISH + dataset.test_size * one_image + (EXPORT if export else 0.0)
+                  + SELECTION[1] * full_step, interval, lows, one_image, dataset.test_size)
+    return costs, FINISH + (EXPORT if export else 0.0)
 
 
 def process_seconds():
@@ -101,14 +109,14 @@ def process_seconds():
 class Deadline:
     """Ends a run after `seconds`, counted from the start of the process.
 
-    costs: Costs. finish: seconds to keep for the final test and saving.
+    costs: Costs. saving: seconds to keep for the end, beside the final test.
     resumed: seconds that earlier processes used. now: () -> seconds since this process started.
     plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
     """
     PLAIN_FIELDS = ('_head', '_best', '_head_epochs', '_warmup_epochs')
 
-    def __init__(self, seconds, costs, finish, resumed=0.0, now=process_seconds):
-        self.seconds, self.costs, self._finish = seconds, costs, finish
+    def __init__(self, seconds, costs, saving, resumed=0.0, now=process_seconds):
+        self.seconds, self.costs, self._saving = seconds, costs, saving
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
         self._head = self._best = None  # best validation accuracy of the head alone, and of more
@@ -118,6 +126,10 @@ class Deadline:
     def used(self):
         """Returns the seconds that all processes of the run have used."""
         return self._resumed + self._now()
+
+    @property
+    def _finish(self):
+        return self._saving + self.costs.test
 
     @property
     def left(self):
@@ -172,7 +184,7 @@ class Deadline:
         Prints a Plan that differs.
         """
         choice = run.choice
-        self._learn(row, choice, run.result, run.chosen is not None)
+        self._learn(row, choice, run.result, run.chosen is not None, len(judged.labels))
         done, before = row['epoch'], self.plan
         if self.stopped or done >= before.num_epochs or self._head_is_enough(len(judged.labels)):
             found = before._replace(num_epochs=done)
@@ -193,11 +205,12 @@ class Deadline:
                 duration_text(max(0.0, self.left)), found.rho, found.num_epochs, before.rho,
                 before.num_epochs))
 
-    def _learn(self, row, choice, result, selected):
+    def _learn(self, row, choice, result, selected, images):
         used, costs = self.used, self.costs
-        if self._epoch_ended is not None:
+        if self._epoch_ended is not None:  # the first one also has first calls
             beside = used - self._epoch_ended - row['step_seconds'] - row['selection_seconds']
-            costs = costs._replace(epoch=max(0.0, beside))
+            costs = costs._replace(epoch=max(0.0, beside),
+                                   image=row['validation_seconds'] / images)
         self._epoch_ended = used
         predicted = sum(count * choice.predicted_of(kind)[0]
                         for kind, count in result.counts.items() if kind in result.ms)

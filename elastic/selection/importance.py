@@ -178,6 +178,12 @@ class Probe:
         for inputs, labels in self._drawn():
             yield (gradient.numpy() for gradient in self._evaluator.gradients(inputs, labels)[1])
 
+    def outputs(self):
+        """Yields, for each batch, the output of each tensor's layer, a (B, ...) array or None."""
+        for inputs, _ in self._drawn():
+            found = keras_stack.outputs_by_variable(self._model, inputs)
+            yield [found.get(id(keras_stack.raw(variable))) for variable in self.variables]
+
     def drops(self):
         """Returns for each batch the (N,) float64 loss drops of the tensors' updates (equation 3).
 

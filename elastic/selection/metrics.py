@@ -6,6 +6,8 @@ model.trainable_variables.
 
 import numpy as np
 
+from elastic.selection.betti import loops
+
 METRICS = {}  # name -> function
 
 
@@ -67,9 +69,28 @@ def lisa(probe):
     LISA (Pan et al., NeurIPS 2024). Deviations: 1. rho decides how many layers are trained, not a
     number. 2. There is no embedding. 3. Layers are drawn every --interval epochs, not steps.
     """
-    order = probe.random.permutation(probe.layers.max() + 1)[probe.layers].astype(float)
+    order = probe.random.permutation(probe.layers.max() + 1)[probe.layers]
     order[probe.head] = -1
-    return 0.1 ** (1 + order - order.min())  # a tensor outweighs all layers that come later
+    return _in_order(order)
+
+
+@metric
+def betti(probe):
+    """Trains whole layers, those first whose outputs have the most loops for their size.
+
+    AdaBet (Tenison et al., 2025). It needs neither labels nor gradients: each image's output is a
+    point, and the first Betti number counts the loops that the points of a batch form.
+    Deviations: 1. rho is a share of a step's time, not of the layers. 2. The number is the largest
+    over Vietoris-Rips complexes at several scales (betti.py). 3. Channels are not selected.
+    """
+    score = np.zeros(len(probe.variables))
+    for outputs in probe.outputs():
+        known = {id(output): loops(output.reshape(len(output), -1)) / output[0].size
+                 for output in {id(output): output for output in outputs
+                                if output is not None}.values()}
+        score += [known.get(id(output), 0.0) for output in outputs]
+    layers = sorted(set(probe.layers), key=lambda layer: -score[probe.layers == layer].max())
+    return _in_order(np.array([layers.index(layer) for layer in probe.layers]))
 
 
 @metric
@@ -113,6 +134,14 @@ def egeria(probe):
     largest = probe.memory['largest'] = change if largest is None else np.maximum(largest, change)
     trained = largest > 0  # a block that rho kept out has not settled, but lies in front
     return _without_front(probe, trained & (change < SETTLED * largest))
+
+
+def _in_order(order):
+    """Returns importances by which a tensor outweighs all tensors of later layers together.
+
+    order: (N,) int, the place of each tensor's layer.
+    """
+    return 0.1 ** (1.0 + order - order.min())
 
 
 def _by_block(values):

@@ -7,6 +7,7 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.selection import metrics
+from elastic.selection.betti import first_betti, loops
 from elastic.selection.importance import Evaluator, Probe, evaluate_importance
 from elastic.selection.items import layers_of
 from elastic.selection.metrics import METRICS
@@ -100,3 +101,40 @@ def test_the_output_is_always_of_use(parts, metric):
     for _ in range(4):
         importance = evaluate_importance(model, optimizer, [batch], metric, evaluator)
         assert importance[-2:].min() > 0
+
+
+def ring(points, radius=1.0, centre=0.0):
+    angle = 2 * np.pi * np.arange(points) / points
+    return np.stack([centre + radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def test_betti_counts_loops():
+    square = np.eye(4, dtype=bool)
+    for i in range(4):
+        square[i, (i + 1) % 4] = square[(i + 1) % 4, i] = True
+    assert first_betti(square) == 1
+    square[0, 2] = square[2, 0] = True  # two triangles fill it
+    assert first_betti(square) == 0
+    assert first_betti(np.eye(4, dtype=bool)) == 0
+    assert loops(ring(16)) == 1
+    assert loops(np.concatenate([ring(16), ring(16, centre=9.0)])) == 2
+    assert loops(np.arange(16.0)[:, None]) == 0  # a line
+    assert loops(ring(3)) == 0
+
+
+def test_betti_trains_whole_layers_with_the_most_loops_for_their_size(parts):
+    model, optimizer, _, maker = parts
+    images = np.random.RandomState(1).uniform(0, 1, (12, 8, 8, 3)).astype(np.float32)
+    batch = tf.constant(images), tf.zeros(12, tf.int32)
+    ranks = by_rank(METRICS['betti'](Probe(model, optimizer, [batch], Evaluator(maker))))
+    layers = layers_of(model)
+    assert all(len(set(ranks[layers == layer])) == 1 for layer in layers)
+    outputs = keras_stack.outputs_by_variable(model, batch[0])
+    score = [loops(output.reshape(12, -1)) / output[0].size for output in (
+        outputs[id(keras_stack.raw(variable))] for variable in model.trainable_variables)]
+    assert max(score) > 0
+    assert (np.diff(np.array(score)[np.argsort(ranks)]) <= 0).all()
+    head = model.get_layer('head')
+    np.testing.assert_allclose(outputs[id(keras_stack.raw(head.kernel))],
+                               model(batch[0], training=False), rtol=1e-6)
+    assert 'call' not in vars(head)  # the model is as it was
