@@ -94,7 +94,7 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
          'elastic 0.15': 0.003, 'elastic 0.35, fisher': 0.003, 'elastic 0.35, lisa': 0.024,
          'elastic 0.35, depth': 0.006, 'elastic 0.35, autofreeze': 0.006,
          'elastic 0.35, egeria': 0.006, 'elastic 0.35, betti': 0.006,
-         'the last two stages': 0.003}  # by --tune, on lite0_fashion
+         'the last two stages': 0.006}  # by --tune, on lite0_fashion
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
