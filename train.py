@@ -234,7 +234,7 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
         if deadline is not None:
             settings = deadline.after(row, judged, run, settings)
             scheme.replan(settings)
-            keras_stack.schedule(run.maker.optimizer).end_at(settings.num_epochs * dataset.steps)
+            keras_stack.schedule(run.maker.optimizer).end_at(deadline.total_steps)
         if keeper.pays():
             keep()
     if run.epoch <= settings.num_epochs:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from elastic.command_line import UserError
 from elastic.durations import duration_text
+from elastic.selection.dates import due_epochs
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
 # training, 0.35 nearly nothing, 0.25 and 0.15 more than fewer epochs do (docs/deadline.md).
@@ -18,6 +19,7 @@ GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more onl
 HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
+WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
 FINISH = 1.5  # s to save and to leave the process, beside the final test
 EXPORT = 20.0  # s more to convert the model
 
@@ -120,7 +122,7 @@ class Deadline:
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
         self._head = self._best = None  # best validation accuracy of the head alone, and of more
-        self._epoch_ended, self._step = None, 0.0
+        self._epoch_ended, self._step, self._end = None, 0.0, 0
 
     @property
     def used(self):
@@ -186,17 +188,24 @@ class Deadline:
         choice = run.choice
         self._learn(row, choice, run.result, run.chosen is not None, len(judged.labels))
         done, before = row['epoch'], self.plan
-        if self.stopped or done >= before.num_epochs or self._head_is_enough(len(judged.labels)):
+        self._end = done
+        if self.stopped or done >= MOST or self._head_is_enough(len(judged.labels)):
             found = before._replace(num_epochs=done)
-        elif run.scheme.is_due(done + 1):
+        elif done + 1 in due_epochs(settings._replace(num_epochs=done + 1)):
             found = plan(self.left, self.costs, done) or before._replace(num_epochs=done)
+            self._end = found.num_epochs
         else:
             rho = choice.predicted_ms / choice.timings.t_step
             each = rho * self.costs.steps * self.costs.full_step + self.costs.epoch
-            fits = int(self.left / each + 0.5)
-            found = before._replace(num_epochs=min(before.num_epochs, done + fits))
+            self._end = min(MOST, done + max(0.0, self.left) / each)
+            found = before._replace(num_epochs=math.ceil(self._end - WORTH_WHILE))
         self._change(found)
         return self.settings(settings)
+
+    @property
+    def total_steps(self):
+        """Returns the number of steps after which the learning rate is to reach 0."""
+        return int(self.costs.steps * min(self._end, self.plan.num_epochs))
 
     def _change(self, found):
         before, self.plan = self.plan, found

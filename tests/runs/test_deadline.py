@@ -209,8 +209,8 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
         finally:
             recorder.writer.close()
         rate = keras_stack.schedule(maker.optimizer)
-        assert float(rate._steps) == max(1, (result['epochs'] - planned.head_epochs)
-                                         * dataset.steps)
+        assert float(rate._steps) == deadline.total_steps - planned.head_epochs * dataset.steps
+        assert 0 <= result['epochs'] * dataset.steps - deadline.total_steps < dataset.steps
         return deadline.used, result['epochs']
 
     assert process(13) is None
