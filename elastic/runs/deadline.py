@@ -17,6 +17,7 @@ from elastic.selection.dates import due_epochs
 FLOOR, ENOUGH = 0.3, 0.5
 GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more only beyond ENOUGH
 HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
+JUDGED = 0.75  # share of the time after which the head is compared; at 1/2 rates are still high
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
 WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
@@ -108,6 +109,21 @@ def process_seconds():
     return now - ticks / os.sysconf('SC_CLK_TCK')
 
 
+def best_of(before, reached):
+    """Returns the best (accuracy, loss) of two; before: None at first."""
+    return reached if before is None else (max(before[0], reached[0]), min(before[1], reached[1]))
+
+
+def head_is_enough(head, more, images):
+    """Returns whether training more than the head has improved neither accuracy nor loss.
+
+    head, more: best (accuracy, loss) of each. images: how many these are of; where they are too few
+    to show a gain, returns False.
+    """
+    error = math.sqrt(head[0] * (1 - head[0]) / images)
+    return error <= VISIBLE and more[0] <= head[0] and more[1] >= head[1]
+
+
 class Deadline:
     """Ends a run after `seconds`, counted from the start of the process.
 
@@ -115,13 +131,13 @@ class Deadline:
     resumed: seconds that earlier processes used. now: () -> seconds since this process started.
     plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
     """
-    PLAIN_FIELDS = ('_head', '_best', '_head_epochs', '_warmup_epochs')
+    PLAIN_FIELDS = ('_head', '_more', '_head_epochs', '_warmup_epochs')
 
     def __init__(self, seconds, costs, saving, resumed=0.0, now=process_seconds):
         self.seconds, self.costs, self._saving = seconds, costs, saving
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
-        self._head = self._best = None  # best validation accuracy of the head alone, and of more
+        self._head = self._more = None  # best accuracy and loss of the head alone, and of more
         self._epoch_ended, self._step, self._end = None, 0.0, 0
 
     @property
@@ -189,7 +205,7 @@ class Deadline:
         self._learn(row, choice, run.result, run.chosen is not None, len(judged.labels))
         done, before = row['epoch'], self.plan
         self._end = done
-        if self.stopped or done >= MOST or self._head_is_enough(len(judged.labels)):
+        if self.stopped or done >= MOST or self._ends_with_head(len(judged.labels)):
             found = before._replace(num_epochs=done)
         elif done + 1 in due_epochs(settings._replace(num_epochs=done + 1)):
             found = plan(self.left, self.costs, done) or before._replace(num_epochs=done)
@@ -230,26 +246,23 @@ class Deadline:
         if selected and choice.importance is not None:
             costs = costs._replace(selection=row['selection_seconds'])
         self.costs = costs
-        accuracy = row['validation_accuracy']
+        reached = row['validation_accuracy'], row['validation_loss']
         if choice.importance is None:
-            self._head = max(accuracy, self._head or 0.0)
+            self._head = best_of(self._head, reached)
         else:
-            self._best = max(accuracy, self._best or 0.0)
+            self._more = best_of(self._more, reached)
 
-    def _head_is_enough(self, images):
-        """Returns whether training more than the head has gained nothing, at half of the time.
-
-        images: number of validation images; where they are too few to show a gain, returns False.
-        """
-        if self._head is None or self._best is None or self.used < self.seconds / 2:
+    def _ends_with_head(self, images):
+        """Returns whether training more than the head has gained nothing in JUDGED of the time."""
+        if self._head is None or self._more is None or self.used < JUDGED * self.seconds:
             return False
-        error = math.sqrt(self._head * (1 - self._head) / images)
-        if self._best > self._head + error or error > VISIBLE:
+        if not head_is_enough(self._head, self._more, images):
             self._head = None  # judged once
             return False
-        print('deadline: training ends. The head alone reached {:.1f} % of the validation images, '
-              'and more tensors {:.1f} %: no gain beyond the standard error of {:.1f}'.format(
-                  100 * self._head, 100 * self._best, 100 * error))
+        print('deadline: training ends, as more tensors than the head gain nothing. Of the '
+              'validation images, the head alone reached {:.1f} % and a loss of {:.3f}, more '
+              'tensors {:.1f} % and {:.3f}'.format(100 * self._head[0], self._head[1],
+                                                   100 * self._more[0], self._more[1]))
         return True
 
     def state(self):
