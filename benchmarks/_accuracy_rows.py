@@ -108,7 +108,6 @@ NETWORKS.update({network.name: network for network in (
         target=('--dataset_name', 'folder:' + CELLS, '--augmentation', 'none'), steps=64, epochs=8,
         interval=4, rules=(), num_classes=2, balanced=True,
         make_images=functools.partial(write_cells, os.path.join(_path.ROOT, CELLS))),
-    LITE0._replace(name='lite0_tiny', steps=4, epochs=12, interval=4, rules=()),  # 128 images
     LITE0._replace(name='lite0_scratch', weights='none', rates=dict.fromkeys(TUNED, 0.02),
                    rules=()),
     LITE0._replace(name='lite0_batch1', flags=LITE0.flags[:-1] + ['1'], steps=1504, epochs=2,

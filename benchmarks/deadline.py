@@ -1,6 +1,6 @@
 """Measures what main.py --deadline reaches in a part of full training's time, and when it ends.
 
-    python benchmarks/deadline.py              (12 minutes)
+    python benchmarks/deadline.py              (6 minutes)
     python benchmarks/deadline.py --seeds 3
 
 EfficientNet-Lite0 is fine-tuned from ImageNet weights on 3,008 images of Fashion-MNIST. Full
