@@ -246,8 +246,10 @@ def test_with_the_cache_the_rules_of_other_papers_at_the_same_rho_are_opponents(
 
 def test_solar_cells_become_folders_of_classes_and_neighbours_stay_on_one_side(
         tmp_path, monkeypatch):
-    with pytest.raises(UserError, match='pip install elpv-dataset'):
-        _solar_cells.write_cells(str(tmp_path / 'cells'))
+    with monkeypatch.context() as patch:
+        patch.setattr(_solar_cells, 'PACKAGE', 'no-such-package')
+        with pytest.raises(UserError, match='pip install no-such-package'):
+            _solar_cells.write_cells(str(tmp_path / 'cells'))
     images = tmp_path / 'site' / 'elpv_dataset' / 'data' / 'images'
     images.mkdir(parents=True)
     (images.parent.parent / '__init__.py').write_text('')
