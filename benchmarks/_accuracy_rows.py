@@ -111,7 +111,8 @@ NETWORKS.update({network.name: network for network in (
     LITE0._replace(name='lite0_scratch', weights='none', rates=dict.fromkeys(TUNED, 0.02),
                    rules=()),
     LITE0._replace(name='lite0_batch1', flags=LITE0.flags[:-1] + ['1'], steps=1504, epochs=2,
-                   interval=1, rates=dict.fromkeys(TUNED, 0.0005), rules=()))})
+                   interval=1, rules=(),
+                   rates={label: rate / 32 for label, rate in TUNED.items()}))})
 
 
 class Row(NamedTuple):

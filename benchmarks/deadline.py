@@ -102,9 +102,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=command_line.number(int, low=1), default=1)
-    parser.add_argument('--rate', type=float, default=LITE0.learning_rate,
+    parser.add_argument('--rate', type=float, default=0.003,
                         help='learning rate of long runs (default: %(default)s)')
-    parser.add_argument('--short_rate', type=float, default=0.003,
+    parser.add_argument('--short_rate', type=float, default=0.0015,
                         help='learning rate of short full training (default: %(default)s)')
     _bench.add_flags(parser, 'deadline', input_size=None)
     args = _bench.parsed(parser, argv)

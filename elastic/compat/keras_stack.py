@@ -188,16 +188,23 @@ def dropout_as_product(model):
     Yields a list to which each traced dropout appends its product, a tensor. To turn dropout off in
     the graph, replace the noise by ones.
     """
-    layers = {id(layer): layer for layer in flat_layers(model)
-              if isinstance(layer, keras.layers.Dropout)}.values()  # a layer may be used twice
     products = []
+    dropouts = [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.Dropout)]
+    with _replaced_calls(dropouts, lambda layer: _product_call(layer, products)):
+        yield products
+
+
+@contextlib.contextmanager
+def _replaced_calls(layers, replacement):
+    """Within this context, each layer's `call` is replacement(layer)."""
+    layers = {id(layer): layer for layer in layers}.values()  # a layer may be used twice
     try:
         for layer in layers:
-            layer.call = _product_call(layer, products)
-        yield products
+            layer.call = replacement(layer)
+        yield
     finally:
         for layer in layers:
-            del layer.call
+            vars(layer).pop('call', None)
 
 
 def _product_call(layer, products):
@@ -217,15 +224,10 @@ def outputs_by_variable(model, inputs):
     The model runs on one batch in inference mode. Variables inside loops, as of an RNN's cell, are
     left out.
     """
-    layers = {id(layer): layer for layer in flat_layers(model) if own_variables(layer)}.values()
     outputs = {}
-    try:
-        for layer in layers:
-            layer.call = _recording_call(layer, outputs)
+    owners = [layer for layer in flat_layers(model) if own_variables(layer)]
+    with _replaced_calls(owners, lambda layer: _recording_call(layer, outputs)):
         model(inputs, training=False)
-    finally:
-        for layer in layers:
-            del layer.call
     return outputs
 
 

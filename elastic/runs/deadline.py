@@ -13,7 +13,7 @@ from elastic.durations import duration_text
 from elastic.selection.dates import due_epochs
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
-# training, 0.35 nearly nothing, 0.25 and 0.15 more than fewer epochs do (docs/deadline.md).
+# training, 0.35 nearly nothing, 0.25 two points (docs/benchmarks.md).
 FLOOR, ENOUGH = 0.3, 0.5
 GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more only beyond ENOUGH
 HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
@@ -89,6 +89,15 @@ def plan(seconds, costs, done=0):
     return Plan(max(rho, costs.least(epochs)), done + epochs)
 
 
+def carried_on(found, seconds, each, done):
+    """Returns (the Plan at the same rho, epochs after which these seconds are used up, a float).
+
+    each: seconds of an epoch. The last epoch is cut short; a part below WORTH_WHILE is left out.
+    """
+    end = min(MOST, done + max(0.0, seconds) / each)
+    return found._replace(num_epochs=math.ceil(end - WORTH_WHILE)), end
+
+
 def first_costs(table, dataset, batch_size, interval, lows, export=None):
     """Returns (Costs by the timing table, seconds to keep for saving at the end of the run).
 
@@ -138,7 +147,7 @@ class Deadline:
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
         self._head = self._more = None  # best accuracy and loss of the head alone, and of more
-        self._epoch_ended, self._step, self._end = None, 0.0, 0
+        self._epoch_ended, self._step, self._end = None, 0.0, math.inf
 
     @property
     def used(self):
@@ -201,20 +210,18 @@ class Deadline:
         row: the record of the epoch. judged: its Evaluation. run: train._Run, after the epoch.
         Prints a Plan that differs.
         """
-        choice = run.choice
-        self._learn(row, choice, run.result, run.chosen is not None, len(judged.labels))
-        done, before = row['epoch'], self.plan
-        self._end = done
-        if self.stopped or done >= MOST or self._ends_with_head(len(judged.labels)):
-            found = before._replace(num_epochs=done)
+        choice, images = run.choice, len(judged.labels)
+        self._learn(row, choice, run.result, run.chosen is not None, images)
+        done, self._end = row['epoch'], math.inf
+        ended = self.plan._replace(num_epochs=done)
+        if self.stopped or done >= MOST or self._ends_with_head(images):
+            found = ended
         elif done + 1 in due_epochs(settings._replace(num_epochs=done + 1)):
-            found = plan(self.left, self.costs, done) or before._replace(num_epochs=done)
-            self._end = found.num_epochs
+            found = plan(self.left, self.costs, done) or ended
         else:
             rho = choice.predicted_ms / choice.timings.t_step
             each = rho * self.costs.steps * self.costs.full_step + self.costs.epoch
-            self._end = min(MOST, done + max(0.0, self.left) / each)
-            found = before._replace(num_epochs=math.ceil(self._end - WORTH_WHILE))
+            found, self._end = carried_on(self.plan, self.left, each, done)
         self._change(found)
         return self.settings(settings)
 

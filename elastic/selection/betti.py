@@ -8,12 +8,12 @@ ZERO = 1e-8  # largest eigenvalue that counts as zero; the others are far larger
 
 def loops(points):
     """Returns the largest first Betti number at any of SCALES. points: (n, d) array."""
+    if len(points) < 4:
+        return 0  # three points have no loop that is not filled
     points = np.asarray(points, np.float64)
     norms = np.square(points).sum(axis=1)
     distances = norms[:, None] + norms - 2 * points @ points.T  # (n, n), squared
     pairs = distances[np.triu_indices(len(points), 1)]
-    if len(points) < 4:
-        return 0  # three points have no loop that is not filled
     return max(first_betti(distances <= scale) for scale in np.quantile(pairs, SCALES))
 
 

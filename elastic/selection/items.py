@@ -70,7 +70,7 @@ def items_of(timings, layers=None):
 
 
 def layers_of(model):
-    """Returns the (N,) int layer of each trainable tensor."""
+    """Returns the (N,) int layer of each trainable tensor: the number of the layer's first one."""
     from elastic.compat import keras_stack
     paths = [keras_stack.layer_path(v) for v in model.trainable_variables]
     return np.array([paths.index(path) for path in paths])

@@ -83,14 +83,14 @@ def betti(probe):
     Deviations: 1. rho is a share of a step's time, not of the layers. 2. The number is the largest
     over Vietoris-Rips complexes at several scales (betti.py). 3. Channels are not selected.
     """
-    score = np.zeros(len(probe.variables))
+    layers, score = probe.layers, np.zeros(len(probe.layers))
     for outputs in probe.outputs():
-        known = {id(output): loops(output.reshape(len(output), -1)) / output[0].size
-                 for output in {id(output): output for output in outputs
-                                if output is not None}.values()}
-        score += [known.get(id(output), 0.0) for output in outputs]
-    layers = sorted(set(probe.layers), key=lambda layer: -score[probe.layers == layer].max())
-    return _in_order(np.array([layers.index(layer) for layer in probe.layers]))
+        for first in set(layers):  # a layer's number is that of its first tensor
+            output = outputs[first]
+            if output is not None:
+                score[first] += loops(output.reshape(len(output), -1)) / output[0].size
+    order = sorted(set(layers), key=lambda layer: -score[layer])
+    return _in_order(np.array([order.index(layer) for layer in layers]))
 
 
 @metric

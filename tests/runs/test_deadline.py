@@ -24,6 +24,7 @@ from elastic.runs.deadline import (
     Deadline,
     Plan,
     best_of,
+    carried_on,
     head_is_enough,
     plan,
     process_seconds,
@@ -112,6 +113,12 @@ class Watch:
 
     def __call__(self):
         return self.seconds
+
+
+@pytest.mark.parametrize('left, epochs, end', [
+    (25.0, 7, 6.5), (20.5, 6, 6.05), (0.0, 4, 4.0), (-3.0, 4, 4.0), (1e6, MOST, MOST)])
+def test_time_that_is_left_trains_more_epochs_than_were_planned(left, epochs, end):
+    assert carried_on(Plan(0.4, 5), left, 10.0, 4) == (Plan(0.4, epochs), pytest.approx(end))
 
 
 def test_a_deadline_too_short_names_the_shortest():
