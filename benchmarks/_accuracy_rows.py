@@ -112,7 +112,10 @@ NETWORKS.update({network.name: network for network in (
                    rules=()),
     LITE0._replace(name='lite0_batch1', flags=LITE0.flags[:-1] + ['1'], steps=1504, epochs=2,
                    interval=1, rules=(),
-                   rates={label: rate / 32 for label, rate in TUNED.items()}))})
+                   rates={label: rate / 32 for label, rate in TUNED.items()}),
+    LITE0._replace(name='lite0_tiny', flags=LITE0.flags[:-1] + ['8'], steps=40, epochs=12,
+                   interval=4, rules=(),
+                   rates={label: rate / 4 for label, rate in TUNED.items()}))})
 
 
 class Row(NamedTuple):
