@@ -21,7 +21,7 @@ JUDGED = 0.75  # share of the time after which the head is compared; at 1/2 rate
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
 WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
-FINISH = 1.5  # s to save and to leave the process, beside the final test
+FINISH = 1.0  # s to save and to leave the process, beside the final test
 EXPORT = 20.0  # s more to convert the model
 
 
