@@ -98,7 +98,12 @@ def find_images(name, input_size, batch_size, **settings):
     be used, for a data set that cannot be downloaded, for a batch larger than the training split,
     and for a number of training images that is out of range.
     """
-    images = load_images(name, input_size, DataSettings(**settings))
+    settings = DataSettings(**settings)
+    images, workers = load_images(name, input_size, settings), settings.share[1]
+    if batch_size > images.train.size and workers > 1:
+        raise UserError('a batch of {} does not fit into the {} training images of {} that each of '
+                        'the {} workers has; use a smaller --batch_size or fewer workers'.format(
+                            batch_size, images.train.size, name, workers))
     if batch_size > images.train.size:
         raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
                         'smaller --batch_size'.format(batch_size, images.train.size, name))

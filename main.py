@@ -9,6 +9,7 @@
 import os
 import resource
 import sys
+import tempfile
 
 import numpy as np
 
@@ -32,25 +33,45 @@ from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, run_settings
 from elastic.steps.epoch import Diverged
+from elastic.workers.addresses import WorkerLost, workers_of
 
 CLASSES_SHOWN = 10  # in the last lines of a run
 
 
-def run(settings, signals):
-    """Trains one network with one scheme, from the data to the summary; returns the exit status."""
-    training, records = settings.training, settings.records
-    command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic, training.seed)
+def join_and_run(settings, signals):
+    """Joins the other workers, if there are any, and runs; returns the exit status."""
+    command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic,
+                                  settings.training.seed)
+    from elastic.runs.session import here
+    from elastic.workers.agreement import check_flags
+    from elastic.workers.cluster import Cluster
+    cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
+    cluster.join()
+    check_flags(cluster, decisive_settings(settings), here()['stack'])
+    if cluster.is_chief:
+        return run(settings, settings.records, cluster, signals)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(settings, settings.records.aside(folder), cluster, signals)
+
+
+def run(settings, records, cluster, signals):
+    """Trains one network with one scheme, from the data to the summary; returns the exit status.
+
+    records: settings.RecordSettings of this worker of the workers.cluster.Cluster.
+    """
+    training = settings.training
     import train
     from elastic.export.litert import check_converter
     from elastic.export.saving import save_network
-    from elastic.runs.session import here, interrupted_run, open_session
+    from elastic.runs.session import here, joint_resume, open_session
     from elastic.selection.items import layers_of
     from elastic.steps.training_step import warn_of_probabilities
+    from elastic.workers.agreement import check_start, joint_table
     from models import build_model
     if records.export:
         check_converter()
     decisive = decisive_settings(settings)
-    resumed = interrupted_run(records.folder, decisive, records.restart)
+    resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images, network = find_images(settings), settings.model
     model = build_model(network.model_name, network.image_shape, len(images.class_names),
@@ -59,11 +80,12 @@ def run(settings, signals):
     if training.train_tensors is not None:
         matching_mask(training.train_tensors, model)  # a mistake ends here
     dataset = load_data(settings, images)
+    check_start(cluster, model, dataset.fingerprint)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
     elastic, deadline = is_elastic(training.train_type), None
     timed = elastic or training.train_type == CHOSEN
-    table = profile(settings, model, dataset) if timed else None
+    table = joint_table(cluster, profile(settings, model, dataset)) if timed else None
     layers = layers_of(model) if elastic and training.granularity == 'layer' else None
     if training.deadline is not None:
         deadline = deadline_of(settings, table, layers, dataset, resumed)
@@ -73,16 +95,17 @@ def run(settings, signals):
     else:
         cache = prefix_cache_of(settings, dataset)
 
-    with open_session(records, decisive, dataset, resumed, signals) as session:
+    with open_session(records, decisive, dataset, resumed, signals, cluster.is_chief) as session:
         if session is None:
             return already_finished(records.folder)
         print_start(settings, dataset, model, resumed)
         session.recorder.flags(flag_lines(settings))
         penalty = penalty_of(model, dataset, training, resumed)
         with session.preparing():
-            maker = train.step_maker(model, dataset, training, penalty)
+            maker = train.step_maker(model, dataset, training, penalty, cluster)
             scheme = scheme_of(maker, dataset, training, table, cache)
         result, model = train.train(scheme, dataset, training, session, cache, deadline)
+        cluster.leave()
         if records.save_txt:
             session.recorder.text()
         if records.save_model or records.export:
@@ -351,8 +374,9 @@ def already_finished(folder):
 def main(argv=None):
     settings = run_settings(check_arguments(parse_arguments(argv)))
     records = settings.records
-    finished = is_finished(records.folder, decisive_settings(settings), records.restart)
-    if not finished:
+    chief = not settings.workers.worker_index  # the others keep no records
+    finished = chief and is_finished(records.folder, decisive_settings(settings), records.restart)
+    if chief and not finished:
         check_writable(records.folder, '--logs_dir or --run_name', folder=True)
     if settings.dataset_name.startswith(FOLDER):
         find_images(settings)  # reports in a second what TensorFlow's start would delay
@@ -360,8 +384,8 @@ def main(argv=None):
         return already_finished(records.folder)
     with Signals() as signals:
         try:
-            return run(settings, signals)
-        except Diverged as error:
+            return join_and_run(settings, signals)
+        except (Diverged, WorkerLost) as error:
             print('stopped: {}'.format(error), file=sys.stderr)
             return 1
         except BaseException as error:  # an interrupted import may raise anything

@@ -27,6 +27,7 @@ from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
+from elastic.workers.addresses import add_worker_flags, check_own_address, workers_of
 
 MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
 MAX_SPREAD = 0.10  # of the time of a step; above it, something else was running
@@ -248,10 +249,12 @@ def describe(table):
     tensors = command_line.table(
         ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
         rows, '><>>>>><')
+    parts = [('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
+             ('update (t_update)', table.t_update), ('full step', table.t_step)]
+    if table.wire is not None:
+        parts.insert(3, ('exchange with the other workers', table.wire_time([True] * len(rows))))
     totals = command_line.table(['per step', 'ms', '%'], [
-        [name, '%.2f' % ms, '%.1f' % (100 * ms / table.t_step)] for name, ms in (
-            ('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
-            ('update (t_update)', table.t_update), ('full step', table.t_step))])
+        [name, '%.2f' % ms, '%.1f' % (100 * ms / table.t_step)] for name, ms in parts])
     profile = table.profile
     kernels = '' if profile.kernel_share is None else (
         f'\nkernels run during {100 * profile.kernel_share:.1f} % of a full step')
@@ -279,6 +282,7 @@ def parse_arguments(argv=None):
                              '(default: %(default)s)')
     command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
     command_line.add_flag(parser, '--force', 'measure again even if a table matches')
+    add_worker_flags(parser)
     return parser.parse_args(command_line.with_files(argv))
 
 
@@ -311,19 +315,21 @@ def peak_bytes(settings, model):
     return peaks
 
 
-def print_costs(way, table, path, images, peaks):
+def print_costs(way, table, path, images, peaks, joint=None):
     """Prints what each way to train costs, and stores measured copy costs and peaks in the table.
 
     way: costs.Way that others derive from. path: of the table. peaks: train type -> bytes.
-    images: numbers of (training, test) images.
+    images: numbers of (training, test) images. joint: TensorTimings of several workers, whose costs
+    are printed; default: `table`.
     """
     from elastic import costs
     from elastic.cache.copy_costs import CopyCosts
     folder, profile = os.path.dirname(path), table.profile
     row_ms = dict(profile.row_ms)
     copy_costs = CopyCosts(images[0], way.batch_size, folder, measured=row_ms)
-    found = [costs.cost_of(each, table, copy_costs, images, peaks)
-             for each in costs.ways_like(way, table)]
+    joint = table if joint is None else joint
+    found = [costs.cost_of(each, joint, copy_costs, images, peaks)
+             for each in costs.ways_like(way, joint)]
     if (peaks, row_ms) != (profile.peak_bytes, profile.row_ms):
         table._replace(profile=profile._replace(peak_bytes=peaks, row_ms=row_ms)).save(path)
     print(costs.describe(found))
@@ -341,8 +347,15 @@ def main(argv=None):
     args.augmentation = augmentation_of(check_dataset_name(args.dataset_name),
                                         args.augmentation)
     args.model_name = canonical_name(args.model_name)
+    workers = workers_of(args)
+    if workers is not None:
+        check_own_address(workers)
     command_line.start_tensorflow(args.inter_op_threads)
+    from elastic.workers.agreement import joint_table
+    from elastic.workers.cluster import Cluster
     from models import build_model
+    cluster = Cluster(workers, args.worker_timeout)
+    cluster.join()
     classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
                                       args.data_dir)
     args.num_classes = args.num_classes or classes
@@ -357,18 +370,20 @@ def main(argv=None):
         peaks.update(peak_bytes(settings, model))  # first: later, the profile's would count
         return batch_for(settings, args.dataset_name, args.data_dir)
     table = table_for(settings, model, args.logs_dir, draw, args.force)
-    print(describe(table))
+    joint = joint_table(cluster, table)
+    print(describe(joint))
     path = path_of_table(settings, args.logs_dir)
     if args.plot:
         from elastic.timing.bars import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
     peaks = table.profile.peak_bytes or peaks or peak_bytes(settings, model)
     epochs = f'{args.num_epochs} epoch' + 's' * (args.num_epochs > 1)
+    images[0] //= cluster.size
     print(f'\n{args.model_name} on {args.dataset_name} on this device, {epochs} of {images[0]:,} '
           f'images, {args.batch_size} at a time\n')
     way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
                     augmentation=args.augmentation)
-    print_costs(way, table, path, images, peaks)
+    print_costs(way, table, path, images, peaks, joint)
     return 0
 
 

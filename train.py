@@ -37,14 +37,22 @@ from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import READ, Diverged, EpochProgress, plain_calls, run_epoch, validate
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
+from elastic.workers.addresses import WorkerLost
+from elastic.workers.agreement import TABLE, average_statistics, slowest_table
+from elastic.workers.cluster import ALONE
+from elastic.workers.step_mean import StepMean, cluster_of
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
-def step_maker(model, dataset, settings, penalty=None):
-    """Returns the StepMaker of a run, with its optimizer. penalty: as in TrainingStep."""
+def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
+    """Returns the StepMaker of a run, with its optimizer.
+
+    penalty: as in TrainingStep. cluster: workers.cluster.Cluster that trains the model.
+    """
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                     penalty=penalty, class_weight=dataset.class_weight)
+                     penalty=penalty, class_weight=dataset.class_weight,
+                     mean=StepMean(cluster) if cluster.size > 1 else None)
 
 
 # ---------------------------------------------------------------- the loop
@@ -102,10 +110,12 @@ class _Run:
 
     def judge(self, dataset, pause):
         """Returns the Evaluation after the epoch, on the test images if there are no others."""
-        if self.best is None:
-            return validate(self.evaluate, dataset.test, pause)
-        judged = validate(self.evaluate, dataset.validation, pause)
-        if judged is not None:
+        images = dataset.test if self.best is None else dataset.validation
+        judged = validate(self.evaluate, images, pause)
+        if judged is not None:  # rounding may differ between boards, but not a decision
+            loss, accuracy = cluster_of(self.maker).of_chief(lambda: judged[:2])
+            judged = judged._replace(loss=loss, accuracy=accuracy)
+        if judged is not None and self.best is not None:
             self.best.judge(self.epoch, judged.loss, judged.accuracy, self.maker.model)
         return judged
 
@@ -176,10 +186,11 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
     With validation images, these judge each epoch, and the test images only the kept weights.
     scheme: scheme.Scheme, whose maker holds the model. cache: prefix_cache.PrefixCache or None.
     deadline: deadline.Deadline that ends the run, or None. Raises Diverged if the loss is not
-    finite. Raises Interrupted, after trying to write a
-    checkpoint, if the session's keeper says stop.
+    finite. After trying to write a checkpoint, raises Interrupted if the session's keeper says
+    stop, and WorkerLost if another worker does not answer.
     """
     clock, keeper, tested = session.clock, session.keeper, None
+    cluster = cluster_of(scheme.maker)
     best = None if dataset.validation is None else BestEpoch(settings.keep, settings.patience)
     with session.preparing():
         run = _Run(scheme, clock, cache, best)
@@ -199,27 +210,34 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
         keep()
     while run.trains(settings.num_epochs):
         if run.progress is None:
-            with clock('selection'):
+            with clock('selection'), cluster.watched():
                 run.select()
             if run.chosen is not None:
                 announce(run.chosen, settings, clock.seconds['selection'] - run.before['selection'],
                          cache)
             run.progress = EpochProgress()
         with clock('step'):
-            calls, run.result = run.calls(dataset), None
+            calls, run.result, lost = run.calls(dataset), None, None
             if deadline is not None:
                 calls = deadline.within(calls)
         while run.result is None:
             with clock('step'):
                 try:
-                    run.result = run_epoch(calls, dataset.steps,
-                                           epoch_label(run.epoch, settings.num_epochs),
-                                           run.progress, keeper.due)
+                    with cluster.watched():
+                        run.result = run_epoch(calls, dataset.steps,
+                                               epoch_label(run.epoch, settings.num_epochs),
+                                               run.progress, keeper.due)
                 except Diverged as error:
                     raise Diverged('{} (it was {:.3g})'.format(error, run.learning_rate))
+                except WorkerLost as error:
+                    lost = error
             if run.result is None:
                 keep()
+            if lost is not None:
+                raise WorkerLost(*lost.args, 'in epoch {} after step {}'.format(
+                    run.epoch, run.progress.count))
         with clock('validation'):
+            average_statistics(run.maker)
             judged = run.judge(dataset, keeper.stop)
         if judged is None:
             keep()  # raises: only a stop ends validation early
@@ -272,6 +290,7 @@ class ElasticScheme(Scheme):
         super().__init__('elastic_training', maker)
         self._timings, self._settings, self._cache = timings, settings, cache
         self._batches, self._drawn = iter(probe), 0
+        self._cluster = cluster_of(maker)
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
@@ -284,20 +303,23 @@ class ElasticScheme(Scheme):
         if last is not None:
             self._learn_from(last)
         due = self.is_due(epoch)
-        if not due and not self._drifted(epoch, last):
+        if not due and not self._cluster.of_chief(lambda: self._drifted(epoch, last)):
             return None
         batch, trials = self._next_batch(), []
         del self._evaluator.pass_ms[:]
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
         table, drift = self._table_now(batch, last)
+        table = slowest_table(self._cluster, table)
         planned = self._cache is None or self._settings.deadline is not None
         rho = self._settings.rho if planned else self._budget.rho(epoch)
-        chosen = self._chosen(importance, table, rho, epoch, due)
+        rho, chosen = self._cluster.of_chief(
+            lambda: (rho, self._chosen(importance, table, rho, epoch, due)), TABLE)
         if chosen is None:
             return None
         self._choosing_seconds = time.perf_counter() - begin
         mask, fallback, table = chosen
+        self._cluster.check_same_array(mask, 'tensors to train')
         self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
         return self._current
 
@@ -368,6 +390,7 @@ class ElasticScheme(Scheme):
         importance = evaluate_importance(
             self.maker.model, self.maker.optimizer, itertools.chain([batch], others),
             self._settings.importance, self._evaluator, trials)
+        importance = self._cluster.mean(importance)
         if not np.isfinite(importance).all():
             raise Diverged('gradients are no longer finite at the selection before epoch {}: '
                            'use a smaller --learning_rate'.format(epoch))

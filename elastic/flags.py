@@ -19,6 +19,7 @@ from elastic.networks.names import canonical_name, check_weights
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.metrics import METRICS
 from elastic.settings import CHOSEN, DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
+from elastic.workers.addresses import add_worker_flags, check_own_address, workers_of
 
 PLANNED = ('rho', 'num_epochs', 'head_epochs')  # by --deadline
 ALIASES = {'prunetrain': PRUNE}
@@ -41,6 +42,7 @@ def parse_arguments(argv=None):
     _add_cache_flags(parser.add_argument_group('prefix cache'))
     _add_pruning_flags(parser.add_argument_group('prune_training'))
     _add_record_flags(parser.add_argument_group('records of the run'))
+    add_worker_flags(parser.add_argument_group('several workers'))
     args = parser.parse_args(command_line.with_files(argv),
                              argparse.Namespace(**dict.fromkeys(PLANNED)))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
@@ -169,6 +171,7 @@ def check_arguments(args):
                                           list(SCHEMES), 'train type')
     check_chosen(args)
     check_planned(args)
+    check_workers(args)
     metric = ABLATIONS.get(args.train_type)
     if args.importance and metric and args.importance != metric:
         raise UserError('--train_type {} uses {}; leave --importance {} out'.format(
@@ -216,6 +219,24 @@ def check_planned(args):
     elif args.head_epochs >= args.num_epochs:
         raise UserError('--head_epochs {} is not less than --num_epochs {}'.format(
             args.head_epochs, args.num_epochs))
+
+
+def check_workers(args):
+    """Sets which part of the images this worker has; raises UserError for what excludes workers."""
+    workers = workers_of(args)
+    if workers is None:
+        args.workers = args.worker_index = None
+        args.share = (0, 1)
+        return
+    args.workers, args.worker_index = ','.join(workers.addresses), workers.index
+    args.share = (workers.index, len(workers.addresses))
+    if args.train_type == PRUNE:
+        raise UserError('prune_training does not fit --workers: each would remove other channels; '
+                        'train on one')
+    if args.deadline is not None:
+        raise UserError('--deadline does not fit --workers: it plans for one device; use --rho and '
+                        '--num_epochs')
+    check_own_address(workers)
 
 
 def check_chosen(args):
@@ -301,7 +322,8 @@ def is_elastic(train_type):
 
 
 NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',
-                'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images')
+                'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images', 'share',
+                'worker_index', 'worker_timeout')
 
 
 def decisive_settings(settings):
@@ -312,6 +334,8 @@ def decisive_settings(settings):
     found = _by_flag(settings)
     for name in NOT_DECISIVE:
         del found[name]
+    if settings.workers.workers is not None:  # another port, or another board, changes nothing
+        found['workers'] = settings.data.share[1]
     if found['class_weight'] not in (None, BALANCED):  # the file may have changed
         found['class_weights'] = read_class_weights(found['class_weight'])
     scheme = settings.training.train_type
@@ -348,7 +372,7 @@ def flag_lines(settings):
     """
     decisive, lines = decisive_settings(settings), []
     for name, value in _by_flag(settings).items():
-        if value is None or name == 'restart' or (
+        if value is None or name in ('restart', 'share') or (
                 decisive.get(name) is None and value == DEFAULTS[name]):
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)

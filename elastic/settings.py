@@ -4,7 +4,7 @@ Imports nothing heavy: `--help` and a wrong flag answer at once. flags.py explai
 """
 
 import os
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
@@ -74,6 +74,7 @@ class DataSettings(NamedTuple):
 
     data_dir: default: TFDS_DATA_DIR or ~/tensorflow_datasets.
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
+    share: (i, n) trains on part i of the images, from 0, of n equal parts.
     """
     data_dir: Optional[str] = None
     seed: int = TRAINING.seed
@@ -87,6 +88,14 @@ class DataSettings(NamedTuple):
     validation_share: Optional[float] = None
     class_weight: Optional[str] = None
     skip_bad_images: bool = False
+    share: Tuple[int, int] = (0, 1)
+
+
+class WorkerSettings(NamedTuple):
+    """Says which workers train together: the flags of workers/addresses.py."""
+    workers: Optional[str] = None
+    worker_index: Optional[int] = None
+    worker_timeout: float = 300.0  # s
 
 
 class CacheSettings(NamedTuple):
@@ -112,8 +121,13 @@ class RecordSettings(NamedTuple):
         """Returns the path of the run's folder."""
         return os.path.join(self.logs_dir, self.run_name)
 
+    def aside(self, folder):
+        """Returns the settings of a worker whose records go to a temporary folder."""
+        return self._replace(logs_dir=folder, save_model=False, export=None, save_txt=False,
+                             meter_csv=None)
 
-KINDS = (ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings)
+
+KINDS = (ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings, WorkerSettings)
 DEFAULTS = {name: value for kind in KINDS for name, value in kind()._asdict().items()}
 MODEL = ModelSettings()  # the defaults
 
@@ -135,6 +149,7 @@ class RunSettings(NamedTuple):
     training: Settings
     cache: CacheSettings
     records: RecordSettings
+    workers: WorkerSettings = WorkerSettings()
 
 
 def run_settings(args):

@@ -9,9 +9,10 @@ from small_runs import ROOT
 
 SCRIPTS = {os.path.basename(path)[:-len('.py')] for path in glob.glob(os.path.join(ROOT, '*.py'))}
 # From the bottom up. Folders (or lone modules) in one list import nothing from each other.
-ORDER = [['compat'], ['settings', 'durations'], ['regular_file', 'output'], ['command_line'],
-         ['files'], ['figure_file'], ['device'], ['steps', 'networks', 'data'],
-         ['timing', 'cache', 'schemes', 'export'], ['selection'], ['runs'], ['flags', 'costs']]
+ORDER = [['compat'], ['settings', 'durations', 'trees'], ['regular_file', 'output'],
+         ['command_line'], ['files'], ['figure_file'], ['device'], ['steps', 'networks', 'data'],
+         ['timing', 'cache', 'schemes', 'export'], ['selection', 'workers'], ['runs'],
+         ['flags', 'costs']]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 

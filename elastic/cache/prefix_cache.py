@@ -218,7 +218,7 @@ class PrefixCache(CopyCosts):
         *tensors, labels = map(tf.constant, tensors)
         self._totals['cache_hits'] += len(labels)
         read = self._cut_step.read
-        return Call(READ, lambda: read(tensors, labels), read, len(labels))
+        return Call(READ, lambda: read(tensors, labels), read, read.examples)
 
     def _filling(self, numbers, inputs, labels):
         self._totals['cache_misses'] += len(numbers)
@@ -228,7 +228,7 @@ class PrefixCache(CopyCosts):
             results = fill(inputs, labels)
             self._put(numbers, results[NUM_RESULTS:] + [labels])
             return StepResult(*results[:NUM_RESULTS])
-        return Call(FILL, run, fill, len(numbers))
+        return Call(FILL, run, fill, fill.examples)
 
     def _compute(self, numbers):
         """Stores the activations of these images, (images,) int, without training on them."""

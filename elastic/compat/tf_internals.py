@@ -1,5 +1,7 @@
 """Holds all private calls into TensorFlow; they are the same from 2.6 to 2.21."""
 
+import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 from tensorflow.python.framework import ops
@@ -30,6 +32,11 @@ def add_function(definition):
 def remove_function(name):
     """Frees a function that add_function added."""
     eager_context.context().remove_function(name)
+
+
+def function_name(concrete):
+    """Returns the name under which TensorFlow knows a ConcreteFunction while that lives."""
+    return concrete.function_def.signature.name
 
 
 def call_function(name, num_outputs, inputs, config):
@@ -63,3 +70,37 @@ def flops(graph, node_def):
         return ops.get_stats_for_node_def(graph, node_def, 'flops').value
     except (ValueError, AttributeError, IndexError):  # statistics need fully known shapes
         return None
+
+
+# ---------------------------------------------------------------- several workers
+
+def join_cluster(addresses, index):
+    """Makes this process worker `index` of a cluster; starts its server.
+
+    addresses: 'host:port' of each worker. MultiWorkerMirroredStrategy does the same; today's also
+    starts a coordination service, which nothing here needs.
+    """
+    context = eager_context.context()
+    context.configure_collective_ops(
+        collective_leader='/job:worker/replica:0/task:0',
+        device_filters=('/job:worker/task:{}'.format(index),))
+    cluster = tf.train.ClusterSpec({'worker': list(addresses)})
+    context.enable_collective_ops(tensorflow_server_pb2.ServerDef(
+        cluster=cluster.as_cluster_def(), default_session_config=context.config,
+        job_name='worker', task_index=index, protocol='grpc'))
+    context.ensure_initialized()
+
+
+def abort_collectives(message):
+    """Ends all sums over the workers that run, and all later ones, with an UnavailableError."""
+    eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def is_alive(index, timeout_ms):
+    """Returns whether worker `index` of the cluster answers and has not started again."""
+    try:
+        eager_context.context().check_collective_ops_peer_health(
+            '/job:worker/replica:0/task:{}'.format(index), timeout_in_ms=timeout_ms)
+        return True
+    except tf.errors.OpError:
+        return False

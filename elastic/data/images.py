@@ -112,7 +112,7 @@ def load_images(name, input_size, settings):
     if settings.class_weight is not None:
         images = images._replace(class_weights=class_weights(
             settings.class_weight, class_names, images.train.labels()))
-    return images
+    return images._replace(train=images.train.part(*settings.share))
 
 
 def _with_validation(images, share):

@@ -81,6 +81,14 @@ class Split(NamedTuple):
         return tuple(self.only(np.sort(np.concatenate(parts).astype(np.int64)))
                      for parts in zip(*classes))
 
+    def part(self, index, count):
+        """Returns the Split of part `index`, from 0, of `count` parts of equal size.
+
+        Images that are next to each other are in different parts, as they are often of one class.
+        """
+        whole = self.size - self.size % count
+        return self if count == 1 else self.only(np.arange(index, whole, count))
+
     def decoded(self, keep, title):
         """Returns the Split with its images in memory if `keep`, else itself.
 

@@ -17,10 +17,10 @@ import numpy as np
 from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
 from elastic.regular_file import open_regular, open_text
+from elastic.trees import TREE, packed, unpacked
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
 FORMAT = 'elastic-checkpoint-4'
-TREE = 'tree'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 END_BYTES = 1000  # of a checkpoint: the end of its directory, with the CRC-32 of its tree
 ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint
@@ -44,58 +44,18 @@ def where_it_stopped(error, folder, restart):
         '' if kept else ' from the last checkpoint, if there is one')
 
 
-# ---------------------------------------------------------------- trees
-
-def _packed(value, arrays):
-    """Returns a tree as JSON; adds its arrays to the dict `arrays`."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if hasattr(value, 'read_value') or (
-            isinstance(value, np.ndarray) and not value.dtype.hasobject):
-        name = 'array_{}'.format(len(arrays))
-        arrays[name] = value
-        return {'array': name}
-    if isinstance(value, dict):
-        return {'dict': {key: _packed(of_key, arrays) for key, of_key in value.items()}}
-    if hasattr(value, '_asdict'):
-        return {'record': type(value).__name__, 'fields': _packed(value._asdict(), arrays)}
-    for name, kind in COLLECTIONS.items():
-        if isinstance(value, kind):
-            items = sorted(value) if kind is frozenset else value
-            return {name: [_packed(item, arrays) for item in items]}
-    return value
-
-
-COLLECTIONS = {'list': list, 'tuple': tuple, 'frozenset': frozenset}
-
-
-def _unpacked(value, arrays, records):
-    """Returns the tree that was packed."""
-    if not isinstance(value, dict):
-        return value
-    if 'array' in value:
-        return arrays[value['array']]
-    if 'dict' in value:
-        return {key: _unpacked(of_key, arrays, records) for key, of_key in value['dict'].items()}
-    if 'record' in value:
-        return records[value['record']](**_unpacked(value['fields'], arrays, records))
-    name, items = next(iter(value.items()))
-    return COLLECTIONS[name](_unpacked(item, arrays, records) for item in items)
-
-
 # ---------------------------------------------------------------- files
 
 def write(folder, tree):
     """Writes a checkpoint of the run in `folder`, and keeps the last one as `before`.
 
-    tree: dicts with str keys, lists, tuples, frozensets, NamedTuples, arrays, numbers, str, None,
-    and tf.Variables, which become arrays.
+    tree: as trees.py describes it.
     Raises OSError if it cannot be written, and TypeError if the tree holds anything else; nothing
     has changed then.
     """
     place, arrays = os.path.join(folder, FOLDER), {}
-    packed = json.dumps(_packed(tree, arrays)).encode()
-    arrays[TREE] = np.frombuffer(packed, np.uint8)
+    text = json.dumps(packed(tree, arrays)).encode()
+    arrays[TREE] = np.frombuffer(text, np.uint8)
     make_folder(place)
     write_npz(os.path.join(place, LAST), FORMAT, arrays, os.path.join(place, BEFORE))
 
@@ -113,7 +73,7 @@ def read(folder, records=()):
     for path in _paths(folder):
         try:
             arrays = read_npz(path, FORMAT)
-            tree = _unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
+            tree = unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
             return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
                         lost_seconds=_seconds_after(folder, tree.get('id')))
         except UserError as error:
@@ -184,7 +144,7 @@ class Keeper:
         self.stop = stop
         self._last = self._alive = time.perf_counter()
         self._id, self._lost = (
-            (resumed.get('id'), resumed['lost_seconds']) if resumed else (None, 0.0))
+            (resumed.get('id'), resumed['lost_seconds']) if resumed and folder else (None, 0.0))
         self._failed, self._took = False, 0.0
 
     def due(self):

@@ -18,9 +18,10 @@ from elastic.schemes.scheme import Choice
 from elastic.selection.importance import Trial
 from elastic.steps.epoch import EpochResult
 from elastic.steps.prefix_cut import Cut
-from elastic.timing.table import CacheCost, Profile, TensorTimings
+from elastic.timing.table import CacheCost, Profile, TensorTimings, WireCost
 
-RECORDS = (Choice, Trial, TensorTimings, Profile, CacheCost, Cut, EpochResult)  # in checkpoints
+RECORDS = (Choice, Trial, TensorTimings, Profile, CacheCost, WireCost, Cut,
+           EpochResult)  # in checkpoints
 
 
 def here():
@@ -53,6 +54,15 @@ def interrupted_run(folder, decisive, restart=False):
     return resumed
 
 
+def joint_resume(cluster, folder, decisive, restart):
+    """Returns the tree of interrupted_run on the chief, on all workers of a cluster.Cluster."""
+    resumed = cluster.of_chief(lambda: interrupted_run(folder, decisive, restart), RECORDS)
+    if resumed is not None and not cluster.is_chief:
+        resumed.update(stamps=[], damaged=None)  # those of the chief's folder, as its files
+        resumed['records']['sizes'] = {}
+    return resumed
+
+
 class Session:
     """Holds what the training loop writes to.
 
@@ -70,11 +80,12 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(records, decisive, dataset, resumed, signals):
+def open_session(records, decisive, dataset, resumed, signals, keeps=True):
     """Yields the Session of a run that begins to train; None if it is already finished.
 
     records: settings.RecordSettings. decisive, resumed: as in open_run. dataset: datasets.Dataset.
     signals: signals.Signals, which from now on stop the loop only between steps.
+    keeps: whether to write checkpoints.
     Raises UserError as open_run does, if a run resumes on other images, and with the path of an
     image that becomes unreadable within this context.
     """
@@ -86,8 +97,8 @@ def open_session(records, decisive, dataset, resumed, signals):
         yield None
         return
     about = dict(here(), settings=decisive, images=dataset.fingerprint, views=dataset.views)
-    keeper = checkpoint.Keeper(records.folder, records.checkpoint_minutes, about, signals.stop,
-                               resumed)
+    keeper = checkpoint.Keeper(records.folder if keeps else None, records.checkpoint_minutes,
+                               about, signals.stop, resumed)
     with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True

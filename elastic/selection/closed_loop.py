@@ -66,10 +66,11 @@ class ClosedLoop:
             taken = float(np.median(step_ms[-WINDOW:])) - (
                 self.timings.t_loop if cache is None else 0)
             more_ms = taken - predicted(table)
-            if AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
+            if table.wire is None and AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
                 table = explaining(table, mask, more_ms)  # not kept: an epoch may be disturbed
             if not drift and cache is None:  # a reading step is too short to show the speed
-                speed = taken / predicted(table)
+                wire = table.wire_time(mask)  # does not follow the speed of the device
+                speed = max(taken - wire, 1e-3) / (predicted(table) - wire)
                 table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
         self.timings = table._replace(t_loop=self.timings.t_loop)
         return drift
@@ -83,7 +84,9 @@ class ClosedLoop:
         """
         if self._forward is None:
             self._forward = self._maker.forward()
-        functions = [self._forward] + ([] if len(both_ms) else [self._maker.gradients()])
+        functions = [self._forward]
+        if not len(both_ms):
+            functions.append(self._maker.gradients(averaged=False))
 
         def settled_ms(function):
             function.milliseconds(inputs, labels)  # as in the profile, each follows itself

@@ -59,13 +59,13 @@ def items_of(timings, layers=None):
     """
     needs = timings.group_tensors
     if layers is None:
-        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_up,
+        return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_own,
                      timings.depth, timings.at_deepest)
     _, of = np.unique(layers, return_inverse=True)
     members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
     needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
     deepest = [timings.deepest(of_item) for of_item in members]
-    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_up),
+    return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_own),
                  timings.depth[deepest], timings.at_deepest[deepest])
 
 

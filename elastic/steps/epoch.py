@@ -20,7 +20,7 @@ class Call(NamedTuple):
 
     kind: PLAIN; FILL, which also writes the prefix cache; or READ, which reads it.
     run: () -> training_step.StepResult. step: the masked_step.MaskedStep that it calls.
-    size: number of examples.
+    size: number of examples, of all workers.
     """
     kind: str
     run: Callable
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 def plain_calls(step, batches):
     """Yields the Call of a MaskedStep for each (inputs, labels) of `batches`."""
     for inputs, labels in batches:
-        yield Call(PLAIN, functools.partial(step, inputs, labels), step, int(labels.shape[0]))
+        yield Call(PLAIN, functools.partial(step, inputs, labels), step, step.examples)
 
 
 class EpochResult(NamedTuple):

@@ -293,6 +293,34 @@ def add_node(function_def, op, name, inputs, **types):
     return node
 
 
+def pass_through(function_def, called, tensors, readers, effects):
+    """Lets tensors of a FunctionDef pass through another function before they are used.
+
+    called: ConcreteFunction with as many results as arguments, of the same types. tensors: (tensor,
+    dtype enum) of each argument. readers: names of the nodes that read the results instead; the
+    FunctionDef's own results always do. effects: names of the nodes that wait for the call, so that
+    nothing changes if it fails; those that the call itself waits for cannot.
+    """
+    nodes = {node.name: node for node in function_def.node_def}
+    before = reachable((tensor.split(':')[0] for tensor, _ in tensors), lambda name: [
+        source.lstrip('^').split(':')[0] for source in nodes[name].input] if name in nodes else ())
+    call = add_node(function_def, 'StatefulPartitionedCall', 'passed',
+                    [name for name, _ in tensors])
+    for key in ('Tin', 'Tout'):
+        call.attr[key].list.type.extend(dtype for _, dtype in tensors)
+    call.attr['f'].func.name = tf_internals.function_name(called)
+    passed = {name: 'passed:output:{}'.format(i) for i, (name, _) in enumerate(tensors)}
+    for node in function_def.node_def:
+        inputs = list(node.input)
+        if node.name in readers:
+            inputs = [passed.get(tensor, tensor) for tensor in inputs]
+        if node.name in effects and node.name not in before:
+            inputs.append('^passed')
+        set_inputs(node, inputs)
+    for output, tensor in list(function_def.ret.items()):
+        function_def.ret[output] = passed.get(tensor, tensor)
+
+
 def repeat_noise(function_def):
     """Makes stateful random ops draw the same numbers in every call, as those from a seed do."""
     for i, node in enumerate(list(function_def.node_def)):

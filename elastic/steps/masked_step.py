@@ -17,6 +17,7 @@ from elastic.steps.function_graph import (
     Cutter,
     add_node,
     inlined,
+    pass_through,
     repeat_noise,
     set_inputs,
     take_from_outside,
@@ -33,13 +34,16 @@ class StepMaker:
         inputs is an array, or a list, tuple or dict of them, as the model takes it.
     optimizer: may be None where only gradients are needed.
     weight_decay, penalty, loss_scale, class_weight: as for TrainingStep.
+    mean: workers.step_mean.StepMean, to average each step over several workers; None: this process
+        trains alone.
     Raises UserError for a model or labels that cannot be trained.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
-                 loss_scale=None, class_weight=None):
+                 loss_scale=None, class_weight=None, mean=None):
         self.model = model
         self.optimizer = optimizer
+        self.mean = mean
         self.penalty, self.class_weight = penalty, class_weight
         # Kept because Keras takes milliseconds to collect them.
         self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
@@ -70,7 +74,7 @@ class StepMaker:
                        for i, handle in enumerate(self.captured, len(self.shapes))}
         self.graph = analyse(self.cutter.analysable, len(everything), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
-        self._gradients = None
+        self._gradients = {}
         self.config = tf_internals.step_config()
 
     @property
@@ -90,6 +94,16 @@ class StepMaker:
         found = {id(variable): variable for variable in self.state + rest}
         return list(found.values())
 
+    @property
+    def moving(self):
+        """Returns the variables of `everything` that are moving statistics which steps change."""
+        written = {self.cutter.nodes[name].input[0] for name in self.effects(set()).values()}
+        arguments = self.cutter.function.signature.input_arg[len(self.shapes):]
+        handles = {id(handle) for argument, handle in zip(arguments, self.captured)
+                   if argument.name in written}
+        return [variable for variable in self.everything[len(self.state):]
+                if id(variable.handle) in handles and variable.dtype.is_floating]
+
     def assign(self, values):
         """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
         variables = self.everything
@@ -105,17 +119,40 @@ class StepMaker:
         """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one."""
         mask = checked_mask(mask, len(self.variables))
         left_out = self.left_out(mask)
-        return MaskedStep(self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out), mask,
-                          self)
+        cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out)
+        return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
 
-    def gradients(self):
+    def averaged(self, cut, mask, tag='step'):
+        """Averages results and gradients of a cut step over the workers, if there are several.
+
+        cut: FunctionDef, which changes. mask: (N,) bool, the tensors whose gradients it computes.
+        tag: str, the kind of step. Returns what has to live as long as the step, or None.
+        """
+        if self.mean is None:
+            return None
+        whole = self.cutter.function
+        outputs = list(whole.signature.output_arg)
+        chosen = outputs[:NUM_RESULTS] + [outputs[NUM_RESULTS + k] for k in np.flatnonzero(mask)]
+        tensors = [(whole.ret[output.name], output.type) for output in chosen]
+        called = self.mean([tuple(self.variables[k].shape) for k in np.flatnonzero(mask)],
+                           [tf.as_dtype(dtype) for _, dtype in tensors[NUM_RESULTS:]], tag, mask)
+        effects = set(self.effects(self.left_out(mask)).values())
+        pass_through(cut, called, tensors, self.graph.update, effects)
+        return called
+
+    def gradients(self, averaged=True):
         """Returns a function (inputs, labels) -> [*StepResult, N gradients], without dropout.
 
         It changes nothing, and is made once, because it is as large as a step.
+        averaged: whether over the workers, if there are several.
         """
-        if self._gradients is None:
-            self._gradients = MaskedStep(self._quiet(NUM_RESULTS + len(self.variables)), None, self)
-        return self._gradients
+        averaged = averaged and self.mean is not None
+        if averaged not in self._gradients:
+            cut, mask = self._quiet(NUM_RESULTS + len(self.variables)), np.ones(
+                len(self.variables), dtype=bool)
+            called = self.averaged(cut, mask, 'gradients') if averaged else None
+            self._gradients[averaged] = MaskedStep(cut, None, self, called=called)
+        return self._gradients[averaged]
 
     def with_gradients(self):
         """Returns the full step, with the N gradients after its results.
@@ -204,14 +241,20 @@ class MaskedStep(GraphFunction):
 
     A graph with more results returns a list.
     mask: (N,) bool; None if nothing is updated. shapes: of the batch, if not those of `maker`.
+    called: the ConcreteFunction that the graph calls, or None.
     """
 
-    def __init__(self, definition, mask, maker, shapes=None):
+    def __init__(self, definition, mask, maker, shapes=None, called=None):
         super().__init__(definition, maker)
-        self.mask = mask
+        self.mask, self._called = mask, called
         self._shapes = shapes or maker.shapes
         self.called = False  # the first call compiles; the loop counts its time separately
         self.again = False  # whether an interrupted run has called it before
+
+    @property
+    def examples(self):
+        """Returns the number of examples of a step, of all workers."""
+        return self._shapes[-1][0] * (self._maker.mean.size if self._maker.mean else 1)
 
     def __call__(self, inputs, labels):
         batch = tf.nest.flatten((inputs, labels))

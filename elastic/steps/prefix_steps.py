@@ -102,8 +102,10 @@ class PrefixSteps:
         effects = self.maker.effects(left_out)
         fill = cutter.cut(effects, NUM_RESULTS, left_out, self._typed(cut.tensors))
         read = cutter.cut(effects, NUM_RESULTS, left_out.union(cut.skipped))
-        return CachedStep(MaskedStep(fill, mask, self.maker), self.outputs(cut.tensors),
-                          self._after(cut, read, mask), self.specs(cut.tensors))
+        called = [self.maker.averaged(each, mask) for each in (fill, read)]
+        return CachedStep(MaskedStep(fill, mask, self.maker, called=called[0]),
+                          self.outputs(cut.tensors), self._after(cut, read, mask, called[1]),
+                          self.specs(cut.tensors))
 
     def outputs(self, tensors):
         """Returns a function (inputs, labels) -> these tensors of the forward pass, a list."""
@@ -115,11 +117,11 @@ class PrefixSteps:
         left_out = set(self.maker.graph.update).union(cut.skipped)
         return self._after(cut, self.maker.cutter.cut({}, NUM_RESULTS, left_out), None)
 
-    def _after(self, cut, definition, mask):
+    def _after(self, cut, definition, mask, called=None):
         """Returns the MaskedStep of a FunctionDef, with stored tensors in place of its inputs."""
         take_from_outside(definition, self._typed(cut.tensors), self._num_inputs)
         return MaskedStep(definition, mask, self.maker, [
-            tuple(spec.shape) for spec in self.specs(cut.tensors)] + self.maker.shapes[-1:])
+            tuple(spec.shape) for spec in self.specs(cut.tensors)] + self.maker.shapes[-1:], called)
 
     def specs(self, tensors):
         """Returns the tf.TensorSpecs of these tensors."""

@@ -58,6 +58,17 @@ class Profile(NamedTuple):
     row_ms: Dict = {}
 
 
+class WireCost(NamedTuple):
+    """Holds the ms in which several workers exchange what a step computes.
+
+    fixed: of the results, and of all that does not depend on the mask.
+    t_comm: (N,) of the gradient of each tensor.
+    """
+    fixed: float
+    t_comm: np.ndarray
+
+
+NOT_STORED = {'cache', 'wire'}  # fields of a TensorTimings that its file leaves out
 STORED = ('estimated', 'coverage', 'kernel_share', 'peak_bytes', 'row_ms')  # of a Profile
 
 
@@ -84,6 +95,7 @@ class TensorTimings(NamedTuple):
     deepest. cut_bytes: (N,) their bytes for one image; inf if the prefix cannot be cut off.
     op_rates: rates of attribution.OpTimes, by which a cut is placed.
     cache: CacheCost of the steps; None if each computes the whole forward pass.
+    wire: WireCost of several workers; None if one process trains alone.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -104,16 +116,32 @@ class TensorTimings(NamedTuple):
     cut_bytes: Any = None
     op_rates: Dict = {}
     cache: Any = None
+    wire: Any = None
 
     @property
     def t_step(self):
         """Returns the ms of a step of full training."""
-        return self.t_fp + self.t_bp + self.t_update + self.t_loop
+        return self.t_fp + self.t_bp + self.t_update + self.t_loop + self.wire_time(
+            np.ones(len(self.names), bool))
 
     @property
     def fixed(self):
-        """Returns the ms of each step for forward pass, loop and the fixed part of the update."""
-        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum()))
+        """Returns the ms of each step, whatever it trains: forward pass, loop, part of the update.
+
+        With several workers, also the exchange of its results.
+        """
+        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum())) + (
+            0.0 if self.wire is None else self.wire.fixed)
+
+    @property
+    def t_own(self):
+        """Returns the (N,) ms that no other tensor shares beside t_dw: update, exchange."""
+        return self.t_up if self.wire is None else self.t_up + self.wire.t_comm
+
+    def wire_time(self, mask):
+        """Returns the ms in which the workers exchange results and gradients."""
+        return 0.0 if self.wire is None else self.wire.fixed + float(
+            self.wire.t_comm[np.asarray(mask, dtype=bool)].sum())
 
     def rescaled(self, t_fp, t_bp):
         """Returns the table with both passes as measured now; the update scales with their sum."""
@@ -151,7 +179,7 @@ class TensorTimings(NamedTuple):
     def plain_time(self, mask):
         """Returns the ms of a step without a prefix cache."""
         mask = np.asarray(mask, dtype=bool)
-        return self.fixed + self.backward_time(mask) + float(self.t_up[mask].sum())
+        return self.fixed + self.backward_time(mask) + float(self.t_own[mask].sum())
 
     def deepest(self, mask):
         """Returns the index of the deepest tensor of a mask."""
@@ -190,7 +218,7 @@ class TensorTimings(NamedTuple):
     def save(self, path):
         """Writes the table as JSON to `path`, and as CSV next to it, for people."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
-                   for field, value in self._asdict().items() if field != 'cache'}
+                   for field, value in self._asdict().items() if field not in NOT_STORED}
         content['profile'] = {field: getattr(self.profile, field) for field in STORED}
         content['profile']['estimated'] = self.profile.estimated.tolist()
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
@@ -208,7 +236,7 @@ class TensorTimings(NamedTuple):
     def load(cls, path):
         """Returns the table that `save` wrote; raises UserError if the file is not one."""
         content = read_json(path)
-        if set(content) != set(cls._fields) - {'cache'} or set(content['profile']) != set(STORED):
+        if set(content) != set(cls._fields) - NOT_STORED or set(content['profile']) != set(STORED):
             raise UserError("'{}' is not a timing table of this version".format(path))
         for field in ('t_dw', 't_dy', 't_up', 'group_ms', 't_prefix', 'cut_bytes'):
             content[field] = np.array(content[field], dtype=np.float64)

@@ -32,7 +32,7 @@ class Device:
     def forward(self):
         return Pass(self.ms[0])
 
-    def gradients(self):
+    def gradients(self, averaged=True):
         return Pass(self.ms[1])
 
 

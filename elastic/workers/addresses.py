@@ -1,0 +1,183 @@
+"""Says which workers train together, and waits until all of them answer. Needs no TensorFlow."""
+
+import errno
+import json
+import os
+import socket
+import time
+from typing import NamedTuple, Tuple
+
+from elastic.command_line import UserError, add_setting, number
+
+EXAMPLE = 'pi1:2222,pi2:2222'
+SECOND = 1.0  # the longest wait for one answer
+SAID_AFTER = 3.0  # s of waiting, after which a line says for whom
+
+
+class WorkerLost(RuntimeError):
+    """Says which worker has left or no longer answers. args: the worker; where the run stopped."""
+
+    def __str__(self):
+        return ' '.join(self.args) + '; run the same commands on all workers to resume'
+
+
+class Workers(NamedTuple):
+    """Holds the workers of a run and the place of this process among them.
+
+    addresses: 'host:port' of each worker; the first is the chief, which keeps the records.
+    """
+    addresses: Tuple[str, ...]
+    index: int
+
+    def name(self, index):
+        """Returns what messages call a worker."""
+        return 'worker {} ({})'.format(index, self.addresses[index])
+
+    @property
+    def others(self):
+        """Returns the indices of the other workers."""
+        return [index for index in range(len(self.addresses)) if index != self.index]
+
+
+def add_worker_flags(parser):
+    """Adds the flags that say which workers train together."""
+    add_setting(parser, 'workers', str,
+                'train one model on several machines: host:port of each, the same list on all '
+                '(default: TF_CONFIG, else this machine alone; docs/workers.md)', EXAMPLE)
+    add_setting(parser, 'worker_index', number(int, low=0),
+                'which of --workers this machine is, from 0; worker 0 keeps the records', 'I')
+    add_setting(parser, 'worker_timeout', number(float, above=0),
+                'stop if another worker does not answer for this time; profiling and preparing '
+                'images count', 'SECONDS')
+
+
+def workers_of(args, environment=None):
+    """Returns the Workers of --workers and --worker_index, or of TF_CONFIG; None for one process.
+
+    environment: default os.environ. Raises UserError if they make no sense.
+    """
+    source = '--workers'
+    addresses, index = args.workers and args.workers.split(','), args.worker_index
+    if addresses is None:
+        text = (os.environ if environment is None else environment).get('TF_CONFIG')
+        if text and index is None:
+            source = 'TF_CONFIG'
+            addresses, index = _of_tf_config(text)
+        elif index is not None:
+            raise UserError('--worker_index {} needs --workers, such as {}'.format(index, EXAMPLE))
+    if addresses is None:
+        return None
+    for address in addresses:
+        split_address(address, source)
+    if len(set(addresses)) < len(addresses):
+        raise UserError('{} {} names an address twice; give each worker its own'.format(
+            source, ','.join(addresses)))
+    if index is None:
+        raise UserError('--workers needs --worker_index, which says which of them this machine is; '
+                        'allowed: 0 to {}'.format(len(addresses) - 1))
+    if not 0 <= index < len(addresses):
+        raise UserError('--worker_index {} is none of the {} workers; allowed: 0 to {}'.format(
+            index, len(addresses), len(addresses) - 1))
+    return Workers(tuple(addresses), index) if len(addresses) > 1 else None
+
+
+def _of_tf_config(text):
+    """Returns (addresses, index) of TF_CONFIG; (None, None) if it names no cluster."""
+    try:
+        config = json.loads(text)
+        cluster, task = config.get('cluster', {}), config.get('task', {})
+        if not cluster:
+            return None, None
+        unknown = sorted(set(cluster) - {'chief', 'worker'})
+        if unknown:
+            raise UserError("TF_CONFIG has jobs '{}'; allowed: chief, worker".format(
+                "', '".join(unknown)))
+        chief, workers = list(cluster.get('chief', [])), list(cluster.get('worker', []))
+        return chief + workers, int(task['index']) + len(chief) * (task['type'] == 'worker')
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError('TF_CONFIG is not as TensorFlow defines it ({}: {}); unset it, or use '
+                        '--workers'.format(type(error).__name__, error))
+
+
+def split_address(address, source='--workers'):
+    """Returns (host, port) of 'host:port'; raises UserError for anything else."""
+    host, _, port = address.strip().rpartition(':')
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError("{} has '{}'; needed is host:port, such as {}".format(
+            source, address, EXAMPLE))
+    return host.strip('[]'), int(port)
+
+
+def check_own_address(workers):
+    """Raises UserError unless this process can listen at its own address."""
+    name = workers.name(workers.index)
+    host, port = split_address(workers.addresses[workers.index])
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        _listening(found[0], found[4]).close()
+    except socket.gaierror:
+        raise UserError("{}: the host '{}' is unknown here; use its IP address".format(name, host))
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError('{} is not an address of this machine; --worker_index says which of '
+                            '--workers it is'.format(name))
+        raise UserError('{}: its port cannot be used ({}); stop what uses it, perhaps a second '
+                        'process with this --worker_index, or choose another port'.format(
+                            name, error.strerror))
+
+
+def wait_for_all(workers, timeout):
+    """Returns once every other worker answers.
+
+    timeout: seconds. Raises UserError with the name of the first worker that does not.
+    """
+    begin, missing, said = time.monotonic(), workers.others, False
+    host, port = split_address(workers.addresses[workers.index])
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    with _listening(family, ('', port)):  # for the others to find
+        while True:
+            missing = [index for index in missing if not answers(workers.addresses[index])]
+            if not missing:
+                return
+            waited = time.monotonic() - begin
+            if waited > SAID_AFTER and not said:
+                print('waiting for {}'.format(', '.join(map(workers.name, missing))), flush=True)
+                said = True
+            if waited > timeout:
+                raise UserError('{} does not answer after {:g} s: start it there with the same '
+                                'flags and --worker_index {}, or check its address and firewall'
+                                .format(workers.name(missing[0]), timeout, missing[0]))
+            time.sleep(0.1)
+
+
+def answers(address):
+    """Returns whether a process listens at this 'host:port'."""
+    try:
+        socket.create_connection(split_address(address), SECOND).close()
+        return True
+    except OSError:
+        return False
+
+
+def refuses(address):
+    """Returns whether no process listens at this 'host:port', though its machine answers."""
+    try:
+        socket.create_connection(split_address(address), SECOND).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _listening(family, address):
+    """Returns a socket that listens at this address."""
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(16)
+        return listener
+    except BaseException:
+        listener.close()
+        raise

@@ -1,0 +1,62 @@
+"""Measures what it costs to exchange gradients between the workers."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from elastic.timing.table import WireCost
+from elastic.workers.step_mean import ALONE_BYTES, RESULTS, StepMean, size_of
+
+TRIED_BYTES = (1 << 12, 1 << 17, 1 << 20)  # of one gradient
+ROUNDS = 7
+
+
+class Wire(NamedTuple):
+    """Describes the wire between the workers.
+
+    sum_ms: ms that one sum over the workers takes beside its bytes. byte_ms: ms for each byte of
+    the array, which crosses the wire 2 (n - 1) / n times in each direction.
+    """
+    sum_ms: float
+    byte_ms: float
+
+    def cost_of(self, shapes, itemsize=4):
+        """Returns the WireCost of gradients of these N shapes."""
+        nbytes = np.array([itemsize * size_of(shape) for shape in shapes], np.float64)
+        t_comm = self.byte_ms * nbytes + np.where(nbytes >= ALONE_BYTES, self.sum_ms, 0.0)
+        return WireCost(self.sum_ms + self.byte_ms * itemsize * RESULTS, t_comm)
+
+    def describe(self):
+        """Returns one line for people."""
+        return 'wire: {:.1f} ms for each exchange, and {:.1f} ms for each MB of gradients'.format(
+            self.sum_ms, 1e6 * self.byte_ms)
+
+
+def measure_wire(cluster):
+    """Returns the Wire between the workers of a cluster.Cluster, the same on all of them.
+
+    Exchanges gradients of TRIED_BYTES in turn, as a step does. The costs are a line through the
+    medians.
+    """
+    exchanges = [_exchange(cluster, nbytes) for nbytes in TRIED_BYTES]
+    for exchange in exchanges:
+        exchange()  # the first call is slower
+    ms = np.median([[exchange() for exchange in exchanges] for _ in range(ROUNDS)], axis=0)
+    byte_ms, sum_ms = np.polyfit(TRIED_BYTES, ms, 1, w=1 / ms)
+    slowest = cluster.rows([max(sum_ms, 0.0), max(byte_ms, 0.0)]).max(axis=0)
+    return Wire(*map(float, slowest))
+
+
+def _exchange(cluster, nbytes):
+    """Returns a function () -> ms of an exchange of one gradient of this size."""
+    shape = (nbytes // 4,)
+    mean = StepMean(cluster)([shape], [tf.float32], 'wire {}'.format(nbytes), [True])
+    zero, gradient = tf.constant(0.0), tf.zeros(shape)
+
+    def run():
+        begin = time.perf_counter()
+        mean(zero, tf.constant(0), zero, gradient)[0].numpy()
+        return 1e3 * (time.perf_counter() - begin)
+    return run
