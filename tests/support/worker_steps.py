@@ -57,7 +57,8 @@ def trained(name, workers, mean=None):
             keras.mixed_precision.set_global_policy('mixed_float16')
             after.callback(keras.mixed_precision.set_global_policy, 'float32')
         model = conv_stack()
-        optimizer = make_optimizer(optimizer_name, 0.01, 50, model.trainable_variables)
+        optimizer = make_optimizer(optimizer_name, 0.001 if float16 else 0.01, 50,
+                                   model.trainable_variables)
         batch = [tf.constant(each) for each in batches_of(workers, 0)]
         maker = StepMaker(model, optimizer, 1e-3, *batch, mean=mean)
         evaluator = Evaluator(maker) if masks == 'elastic' else None
