@@ -43,7 +43,10 @@ def batches_of(workers, seed, spike=False):
 
 
 def trained(name, workers, mean=None):
-    """Returns the arrays of a network after STEPS steps on the images of these workers."""
+    """Returns the arrays of a network after STEPS steps on the images of these workers.
+
+    The last ones are the loss scale, 1 without float16, and the mask of the last step.
+    """
     import tensorflow as tf
     from tensorflow import keras
 
@@ -71,7 +74,9 @@ def trained(name, workers, mean=None):
                 step = maker.step(np.ones(N, bool) if masks is None else mask_of(*masks))
             step(*[tf.constant(each) for each in batches_of(workers, number,
                                                             float16 and number == SPIKE)])
-        return [variable.numpy() for variable in maker.everything] + [np.array(step.mask)]
+        scale = maker.loss_scale.scale.numpy() if float16 else 1.0
+        return [variable.numpy() for variable in maker.everything] + [
+            np.array(scale), np.array(step.mask)]
 
 
 if __name__ == '__main__':

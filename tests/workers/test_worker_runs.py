@@ -28,7 +28,7 @@ def one_line(output):
 
 def test_elastic_training_on_two_workers(tmp_path):
     found = ended(workers(free_addresses(2), *run_flags(
-        tmp_path, '--rho', '0.7', '--interval', '1', '--closed_loop', '1')))
+        tmp_path, '--rho', '1', '--interval', '1', '--closed_loop', '1')))
     assert [status for status, _ in found] == [0, 0], found
     assert len({one_line(output).split(', trained')[0] for _, output in found}) == 1
     selected = [[line.split(':')[0] for line in output.split('\n')
@@ -79,7 +79,7 @@ def killed(processes, index, text, seconds=0.0):
 
 def test_a_run_whose_workers_are_killed_ends_as_an_unbroken_one(tmp_path):
     """Both begin from the first checkpoint, which holds what was measured before it."""
-    flags, rng = ['--num_epochs', str(EPOCHS), '--rho', '0.7', '--interval', '5'], (
+    flags, rng = ['--num_epochs', str(EPOCHS), '--rho', '1', '--interval', '5'], (
         np.random.RandomState(0))
     found = killed(workers(free_addresses(2), *run_flags(tmp_path, *flags)), 1, epoch_2_of(EPOCHS))
     assert 'no longer answers' in one_line(found[0][1]), found
