@@ -43,7 +43,7 @@ def ip(*words):
 def namespaces(count, mbit):
     """Yields the names of `count` network namespaces on one switch, each with a shaped link."""
     names, switch = ['elastic{}'.format(i) for i in range(count)], 'elastic_switch'
-    burst = max(128, mbit * 1000 // 8 // 250)  # kB; at least what passes between two timer ticks
+    burst = max(16, mbit // 8)  # kB; what passes in 1 ms
     try:
         ip('link add', switch, 'type bridge')
         ip('link set', switch, 'up')
@@ -58,8 +58,9 @@ def namespaces(count, mbit):
                            'latency 200ms'.format(name, INTERFACE, mbit, burst).split(), check=True)
         yield names
     finally:
-        for name in names:
-            subprocess.run(['ip', 'netns', 'del', name], stderr=subprocess.DEVNULL)
+        for i, name in enumerate(names):  # a namespace alone would take its link with it later
+            for words in ('link del elastic_port{}'.format(i), 'netns del ' + name):
+                subprocess.run(['ip'] + words.split(), stderr=subprocess.DEVNULL)
         subprocess.run(['ip', 'link', 'del', switch], stderr=subprocess.DEVNULL)
 
 

@@ -50,7 +50,8 @@ def joint_table(cluster, table):
     """
     if cluster.size == 1:
         return table
-    wire, table = measure_wire(cluster), slowest_table(cluster, table)
+    table = slowest_table(cluster, table)
+    wire = measure_wire(cluster, table.shapes)
     table = table._replace(wire=wire.cost_of(table.shapes))
     print('{}; all gradients: {:.1f} of {:.1f} ms a step'.format(
         wire.describe(), table.wire_time([True] * len(table.names)), table.t_step))

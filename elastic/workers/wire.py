@@ -9,7 +9,8 @@ import tensorflow as tf
 from elastic.timing.table import WireCost
 from elastic.workers.step_mean import ALONE_BYTES, RESULTS, StepMean, size_of
 
-TRIED_BYTES = (1 << 12, 1 << 17, 1 << 20)  # of one gradient
+LEAST_BYTES = 1 << 12  # of a gradient that is tried
+SHARES = (1 / 16, 1 / 4, 1)  # of all gradients that travel together; also tried
 ROUNDS = 7
 
 
@@ -34,17 +35,20 @@ class Wire(NamedTuple):
             self.sum_ms, 1e6 * self.byte_ms)
 
 
-def measure_wire(cluster):
+def measure_wire(cluster, shapes):
     """Returns the Wire between the workers of a cluster.Cluster, the same on all of them.
 
-    Exchanges gradients of TRIED_BYTES in turn, as a step does. The costs are a line through the
-    medians.
+    Exchanges gradients of several sizes in turn, as a step does. The costs are a line through the
+    medians, which weighs relative errors. shapes: of the N gradients of a full step.
     """
-    exchanges = [_exchange(cluster, nbytes) for nbytes in TRIED_BYTES]
+    largest = min(ALONE_BYTES, max(2 * LEAST_BYTES, 4 * sum(map(size_of, shapes))))
+    tried = sorted({LEAST_BYTES} | {max(LEAST_BYTES, int(share * largest)) // 4 * 4
+                                    for share in SHARES})
+    exchanges = [_exchange(cluster, nbytes) for nbytes in tried]
     for exchange in exchanges:
         exchange()  # the first call is slower
     ms = np.median([[exchange() for exchange in exchanges] for _ in range(ROUNDS)], axis=0)
-    byte_ms, sum_ms = np.polyfit(TRIED_BYTES, ms, 1, w=1 / ms)
+    byte_ms, sum_ms = np.polyfit(tried, ms, 1, w=1 / ms)
     slowest = cluster.rows([max(sum_ms, 0.0), max(byte_ms, 0.0)]).max(axis=0)
     return Wire(*map(float, slowest))
 
