@@ -80,7 +80,7 @@ def run(settings, records, cluster, signals):
     if training.train_tensors is not None:
         matching_mask(training.train_tensors, model)  # a mistake ends here
     dataset = load_data(settings, images)
-    check_start(cluster, model, dataset.fingerprint)
+    check_start(cluster, model, dataset)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
     elastic, deadline = is_elastic(training.train_type), None

@@ -131,8 +131,8 @@ def flags(name, *more):
     """Returns the command line of a run of main.py on digits."""
     return ['main.py', '--model_name', 'mobilenetv2', '--alpha', str(ALPHA), '--input_size',
             str(INPUT_SIZE), '--batch_size', str(BATCH_SIZE), '--dataset_name', 'digits',
-            '--weights', 'none', '--learning_rate', '0.05', '--num_epochs', '12', '--prefix_cache',
-            'off', '--logs_dir', LOGS, '--run_name', name, '--restart'] + list(more)
+            '--weights', 'none', '--learning_rate', '0.05', '--num_epochs', '6', '--test_images',
+            '500', '--prefix_cache', 'off', '--logs_dir', LOGS, '--run_name', name, '--restart'] + list(more)
 
 
 def measure_training():

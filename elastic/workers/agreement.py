@@ -22,16 +22,17 @@ def check_flags(cluster, decisive, stack):
     cluster.check_same(dict({'version': VERSION, 'software': stack}, **decisive))
 
 
-def check_start(cluster, model, fingerprint):
+def check_start(cluster, model, dataset):
     """Raises UserError, which names a worker, unless all have the same images and weights.
 
-    fingerprint: of the images.
+    dataset: datasets.Dataset.
     """
     if cluster.size > 1:
         weights = 0
         for array in model.get_weights():
             weights = zlib.crc32(array.tobytes(), weights)
-        cluster.check_same({'images with the checksum': fingerprint[:8],
+        cluster.check_same({'images with the checksum': dataset.fingerprint[:8],
+                            'batches an epoch:': dataset.steps,
                             'weights with the checksum': '{:08x}'.format(weights)})
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from elastic.runs.folder import read_run
 from small_runs import SLOW, outcome, quick_flags
-from worker_processes import ended, free_addresses, output_of, workers
+from worker_processes import ended, free_addresses, output_of, start, workers
 
 KILLS = 10 if SLOW else 1
 EPOCHS = 400 if SLOW else 60
@@ -61,6 +61,19 @@ def test_workers_with_other_flags_are_refused_by_name(flag, value, there, tmp_pa
     for _, output in found:
         assert 'worker 1 ({}) has {}'.format(addresses[1], there) in one_line(output)
     assert not os.path.exists(str(tmp_path / 'run'))
+
+
+def test_the_profiler_prints_what_the_exchange_takes(tmp_path):
+    flags = quick_flags(tmp_path)
+    chosen = [word for name in ('--model_name', '--bn_statistics', '--input_size', '--batch_size',
+                                '--dataset_name', '--logs_dir', '--num_epochs')
+              for word in (name, flags[flags.index(name) + 1])]
+    addresses = free_addresses(2)
+    found = ended([start('profiler.py', *chosen, '--workers', ','.join(addresses),
+                         '--worker_index', index) for index in range(2)])
+    for status, output in found:
+        assert status == 0 and 'exchange with the other workers' in output, output
+        assert 'ms for each MB of gradients' in output
 
 
 def epoch_2_of(epochs):
