@@ -5,8 +5,9 @@
 
 Each worker is a process in a network namespace of its own, on one core, behind a link that is
 shaped by a token bucket. The network is MobileNetV2 (alpha 0.35, 96x96, 32 images a worker). The
-first table compares the predicted with the measured step. The second one trains on digits until the
-test accuracy that one worker alone reaches.
+first table compares the predicted with the measured step. For the second one, a network that was
+trained on digits adapts to turned and coloured ones, until the test accuracy that one worker alone
+reaches.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from elastic.command_line import UserError
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
-LOGS = os.path.join(LOGS_DIR, 'workers')
+LOGS, SOURCE = os.path.join(LOGS_DIR, 'workers'), 'source'
 SIZES = (2, 3)
 MBITS = (1000, 100, 20)
 TRAINED_AT = (1000, 100)  # Mbit/s of the runs to an accuracy
@@ -128,23 +129,33 @@ def steps_table(rows):
 
 
 def flags(name, *more):
-    """Returns the command line of a run of main.py on digits."""
+    """Returns the command line of a run of main.py."""
     return ['main.py', '--model_name', 'mobilenetv2', '--alpha', str(ALPHA), '--input_size',
-            str(INPUT_SIZE), '--batch_size', str(BATCH_SIZE), '--dataset_name', 'digits',
-            '--weights', 'none', '--learning_rate', '0.05', '--num_epochs', '6', '--test_images',
-            '500', '--prefix_cache', 'off', '--logs_dir', LOGS, '--run_name', name, '--restart'] + list(more)
+            str(INPUT_SIZE), '--batch_size', str(BATCH_SIZE), '--test_images', '500', '--logs_dir',
+            LOGS, '--run_name', name] + list(more)
+
+
+def on_target(name, *more):
+    """Returns the command line of a run that adapts the source network, from its beginning."""
+    return flags(name, '--dataset_name', 'digits_shifted', '--weights', os.path.join(
+        LOGS, SOURCE, 'checkpoint', 'weights.npz'), '--train_images', '2688', '--num_epochs', '6',
+                 '--interval', '3', '--learning_rate', '0.02', '--warmup_steps', '40',
+                 '--prefix_cache', 'off', '--restart', *more)
 
 
 def measure_training():
     """Returns the results of training alone, then of two workers at each speed and rho."""
+    subprocess.run([sys.executable] + flags(
+        SOURCE, '--dataset_name', 'digits', '--weights', 'none', '--train_type', 'full_training',
+        '--num_epochs', '3', '--learning_rate', '0.05', '--save_model'), cwd=_path.ROOT, check=True)
     with namespaces(1, MBITS[0]) as names:
-        run_workers(names, lambda i, addresses: flags('alone', '--train_type', 'full_training'))
+        run_workers(names, lambda i, addresses: on_target('alone', '--train_type', 'full_training'))
     runs = [('one worker', None, None, 'alone')]
     for mbit in TRAINED_AT:
         with namespaces(2, mbit) as names:
             for rho in (1.0, 0.35):
                 name = 'two_{}_{:g}'.format(mbit, rho)
-                run_workers(names, lambda i, addresses, rho=rho, name=name: flags(
+                run_workers(names, lambda i, addresses, rho=rho, name=name: on_target(
                     name, '--rho', str(rho), '--workers', addresses, '--worker_index', str(i)))
                 runs.append(('two workers', mbit, rho, name))
     found = [read_run(os.path.join(_path.ROOT, LOGS, name)) for *_, name in runs]

@@ -13,7 +13,7 @@ from small_runs import SLOW, outcome, quick_flags
 from worker_processes import ended, free_addresses, output_of, start, workers
 
 KILLS = 10 if SLOW else 1
-EPOCHS = 400 if SLOW else 60
+EPOCHS = 400 if SLOW else 120
 
 
 def run_flags(tmp_path, *more):
