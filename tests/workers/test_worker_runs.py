@@ -110,11 +110,17 @@ def test_a_run_whose_workers_are_killed_ends_as_an_unbroken_one(tmp_path):
     assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
 
 
-def test_a_worker_that_is_stopped_by_a_signal_stops_all(tmp_path):
+def workers_in_epoch_2(tmp_path):
+    """Returns the processes of a run of full training that have trained for two epochs."""
     processes = workers(free_addresses(2), *run_flags(
         tmp_path, '--num_epochs', '400', '--train_type', 'full_training'))
     while epoch_2_of(400) not in output_of(processes[0]) and processes[0].poll() is None:
         time.sleep(0.05)
+    return processes
+
+
+def test_a_worker_that_is_stopped_by_a_signal_stops_all(tmp_path):
+    processes = workers_in_epoch_2(tmp_path)
     processes[0].send_signal(signal.SIGTERM)
     (first, said), (second, also) = ended(processes)
     assert first == 128 + signal.SIGTERM and 'stopped by SIGTERM in epoch' in one_line(said)
@@ -124,10 +130,7 @@ def test_a_worker_that_is_stopped_by_a_signal_stops_all(tmp_path):
 
 @pytest.mark.skipif(not SLOW, reason='waits for half a minute')
 def test_a_worker_that_hangs_stops_all(tmp_path):
-    processes = workers(free_addresses(2), *run_flags(
-        tmp_path, '--num_epochs', '400', '--train_type', 'full_training'))
-    while epoch_2_of(400) not in output_of(processes[0]) and processes[0].poll() is None:
-        time.sleep(0.05)
+    processes = workers_in_epoch_2(tmp_path)
     processes[1].send_signal(signal.SIGSTOP)
     status, output = ended(processes[:1])[0]
     processes[1].kill()
