@@ -33,7 +33,7 @@ from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, run_settings
 from elastic.steps.epoch import Diverged
-from elastic.workers.addresses import WorkerLost, workers_of
+from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 
 CLASSES_SHOWN = 10  # in the last lines of a run
 
@@ -199,7 +199,8 @@ def profile(settings, model, dataset):
         network.model_name, network.alpha, network.input_size, settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
         training.weight_decay, training.clip_norm, settings.data.class_weight)
-    return profiler.table_for(step, model, settings.records.logs_dir, lambda: batch)
+    folder = tables_folder(settings.records.logs_dir, settings.workers.worker_index)
+    return profiler.table_for(step, model, folder, lambda: batch)
 
 
 def elastic_cache(settings, table, layers, dataset, resumed=None):

@@ -27,7 +27,12 @@ from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
-from elastic.workers.addresses import add_worker_flags, check_own_address, workers_of
+from elastic.workers.addresses import (
+    add_worker_flags,
+    check_own_address,
+    tables_folder,
+    workers_of,
+)
 
 MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
 MAX_SPREAD = 0.10  # of the time of a step; above it, something else was running
@@ -350,6 +355,7 @@ def main(argv=None):
     workers = workers_of(args)
     if workers is not None:
         check_own_address(workers)
+        args.logs_dir = tables_folder(args.logs_dir, workers.index)
     command_line.start_tensorflow(args.inter_op_threads)
     from elastic.workers.agreement import joint_table
     from elastic.workers.cluster import Cluster

@@ -99,6 +99,14 @@ def _of_tf_config(text):
                         '--workers'.format(type(error).__name__, error))
 
 
+def tables_folder(logs_dir, index):
+    """Returns the folder for the timing tables of a worker, since all may share `logs_dir`.
+
+    index: of the worker; None for one process.
+    """
+    return os.path.join(logs_dir, 'worker{}'.format(index)) if index else logs_dir
+
+
 def split_address(address, source='--workers'):
     """Returns (host, port) of 'host:port'; raises UserError for anything else."""
     host, _, port = address.strip().rpartition(':')

@@ -12,6 +12,7 @@ from elastic.workers.addresses import (
     Workers,
     check_own_address,
     split_address,
+    tables_folder,
     wait_for_all,
     workers_of,
 )
@@ -67,6 +68,11 @@ def test_workers_that_make_no_sense_are_refused(workers, index, found, message):
     with pytest.raises(UserError) as refused:
         given(workers, index, found)
     assert message in str(refused.value) and '\n' not in str(refused.value)
+
+
+def test_each_worker_has_its_own_timing_tables():
+    assert len({tables_folder('logs', index) for index in range(3)}) == 3
+    assert tables_folder('logs', None) == tables_folder('logs', 0) == 'logs'
 
 
 def test_an_address_may_be_ipv6():

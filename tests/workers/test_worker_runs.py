@@ -37,7 +37,7 @@ def test_elastic_training_on_two_workers(tmp_path):
     run = read_run(str(tmp_path / 'run'))
     assert run.summary['workers'] == 2 and len(run.epochs['epoch']) == 2
     folders = {name for name in os.listdir(str(tmp_path)) if os.path.isdir(str(tmp_path / name))}
-    assert {name for name in folders if not name.endswith('_profile')} == {'run'}
+    assert {name for name in folders if not name.endswith('_profile')} == {'run', 'worker1'}
 
 
 def test_moving_statistics_are_averaged_after_each_epoch(tmp_path):
