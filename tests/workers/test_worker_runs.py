@@ -90,10 +90,12 @@ def killed(processes, index, text, seconds=0.0):
     return ended(processes)
 
 
-def test_a_run_whose_workers_are_killed_ends_as_an_unbroken_one(tmp_path):
+@pytest.mark.parametrize('scheme', [
+    ['--rho', '1', '--interval', '5'],
+    ['--train_type', 'traditional_tl_training', '--prefix_cache', 'on']])
+def test_a_run_whose_workers_are_killed_ends_as_an_unbroken_one(scheme, tmp_path):
     """Both begin from the first checkpoint, which holds what was measured before it."""
-    flags, rng = ['--num_epochs', str(EPOCHS), '--rho', '1', '--interval', '5'], (
-        np.random.RandomState(0))
+    flags, rng = ['--num_epochs', str(EPOCHS)] + scheme, np.random.RandomState(0)
     found = killed(workers(free_addresses(2), *run_flags(tmp_path, *flags)), 1, epoch_2_of(EPOCHS))
     assert 'no longer answers' in one_line(found[0][1]), found
     shutil.copytree(str(tmp_path / 'run'), str(tmp_path / 'unbroken'))
@@ -107,6 +109,8 @@ def test_a_run_whose_workers_are_killed_ends_as_an_unbroken_one(tmp_path):
     for name in ('run', 'unbroken'):
         found = ended(workers(free_addresses(2), *run_flags(tmp_path, *flags, '--run_name', name)))
         assert [status for status, _ in found] == [0, 0], found[0][1] + found[1][1]
+        if 'on' in scheme:
+            assert read_run(str(tmp_path / name)).summary['cache_hits'] > 0
     assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
 
 
