@@ -22,8 +22,29 @@ def main(addresses, index, out):
     from elastic.workers.step_mean import StepMean
     cluster = Cluster(Workers(tuple(addresses.split(',')), index), 60.0)
     cluster.join()
-    np.savez(out, **{'{} {}'.format(name, i): array for name in CASES
-                     for i, array in enumerate(trained(name, (index,), StepMean(cluster)))})
+    before, after = statistics(index, StepMean(cluster))
+    np.savez(out, before=before, after=after, **{
+        '{} {}'.format(name, i): array for name in CASES
+        for i, array in enumerate(trained(name, (index,), StepMean(cluster)))})
+
+
+def statistics(index, mean):
+    """Returns the moving statistics of worker `index` after a step, and after they are averaged."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.training_step import make_optimizer
+    from elastic.workers.agreement import average_statistics
+    model = keras.Sequential([keras.layers.Flatten(input_shape=(12, 12, 3)),
+                              keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+    batch = [tf.constant(each) for each in batches_of((index,), 0)]
+    maker = StepMaker(model, make_optimizer('sgd', 0.01, 50, model.trainable_variables), 0.0,
+                      *batch, mean=mean)
+    maker.step(np.ones(len(model.trainable_variables), bool))(*batch)
+    before = np.stack([variable.numpy() for variable in maker.moving])
+    average_statistics(maker)
+    return before, np.stack([variable.numpy() for variable in maker.moving])
 
 
 def joint(batches):

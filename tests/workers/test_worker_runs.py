@@ -40,17 +40,6 @@ def test_elastic_training_on_two_workers(tmp_path):
     assert {name for name in folders if not name.endswith('_profile')} == {'run', 'worker1'}
 
 
-def test_moving_statistics_are_averaged_after_each_epoch(tmp_path):
-    """Test accuracy depends on them, so workers with their own would print different ones."""
-    flags = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
-             '--weights', 'none', '--bn_statistics', 'train', '--train_type', 'full_training',
-             '--learning_rate', '0.05']
-    found = ended(workers(free_addresses(2), *run_flags(tmp_path, *flags)))
-    losses = [[line.split('test')[1].split('ms')[0].rsplit(None, 1)[0]
-               for line in output.split('\n') if line.startswith('epoch')] for _, output in found]
-    assert losses[0] and losses[0] == losses[1], found
-
-
 @pytest.mark.parametrize('flag, value, there', [('--seed', '7', 'seed 7'),
                                                 ('--train_images', '40', 'train_images 40')])
 def test_workers_with_other_flags_are_refused_by_name(flag, value, there, tmp_path):

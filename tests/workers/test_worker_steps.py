@@ -47,6 +47,13 @@ def test_all_workers_end_with_the_same_bits(name, of_workers):
         assert first.tobytes() == second.tobytes()
 
 
+def test_moving_statistics_become_the_mean_of_all_workers(of_workers):
+    before, after = [[found[name] for found in of_workers] for name in ('before', 'after')]
+    assert before[0].shape == (2, 432) and not np.allclose(before[0], before[1])
+    assert after[0].tobytes() == after[1].tobytes()
+    np.testing.assert_allclose(after[0], np.mean(before, axis=0), rtol=1e-5, atol=1e-8)
+
+
 def test_an_overflow_on_one_worker_skips_the_step_on_all(of_workers):
     """An overflow halves the loss scale, which begins at 2 ** 15."""
     assert [arrays_of('float16 sgd', found)[-2] for found in of_workers] == [2.0 ** 14] * 2
