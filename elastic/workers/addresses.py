@@ -160,22 +160,21 @@ def wait_for_all(workers, timeout):
 
 def answers(address):
     """Returns whether a process listens at this 'host:port'."""
-    try:
-        socket.create_connection(split_address(address), SECOND).close()
-        return True
-    except OSError:
-        return False
+    return _failure(address) is None
 
 
 def refuses(address):
     """Returns whether no process listens at this 'host:port', though its machine answers."""
+    return isinstance(_failure(address), ConnectionRefusedError)
+
+
+def _failure(address):
+    """Returns why nothing answers at this 'host:port', an OSError; None if something does."""
     try:
         socket.create_connection(split_address(address), SECOND).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+        return None
+    except OSError as error:
+        return error
 
 
 def _listening(family, address):
