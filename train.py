@@ -197,6 +197,9 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
         if session.resumed is not None:
             run.restore(session.resumed.pop('run'))  # pop: it is as large as the model
             clock.seconds['lost'] += session.resumed['lost_seconds']
+    if deadline is not None:
+        with clock('validation'):
+            deadline.time_evaluation(run.evaluate, dataset.validation)
 
     def keep():
         with clock('checkpoint'):

@@ -3,6 +3,7 @@
 `plan` is a pure function. Deadline measures the run and plans again after each epoch.
 """
 
+import itertools
 import math
 import os
 import time
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from elastic.command_line import UserError
 from elastic.durations import duration_text
 from elastic.selection.dates import due_epochs
+from elastic.steps.epoch import validate
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
 # training, 0.35 nearly nothing, 0.25 two points (docs/benchmarks.md).
@@ -20,6 +22,7 @@ HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this sha
 JUDGED = 0.75  # share of the time after which the head is compared; at 1/2 rates are still high
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
+TIMED = 4  # batches that show what judging an image costs, before training
 WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
 FINISH = 1.0  # s to save and to leave the process, beside the final test
 EXPORT = 20.0  # s more to convert the model
@@ -37,7 +40,8 @@ class Costs(NamedTuple):
     steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
     selection: one of them. interval: epochs from one to the next; 0: there is one.
     lows: smallest rho in reach, of a single epoch, and of several.
-    image: to judge one image. test_images: how many the final test judges.
+    image: to judge one image. validation_images, test_images: how many are judged after each epoch,
+    and in the final test.
     """
     steps: int
     full_step: float
@@ -46,6 +50,7 @@ class Costs(NamedTuple):
     interval: int
     lows: tuple
     image: float = 0.0
+    validation_images: int = 0
     test_images: int = 0
 
     @property
@@ -106,7 +111,8 @@ def first_costs(table, dataset, batch_size, interval, lows, export=None):
     full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
     costs = Costs(dataset.steps, full_step, judged * one_image, SELECTION[0]
-                  + SELECTION[1] * full_step, interval, lows, one_image, dataset.test_size)
+                  + SELECTION[1] * full_step, interval, lows, one_image, judged,
+                  dataset.test_size)
     return costs, FINISH + (EXPORT if export else 0.0)
 
 
@@ -193,6 +199,21 @@ class Deadline:
         return settings._replace(
             rho=self.plan.rho, num_epochs=self.plan.num_epochs, head_epochs=self._head_epochs,
             warmup_steps=min(settings.warmup_steps, most))
+
+    def time_evaluation(self, evaluate, images):
+        """Learns what judging an image costs here, so that the first epoch can end in time.
+
+        The first call traces the graph, which may take seconds; it is over before training begins.
+        evaluate: from training_step.evaluation_function. images: tf.data of (images, labels).
+        """
+        batches = iter(images.take(TIMED))
+        first = next(batches)
+        validate(evaluate, [first])
+        begin = self.used
+        judged = validate(evaluate, itertools.chain([first], batches))
+        image = max(self.costs.image, (self.used - begin) / len(judged.labels))
+        self.costs = self.costs._replace(
+            image=image, epoch=max(self.costs.epoch, self.costs.validation_images * image))
 
     def within(self, calls):
         """Yields the Calls of an epoch, the first in any case, until there is no time for more."""

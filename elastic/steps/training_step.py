@@ -319,13 +319,13 @@ def _apart(gradients):
 
 
 def evaluation_function(model, class_weight=None):
-    """Returns a tf.function that evaluates a batch, (inputs, labels), in inference mode.
+    """Returns a function that evaluates a batch, (inputs, labels), in inference mode.
 
     It returns the sum of losses, the number correct, and of each example the predicted class, (B,)
-    int, and its probability, (B,) float32.
+    int, and its probability, (B,) float32. Batches of all sizes share one trace, unless the model
+    is built for one size or subclassed.
     class_weight: as in cross_entropy.
     """
-    @tf.function
     def evaluate(inputs, labels):
         predictions = model(inputs, training=False)
         size = tf.cast(tf.shape(labels)[0], tf.float32)
@@ -333,7 +333,24 @@ def evaluation_function(model, class_weight=None):
         predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
         return (loss, count_correct(labels, predictions), predicted,
                 _largest_probability(predictions))
-    return evaluate
+    inputs = getattr(model, 'inputs', None)
+    takes_any_size = inputs and all(each.shape[0] is None for each in inputs)
+    return _traced_for_any_size(evaluate) if takes_any_size else tf.function(evaluate)
+
+
+def _traced_for_any_size(function):
+    """Returns `function` as a graph that is traced once for batches of all sizes."""
+    traced = {}
+
+    def call(*batch):
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        specs = tf.nest.map_structure(
+            lambda each: tf.TensorSpec((None,) + tuple(each.shape[1:]), each.dtype), batch)
+        key = tuple(tf.nest.flatten(specs))
+        if key not in traced:
+            traced[key] = tf.function(function, input_signature=specs)
+        return traced[key](*batch)
+    return call
 
 
 def _largest_probability(predictions):

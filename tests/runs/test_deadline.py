@@ -33,6 +33,7 @@ from elastic.runs.recorder import Recorder
 from elastic.runs.session import RECORDS, Session
 from elastic.settings import Settings
 from elastic.steps.epoch import PLAIN, Call
+from elastic.steps.training_step import evaluation_function
 from fixed_tables import fixed_profile
 from small_runs import quick_flags, script
 
@@ -178,6 +179,24 @@ def test_a_run_ends_before_its_deadline_with_its_best_epoch(tmp_path, monkeypatc
     assert main.main(['@{}'.format(tmp_path / 'timed' / 'flags.txt'), '--logs_dir',
                       str(tmp_path)]) == 0
     assert 'already finished' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('image, learned', [(0.01, 0.5), (1.0, 1.0)])
+def test_judging_is_timed_before_training_without_its_first_call(image, learned):
+    """The first call takes 99 s, later ones half a second an image; a higher estimate is kept."""
+    watch, model = Watch(), network()
+    evaluate, calls = evaluation_function(model), []
+
+    def slow(images, labels):
+        watch.seconds += 0.5 * len(labels) if calls else 99
+        calls.append(len(labels))
+        return evaluate(images, labels)
+    costs = COSTS._replace(image=image, validation_images=20, test_images=100)
+    deadline = Deadline(600, costs, 4.0, now=watch)
+    deadline.time_evaluation(slow, digits(validation_share=0.2).validation)
+    assert deadline.costs.image == learned
+    assert deadline.costs.epoch == 20 * learned and deadline.costs.test == 100 * learned
+    assert 2 <= len(calls) <= 5
 
 
 class StopsAfter(Keeper):

@@ -321,6 +321,44 @@ def test_evaluation_sums_are_right_when_the_last_batch_is_partial(activation):
     assert sums[1] == (logits.argmax(axis=1) == labels).sum()
 
 
+class Calls(keras.layers.Layer):
+    """Counts how often it is traced; needs the size of the batch if `static`."""
+
+    def __init__(self, static=False):
+        super().__init__()
+        self.count, self.static = 0, static
+
+    def call(self, x):
+        self.count += 1
+        return tf.reshape(x, [x.shape[0] if self.static else -1, 4])
+
+
+def test_evaluation_is_traced_once_for_batches_of_all_sizes():
+    layer = Calls()
+    model = keras.Sequential([keras.Input((2, 2)), layer, keras.layers.Dense(3)])
+    evaluate, before = evaluation_function(model), layer.count
+    for size in (4, 3, 1):
+        *_, predicted, _ = evaluate(np.ones((size, 2, 2), np.float32), np.zeros(size, np.int32))
+        assert predicted.shape == (size,)
+    assert layer.count == before + 1
+
+
+def test_a_model_that_needs_the_size_of_a_batch_is_traced_for_each_size():
+    class Static(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.flatten, self.dense = Calls(static=True), keras.layers.Dense(3)
+
+        def call(self, x, training=False):
+            return self.dense(self.flatten(x))
+    model = Static()
+    model(np.ones((4, 2, 2), np.float32))
+    evaluate = evaluation_function(model)
+    for size in (4, 3):
+        *_, predicted, _ = evaluate(np.ones((size, 2, 2), np.float32), np.zeros(size, np.int32))
+        assert predicted.shape == (size,)
+
+
 def test_a_training_step_counts_correct_answers_of_its_own_batch():
     model, (x, labels) = linear(), points(size=9)
     right = int((model(x).numpy().argmax(axis=1) == labels).sum())
