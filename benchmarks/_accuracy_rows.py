@@ -98,13 +98,15 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
 TUNED_ON_DIGITS = dict(TUNED, **{  # by --tune, on lite0_digits
     'full, 1/3 of the epochs': 0.003, 'head only': 0.012, 'elastic 0.35': 0.003,
     'elastic 0.25': 0.0015})
+TUNED_ON_12000 = dict(TUNED, **{'elastic 0.25': 0.006})  # by --tune, both elastic rows
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
                 goals=IMAGENET_GOALS, rules=RULES)
 CELLS = os.path.join(LOGS, 'solar_cells')
 NETWORKS.update({network.name: network for network in (
-    LITE0, LITE0._replace(name='lite0_fashion_12000', steps=375, rules=()),
+    LITE0, LITE0._replace(name='lite0_fashion_12000', steps=375, rules=(),
+                          rates=TUNED_ON_12000),
     LITE0._replace(name='lite0_digits', target=('--dataset_name', 'digits_shifted'), rules=(),
                    rates=TUNED_ON_DIGITS),
     LITE0._replace(

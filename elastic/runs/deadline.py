@@ -33,6 +33,10 @@ class Plan(NamedTuple):
     rho: float
     num_epochs: int
 
+    def __str__(self):
+        return 'rho {:.2f} for {} epoch{}'.format(self.rho, self.num_epochs,
+                                                  's' * (self.num_epochs > 1))
+
 
 class Costs(NamedTuple):
     """Holds what training costs here, in seconds.
@@ -181,9 +185,8 @@ class Deadline:
                     duration_text(1.05 * (self.used + self.costs.shortest() + self._finish))))
         self._head_epochs = self.costs.head_epochs(found)
         self._warmup_epochs = found.num_epochs / 4
-        print('deadline {}, {} used: rho {:.2f} for {} epochs{}'.format(
-            duration_text(self.seconds), duration_text(self.used), found.rho, found.num_epochs,
-            self._why(found)))
+        print('deadline {}, {} used: {}{}'.format(
+            duration_text(self.seconds), duration_text(self.used), found, self._why(found)))
 
     def _why(self, found):
         if found.num_epochs == MOST and self.costs.rho(self.left, MOST) > ENOUGH:
@@ -254,9 +257,8 @@ class Deadline:
     def _change(self, found):
         before, self.plan = self.plan, found
         if found.num_epochs != before.num_epochs or abs(found.rho - before.rho) > 0.02:
-            print('deadline: {} left; rho {:.2f} for {} epochs instead of {:.2f} for {}'.format(
-                duration_text(max(0.0, self.left)), found.rho, found.num_epochs, before.rho,
-                before.num_epochs))
+            print('deadline: {} left; {} instead of {}'.format(
+                duration_text(max(0.0, self.left)), found, before))
 
     def _learn(self, row, choice, result, selected, images):
         used, costs = self.used, self.costs
