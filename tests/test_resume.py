@@ -18,6 +18,8 @@ from cached_runs import (
     MIDDLE,
     SIZE,
     Forced,
+    NearlyAlone,
+    behind,
     bits,
     digits,
     in_a_file,
@@ -82,6 +84,11 @@ def normalised():
     if keras_stack.KERAS_3:
         x = keras.layers.Dropout(0.3)(x)
     return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
+
+
+def nearly_alone():
+    """Returns a network in which an image depends on its batch, as by rounding on some devices."""
+    return behind(NearlyAlone())
 
 
 @pytest.fixture(scope='module')
@@ -201,8 +208,9 @@ def test_a_run_that_begins_with_the_head_resumes(tmp_path, timings):
 @pytest.mark.parametrize('name, more', [
     ('full_training', {}), ('elastic_training', {}),
     ('prune_training', dict(prune_threshold=0.15, model=normalised)),
-    ('elastic_training', dict(cached=True, rho=0.5))],
-    ids=['full', 'elastic', 'prune', 'cached'])
+    ('elastic_training', dict(cached=True, rho=0.5)),
+    ('elastic_training', dict(cached=True, rho=0.5, model=nearly_alone))],
+    ids=['full', 'elastic', 'prune', 'cached', 'cached beside the same images'])
 def test_a_run_resumes_between_two_epochs(tmp_path, timings, name, more):
     assert_resumes(tmp_path, [2], name, timings, StopsBetweenEpochs, **more)
 

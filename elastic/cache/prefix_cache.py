@@ -36,6 +36,7 @@ class PrefixCache(CopyCosts):
         self.skipped = None   # share of the forward pass that a reading step skips
         self.chain_cuts = {}  # of CacheCosts, the same in the whole run
         self._cut_step = self._apart = None
+        self._computed = []   # image numbers of each batch in the store, in the order of computing
         self._totals = dict(cache_hits=0, cache_misses=0, cache_bytes=0, cache_bytes_written=0,
                             cache_bytes_read=0, cache_seconds_writing=0.0,
                             cache_seconds_reading=0.0)
@@ -130,7 +131,7 @@ class PrefixCache(CopyCosts):
     def _open(self, view):
         """Opens an empty store for images with the augmentation `view`."""
         self._close()
-        self.view = view
+        self.view, self._computed = view, []
         fields = [Field(tuple(spec.shape[1:]), spec.dtype.as_numpy_dtype)
                   for spec in self._cut_step.specs] + [Field((), np.int32)]
         try:
@@ -155,13 +156,18 @@ class PrefixCache(CopyCosts):
         """Returns the state for `restore`: which images are cached, without their activations."""
         cached = None if self.cut is None else dict(
             cut=self.cut, view=self.view,
-            stored=None if self.store is None else self.store.stored.copy())
+            computed=None if self.store is None else np.concatenate(
+                [np.zeros(0, int)] + self._computed))
         return dict(measured=self._measured, wait_ms=self._wait_ms, apart=self._apart,
                     exact=self.exact, skipped=self.skipped, totals=self.totals, cached=cached,
                     graph=self.prefixes.fingerprint)
 
     def restore(self, state, step):
-        """Resumes from `state`, None if that run had no cache; computes its activations again."""
+        """Resumes from `state`, None if that run had no cache; computes its activations again.
+
+        In the same batches as before: on some processors, what an image gives depends by rounding
+        on the other images of its batch.
+        """
         if state is None:
             return
         self._measured, self._wait_ms = state['measured'], state['wait_ms']
@@ -175,10 +181,10 @@ class PrefixCache(CopyCosts):
         self.skipped, self.cut = state['skipped'], cached['cut']
         self._cut_step = self.prefixes.cached(step.mask, self.cut)
         self._cut_step.fill.again = self._cut_step.read.again = True
-        if cached['stored'] is not None:
+        if cached['computed'] is not None:
             self._open(cached['view'])
         if self.store is not None:
-            self._compute(np.flatnonzero(cached['stored']))
+            self._compute(cached['computed'])
 
     # ------------------------------------------------------------------------------- the steps
 
@@ -245,6 +251,7 @@ class PrefixCache(CopyCosts):
     def _put(self, numbers, tensors):
         try:
             self.store.put(numbers, [tensor.numpy()[:len(numbers)] for tensor in tensors])
+            self._computed.append(numbers)
         except CacheLost as error:
             self._lose(error)
 
