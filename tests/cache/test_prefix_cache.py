@@ -1,4 +1,8 @@
-"""Tests that the prefix cache never changes the bits of a run, whatever happens to the cache."""
+"""Tests that the prefix cache never changes the bits of a run, whatever happens to the cache.
+
+Where the activations of an image depend by rounding on its batch, as on some processors, weights
+may differ by rounding.
+"""
 
 import contextlib
 import os
@@ -22,11 +26,13 @@ from cached_runs import (
     bits,
     digits,
     files_of_at_most,
+    images_apart,
     in_a_file,
     kinds,
     mask_from,
     network,
     ran,
+    same_run,
     slow_table,
     watched,
 )
@@ -71,7 +77,7 @@ def test_a_cached_run_gives_the_bits_of_an_uncached_run(
     cache = Watched(dataset, str(tmp_path))
     cached, result = ran(tmp_path, dataset, masks, cache)
     assert cache.kinds == kinds(*expected)
-    assert cached == plain
+    assert same_run(cached, plain)
     hits = sum(kind == READ for kind in expected) * 7 * BATCH
     assert result['cache_hits'] == hits and result['cache_misses'] == 4 * 7 * BATCH - hits
     assert result['cache_bytes_read'] > 0 < result['cache_bytes_written']
@@ -90,7 +96,7 @@ def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(
     in_a_file(monkeypatch)
     cache = Watched(dataset, str(tmp_path))
     cached, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, cache, model=build())
-    assert cached == plain and cache.kinds == kinds(FILL, FILL, READ, FILL)
+    assert same_run(cached, plain) and cache.kinds == kinds(FILL, FILL, READ, FILL)
 
 
 @pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
@@ -107,7 +113,7 @@ def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
     session = Session(Recorder(str(tmp_path / 'r')))
     train.train(watched(made, chosen), dataset, settings, session, cache)
     plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
-    assert bits(model) == plain[4:]
+    assert same_run(bits(model), plain[4:])
     assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
     left = 4 * 0.6
     for epoch, choice in chosen.items():
@@ -147,7 +153,7 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
     assert result['cache_hits'] == 3 * 7 * BATCH
     plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()},
                    learning_rate=0.01)
-    assert bits(model) == plain[4:]
+    assert same_run(bits(model), plain[4:])
 
 
 def test_two_uncached_runs_give_the_same_bits(tmp_path, dataset):
@@ -192,7 +198,7 @@ def test_epochs_of_different_images_give_the_bits_of_an_uncached_run(tmp_path):
     data = digits(steps_per_epoch=5)
     plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
     cache = Watched(data, str(tmp_path))
-    assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+    assert same_run(ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0], plain)
     assert any(set(epoch) == {FILL, READ} for epoch in cache.kinds)
 
 
@@ -201,7 +207,7 @@ def test_a_new_augmentation_fills_the_cache_again(tmp_path):
     assert [data.view(epoch) for epoch in (1, 2, 3, 4)] == [0, 0, 1, 1]
     plain, _ = ran(tmp_path, data, {1: MIDDLE})
     cache = Watched(data, str(tmp_path))
-    assert ran(tmp_path, data, {1: MIDDLE}, cache)[0] == plain
+    assert same_run(ran(tmp_path, data, {1: MIDDLE}, cache)[0], plain)
     assert cache.kinds == kinds(FILL, READ, FILL, READ)
     assert fill_share(data, 1, 5) == 0.5 and fill_share(data, 2, 4) == 1
 
@@ -222,7 +228,7 @@ def test_a_disk_that_fills_up_costs_only_the_cache(
     cache = Watched(dataset, str(tmp_path))
     with files_of_at_most(30_000):  # enough for the cache of the second selection
         cached, result = ran(tmp_path, dataset, masks, cache)
-    assert cached == plain
+    assert same_run(cached, plain)
     assert 'cannot be written' in lost_once(capsys.readouterr().out)
     first = cache.kinds[0]
     assert first == sorted(first) and 0 < first.count(FILL) < 7
@@ -243,7 +249,7 @@ def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, monkeypatch, 
     in_a_file(monkeypatch)
     cache = Watched(dataset, str(tmp_path), at={(2, 3): fail})
     cached, _ = ran(tmp_path, dataset, {1: MIDDLE}, cache)
-    assert cached == plain and 'cannot be read' in lost_once(capsys.readouterr().out)
+    assert same_run(cached, plain) and 'cannot be read' in lost_once(capsys.readouterr().out)
     assert cache.kinds[::2] == kinds(FILL, PLAIN) and cache.kinds[3] == [PLAIN] * 7
     assert cache.kinds[1][:4] == [READ] * 4 and cache.kinds[1][-1] == PLAIN
 
@@ -264,7 +270,7 @@ def test_a_write_that_fails_while_reading_ahead_loses_the_cache_once(
         capsys.readouterr()
         cache = Watched(data, str(tmp_path),
                         at={(mixed + 1, probe.kinds[mixed].index(FILL)): limit})
-        assert ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0] == plain
+        assert same_run(ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0], plain)
     lost_once(capsys.readouterr().out)
     assert cache.kinds[:mixed] == probe.kinds[:mixed] and cache.kinds[mixed][-1] == PLAIN
 
@@ -273,7 +279,7 @@ def test_a_run_without_room_for_a_cache_says_so_and_trains(tmp_path, dataset, mo
     plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
     monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 4))
     cache = Watched(dataset, str(tmp_path))
-    assert ran(tmp_path, dataset, {1: MIDDLE}, cache)[0] == plain
+    assert same_run(ran(tmp_path, dataset, {1: MIDDLE}, cache)[0], plain)
     assert 'of disk are allowed' in capsys.readouterr().out
     assert cache.kinds == kinds(PLAIN, PLAIN, PLAIN, PLAIN)
 
@@ -322,7 +328,7 @@ def test_a_deterministic_run_says_once_that_it_differs_by_rounding(
     ran(tmp_path, dataset, {1: HEAD_ALONE, 3: mask_from(HEAD + 1)}, cache, model=behind(layer()))
     assert cache.kinds == kinds(FILL, READ, FILL, READ)
     lines = [line for line in capsys.readouterr().out.splitlines() if 'to rounding only' in line]
-    assert len(lines) == said
+    assert len(lines) == (said or exact and images_apart() > 0)
     for line in lines:
         apart = float(line.split('differs by up to ')[1].split()[0])
         assert 1e-8 < apart < 1e-5
