@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
+from cached_runs import images_apart
 from elastic.compat import keras_stack
 from elastic.networks.backbone import build_base, classifier, statistics_from_batch
 from elastic.steps.masked_step import StepMaker
@@ -200,7 +201,8 @@ def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
 @pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
 def test_activations_do_not_depend_on_other_images(outcomes, name):
     """Rounding may depend on the place in the batch: in small products, and on some processors."""
-    assert outcomes[name]['apart'] <= ROUNDING
+    of_name = 1e-6 if name in ('attention', 'vit') else 0
+    assert outcomes[name]['apart'] <= (ROUNDING if images_apart() > 0 else of_name)
 
 
 def test_costs_move_the_cut(outcomes):
