@@ -98,7 +98,11 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
 TUNED_ON_DIGITS = dict(TUNED, **{  # by --tune, on lite0_digits
     'full, 1/3 of the epochs': 0.003, 'head only': 0.012, 'elastic 0.35': 0.003,
     'elastic 0.25': 0.0015})
-TUNED_ON_12000 = dict(TUNED, **{'elastic 0.25': 0.006})  # by --tune, both elastic rows
+TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
+    'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'elastic 0.25': 0.006})
+TUNED_ON_CELLS = dict(TUNED, **{  # by --tune, on lite0_cells
+    'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'elastic 0.35': 0.003,
+    'elastic 0.25': 0.0015})
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
@@ -112,7 +116,7 @@ NETWORKS.update({network.name: network for network in (
     LITE0._replace(
         name='lite0_cells', flags=LITE0.flags[:2] + ['--input_size', '96', '--batch_size', '32'],
         target=('--dataset_name', 'folder:' + CELLS, '--augmentation', 'none'), steps=64, epochs=8,
-        interval=4, rules=(), num_classes=2, balanced=True,
+        interval=4, rules=(), num_classes=2, balanced=True, rates=TUNED_ON_CELLS,
         make_images=functools.partial(write_cells, os.path.join(_path.ROOT, CELLS))),
     LITE0._replace(name='lite0_scratch', weights='none', rates=dict.fromkeys(TUNED, 0.02),
                    rules=()),
