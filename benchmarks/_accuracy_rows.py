@@ -111,7 +111,7 @@ CELLS = os.path.join(LOGS, 'solar_cells')
 NETWORKS.update({network.name: network for network in (
     LITE0, LITE0._replace(name='lite0_fashion_12000', steps=375, rules=(),
                           rates=TUNED_ON_12000),
-    LITE0._replace(name='lite0_digits', target=('--dataset_name', 'digits_shifted'), rules=(),
+    LITE0._replace(name='lite0_digits', target=('--dataset_name', 'digits_shifted'),
                    rates=TUNED_ON_DIGITS),
     LITE0._replace(
         name='lite0_cells', flags=LITE0.flags[:2] + ['--input_size', '96', '--batch_size', '32'],
