@@ -97,7 +97,7 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
          'the last two stages': 0.006}  # by --tune, on lite0_fashion
 TUNED_ON_DIGITS = dict(TUNED, **{  # by --tune, on lite0_digits
     'full, 1/3 of the epochs': 0.003, 'head only': 0.012, 'BN + bias': 0.048, 'PruneTrain': 0.003,
-    'elastic 0.5, no cache': 0.006, 'elastic 0.35': 0.003, 'elastic 0.25': 0.0015,
+    'elastic 0.5, no cache': 0.006, 'elastic 0.35': 0.003,
     'elastic 0.35, fisher': 0.012, 'elastic 0.35, lisa': 0.012, 'elastic 0.35, depth': 0.003,
     'elastic 0.35, betti': 0.012, 'the last two stages': 0.003})
 TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
