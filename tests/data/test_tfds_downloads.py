@@ -24,11 +24,14 @@ ARCHIVE = 'labels.zip'
 
 
 def archive():
-    """Returns a zip of a file with one label a line, and with noise that does not compress."""
+    """Returns a zip of a file with one label a line, and of noise; its bytes are always the same.
+
+    ZipInfo without a date is of 1980. The time of writing would change the checksum.
+    """
     content = io.BytesIO()
     with zipfile.ZipFile(content, 'w') as out:
-        out.writestr('labels.txt', '0\n1\n' * 5)
-        out.writestr('noise', np.random.RandomState(0).bytes(50000))
+        out.writestr(zipfile.ZipInfo('labels.txt'), '0\n1\n' * 5)
+        out.writestr(zipfile.ZipInfo('noise'), np.random.RandomState(0).bytes(50000))
     return content.getvalue()
 
 
