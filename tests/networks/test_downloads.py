@@ -23,12 +23,11 @@ NAME = 'mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5'
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Returns the folder of downloads, which is empty; a download may stall for half a second."""
+    """Returns the folder of downloads, which is empty."""
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.delenv('KERAS_HOME', raising=False)
     reach_this_machine(monkeypatch)
     (tmp_path / '.keras').mkdir()
-    monkeypatch.setattr(downloads, 'STALL_SECONDS', 0.5)
     return tmp_path / '.keras' / 'models'
 
 
@@ -54,9 +53,11 @@ def test_a_network_gets_its_weights_after_a_stall_a_cut_and_a_torn_file(home, co
         def build():
             return models.build_model('mobilenetv2', (96, 96, 3), 3, 'imagenet', alpha=0.35)
         server.stall = True
-        with pytest.raises(UserError, match='127.0.0.1.*timed out.*put {} into {} by hand'.format(
-                NAME, home)) as error:
-            build()
+        with monkeypatch.context() as patience:
+            patience.setattr(downloads, 'STALL_SECONDS', 2)
+            with pytest.raises(UserError, match='127.0.0.1.*timed out.*put {} into {} by hand'
+                               .format(NAME, home)) as error:
+                build()
         assert '\n' not in str(error.value) and os.listdir(str(home)) == []
         server.stall, server.cut = False, True
         with pytest.raises(UserError, match='it sent .* of .* bytes'):
