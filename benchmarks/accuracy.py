@@ -6,6 +6,7 @@
     python benchmarks/accuracy.py --networks mobilenetv2 --rows 'elastic 0.5'  (and full)
     python benchmarks/accuracy.py --networks lite0_fashion --seeds 5           (ImageNet weights)
     python benchmarks/accuracy.py --networks lite0_fashion --tune              (its learning rates)
+    python benchmarks/accuracy.py --networks lite0_fashion --tune --rows 'elastic 0.5'    (one rate)
 
 Each network is trained on digits once per seed. Every scheme then adapts it to the shifted digits,
 which are turned, coloured and noisy. The originals of the 2,250 test images appear in no training
@@ -15,8 +16,8 @@ training also runs with half the epochs.
 
 The networks named `lite0_` start from ImageNet weights instead, and each row has the learning rate
 that suits it. --tune finds these on seed 8, by the accuracy on a fifth of the training images,
-which that run does not train on; no test image is used. It climbs from the middle of RATES to the
-better neighbour until none is better.
+which that run does not train on; no test image is used. It climbs from the row's present rate to
+the better neighbour in RATES until none is better.
 
 Epochs are short, and each has new images, so that the interval of selections can be varied. In the
 networks named `_repeated` the same images come back in each epoch, as in real data sets. There the
@@ -52,7 +53,7 @@ from elastic.runs.classes import CLASSES
 from elastic.runs.folder import read_rows, read_run
 from plot import check_alike
 
-RATES = (0.0004, 0.0008, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048)
+RATES = (0.00005, 0.0001, 0.0002, 0.0004, 0.0008, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048, 0.096)
 TUNED_ON = 8  # the seed
 
 
@@ -120,7 +121,7 @@ def tune(network, rows):
     """Prints the accuracy of each row on validation images at the rates tried, and the best."""
     rates, begin = {}, time.perf_counter()
     for row in rows:
-        found, at = {}, len(RATES) // 2 - 1
+        found, at = {}, nearest(row.learning_rate or network.learning_rate)
         while True:
             for near in range(max(0, at - 1), min(len(RATES), at + 2)):
                 if RATES[near] not in found:
@@ -133,6 +134,11 @@ def tune(network, rows):
         print('{:<34} {}'.format(row.label, '   '.join('{:g}: {:.1f} %'.format(
             rate, 100 * found[rate]) for rate in sorted(found))), flush=True)
     print('took {:.0f} s; rates: {}'.format(time.perf_counter() - begin, rates))
+
+
+def nearest(rate):
+    """Returns the index in RATES of the one nearest to `rate`, by their ratio."""
+    return int(np.argmin(np.abs(np.log(np.divide(RATES, rate)))))
 
 
 def _judged(network, row, rate):
@@ -301,7 +307,8 @@ def main(argv=None):
     if args.tune:
         for network in map(NETWORKS.get, args.networks):
             prepare(network, [TUNED_ON])
-            tune(network, rows_for(network, args))
+            tune(network, [row for row in rows_for(network, args)
+                           if row.label in (args.rows or [row.label])])
         return 0
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
