@@ -104,7 +104,7 @@ TUNED_ON_DIGITS = dict(TUNED, **{
     'the last two stages': 0.003})
 TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
     'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'PruneTrain': 0.003,
-    'elastic 0.25': 0.006})
+    'elastic 0.25': 0.006, 'elastic 0.15': 0.006})
 TUNED_ON_CELLS = dict(TUNED, **{  # by --tune, on lite0_cells
     'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'elastic 0.35': 0.003,
     'elastic 0.25': 0.0015})
