@@ -218,7 +218,10 @@ def rows_from_imagenet(network):
 
 
 def rows_for(network, args):
-    """Returns the rows that --quick and --rows select; raises UserError for an unknown label."""
+    """Returns the rows of --quick or --rows, and full training to compare with, unless --tune.
+
+    Raises UserError for an unknown label.
+    """
     rows = rows_of(network, network.name == list(NETWORKS)[0] and not args.quick)
     if args.quick:
         rows = [row for row in rows if row.learning_rate is None
@@ -228,7 +231,8 @@ def rows_for(network, args):
         if label not in labels:
             raise command_line.UserError("--rows '{}' is no row of {}; allowed: {}".format(
                 label, network.name, ', '.join(map("'{}'".format, labels))))
-    return [row for row in rows if not args.rows or row.label in args.rows + [FULL]]
+    return [row for row in rows if not args.rows or row.label in args.rows or
+            row.label == FULL and not args.tune]
 
 
 def stronger(network):

@@ -307,8 +307,7 @@ def main(argv=None):
     if args.tune:
         for network in map(NETWORKS.get, args.networks):
             prepare(network, [TUNED_ON])
-            tune(network, [row for row in rows_for(network, args)
-                           if row.label in (args.rows or [row.label])])
+            tune(network, rows_for(network, args))
         return 0
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:

@@ -185,8 +185,12 @@ def test_accuracy_benchmark_trains_the_rows_asked_for_and_full_training():
     repeated = _accuracy_rows.NETWORKS['mobilenetv2_repeated']
     with pytest.raises(UserError, match="--rows 'elastic 0.4' is no row of mobilenetv2_repeated; "
                                         "allowed: .*'elastic 0.25'"):
-        _accuracy_rows.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.4']))
-    rows = _accuracy_rows.rows_for(repeated, argparse.Namespace(quick=False, rows=['elastic 0.25']))
+        _accuracy_rows.rows_for(repeated, argparse.Namespace(
+            quick=False, tune=False, rows=['elastic 0.4']))
+    args = argparse.Namespace(quick=False, tune=True, rows=['elastic 0.25'])
+    assert [row.label for row in _accuracy_rows.rows_for(repeated, args)] == args.rows
+    args.tune = False
+    rows = _accuracy_rows.rows_for(repeated, args)
     assert [row.label for row in rows] == ['full', 'elastic 0.25']
 
 
