@@ -54,7 +54,7 @@ from elastic.runs.folder import read_rows, read_run
 from plot import check_alike
 
 RATES = (0.00005, 0.0001, 0.0002, 0.0004, 0.0008, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048, 0.096)
-TUNED_ON = 8  # the seed
+TUNED_ON = 8  # the first seed of --tune: no table uses it
 
 
 class Untrained(command_line.UserError):
@@ -117,7 +117,7 @@ def prepare(network, seeds):
         '--num_classes', str(network.num_classes), '--logs_dir', LOGS]))
 
 
-def tune(network, rows):
+def tune(network, rows, seeds):
     """Prints the accuracy of each row on validation images at the rates tried, and the best."""
     rates, begin = {}, time.perf_counter()
     for row in rows:
@@ -125,7 +125,7 @@ def tune(network, rows):
         while True:
             for near in range(max(0, at - 1), min(len(RATES), at + 2)):
                 if RATES[near] not in found:
-                    found[RATES[near]] = _judged(network, row, RATES[near])
+                    found[RATES[near]] = _judged(network, row, RATES[near], seeds)
             best = RATES.index(max(found, key=found.get))
             if best == at:
                 break
@@ -141,15 +141,17 @@ def nearest(rate):
     return int(np.argmin(np.abs(np.log(np.divide(RATES, rate)))))
 
 
-def _judged(network, row, rate):
-    """Returns the accuracy of a row on validation images; 0 if its loss became infinite or NaN."""
+def _judged(network, row, rate, seeds):
+    """Returns a row's mean accuracy on validation images; 0 if a loss became infinite or NaN."""
     tried = row._replace(label='{} tried at {:g}'.format(row.label, rate), learning_rate=rate,
                          flags=row.flags + ['--validation_share', '0.2'])
     try:
-        command('main.py', *flags_of(network, tried, TUNED_ON))
+        for seed in seeds:
+            command('main.py', *flags_of(network, tried, seed))
     except Untrained:
         return 0.0
-    return read_run(folder_of(network, tried, TUNED_ON)).summary['validation_accuracy']
+    return float(np.mean([read_run(folder_of(network, tried, seed)).summary['validation_accuracy']
+                          for seed in seeds]))
 
 
 def measure(network, rows, seeds):
@@ -296,6 +298,9 @@ def main(argv=None):
     command_line.add_flag(parser, '--quick', 'one seed of the first network, without variants; '
                           'only each rho that has a goal')
     command_line.add_flag(parser, '--tune', 'print the learning rate that suits each row')
+    parser.add_argument('--tune_seeds', type=command_line.number(int, low=1), default=1,
+                        help='--tune compares means of so many seeds, from {} on (default: 1)'
+                        .format(TUNED_ON))
     command_line.add_flag(parser, '--table', 'train nothing; print the table of the finished runs')
     _bench.add_flags(parser, 'accuracy', input_size=None)
     parser.add_argument('--rows', nargs='+', metavar='LABEL', help='only these rows, such as '
@@ -306,8 +311,9 @@ def main(argv=None):
     seeds = range(args.seed, args.seed + args.seeds)
     if args.tune:
         for network in map(NETWORKS.get, args.networks):
-            prepare(network, [TUNED_ON])
-            tune(network, rows_for(network, args))
+            tuned_on = range(TUNED_ON, TUNED_ON + args.tune_seeds)
+            prepare(network, tuned_on)
+            tune(network, rows_for(network, args), tuned_on)
         return 0
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
