@@ -40,6 +40,7 @@ class Network(NamedTuple):
     rates: label -> learning rate of that row. goals: rho with the cache -> as in GOALS.
     rules: of other papers, each a row. make_images: function that makes the target's images.
     balanced: whether accuracy is the mean of the accuracies of the classes.
+    tuned_on: Network whose test accuracy --tune compares; None: this one's, on validation images.
     weights: to start from, where there is no source domain.
     """
     name: str
@@ -58,6 +59,7 @@ class Network(NamedTuple):
     rules: Tuple[str, ...] = ()
     make_images: Optional[Callable] = None
     balanced: bool = False
+    tuned_on: Optional[NamedTuple] = None
     weights: str = 'imagenet'
 
     @property
@@ -105,26 +107,32 @@ TUNED_ON_DIGITS = dict(TUNED, **{
 TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
     'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'PruneTrain': 0.003,
     'elastic 0.25': 0.006, 'elastic 0.15': 0.006})
-# By --tune, on lite0_cells. One seed misleads there: full training, its shorter runs and rho 0.5
-# were compared on three (--tune_seeds 3).
-TUNED_ON_CELLS = dict(TUNED, **{
-    'full, 1/3 of the epochs': 0.0015, 'full, 1/4 of the epochs': 0.0004, 'head only': 0.003,
+TUNED_ON_CELLS = dict(TUNED, **{  # by --tune, on lite0_cells
+    'full, 1/3 of the epochs': 0.0015, 'full, 1/4 of the epochs': 0.0015, 'head only': 0.003,
     'PruneTrain': 0.0015, 'elastic 0.35': 0.003, 'elastic 0.25': 0.0015})
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
                 goals=IMAGENET_GOALS, rules=RULES)
 CELLS = os.path.join(LOGS, 'solar_cells')
+
+
+def solar_cells(name, folder, steps, tuning=False):
+    """Returns the Network of solar cells in `folder`. steps, tuning: as in Network, write_cells."""
+    return LITE0._replace(
+        name=name, flags=LITE0.flags[:2] + ['--input_size', '96', '--batch_size', '32'],
+        target=('--dataset_name', 'folder:' + folder, '--augmentation', 'none'), steps=steps,
+        epochs=8, interval=4, rules=(), num_classes=2, balanced=True, rates=TUNED_ON_CELLS,
+        make_images=functools.partial(write_cells, os.path.join(_path.ROOT, folder), tuning))
+
+
 NETWORKS.update({network.name: network for network in (
     LITE0, LITE0._replace(name='lite0_fashion_12000', steps=375, rules=(),
                           rates=TUNED_ON_12000),
     LITE0._replace(name='lite0_digits', target=('--dataset_name', 'digits_shifted'),
                    rates=TUNED_ON_DIGITS),
-    LITE0._replace(
-        name='lite0_cells', flags=LITE0.flags[:2] + ['--input_size', '96', '--batch_size', '32'],
-        target=('--dataset_name', 'folder:' + CELLS, '--augmentation', 'none'), steps=64, epochs=8,
-        interval=4, rules=(), num_classes=2, balanced=True, rates=TUNED_ON_CELLS,
-        make_images=functools.partial(write_cells, os.path.join(_path.ROOT, CELLS))),
+    solar_cells('lite0_cells', CELLS, steps=64)._replace(
+        tuned_on=solar_cells('lite0_cells_tuning', CELLS + '_tuning', steps=48, tuning=True)),
     LITE0._replace(name='lite0_scratch', weights='none', rates=dict.fromkeys(TUNED, 0.02),
                    rules=()),
     LITE0._replace(name='lite0_batch1', flags=LITE0.flags[:-1] + ['1'], steps=1504, epochs=2,

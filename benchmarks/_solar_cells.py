@@ -5,7 +5,7 @@ et al., 2018, doi:10.4229/35thEUPVSEC20182018-5CV.3.15). They are CC BY-NC-SA 4.
 part of this project. A cell is `defective` here if its probability of a defect is above 1/2.
 
 The package does not say which cells are from one module. Neighbouring numbers mostly are, so every
-fifth BLOCK of numbers is for testing.
+fifth BLOCK of numbers is for testing. The BLOCK before it tests what learning rates are tuned by.
 """
 
 import csv
@@ -20,9 +20,10 @@ BLOCK = 60  # cells; the mean of a module
 CLASSES = ('functional', 'defective')
 
 
-def write_cells(folder):
+def write_cells(folder, tuning=False):
     """Makes train/ and test/ in `folder`, unless they are there.
 
+    tuning: leaves the cells for testing out, and makes test/ of a quarter of the others.
     Raises UserError if the package is not installed.
     """
     if os.path.isdir(os.path.join(folder, 'test')):
@@ -35,7 +36,9 @@ def write_cells(folder):
     beside = folder + '.unfinished'
     shutil.rmtree(beside, ignore_errors=True)
     for name, probability in cells(os.path.join(data, 'labels.csv')):
-        part, number = part_of_cell(name)
+        part, number = part_of_cell(name, tuning)
+        if part is None:
+            continue
         to = os.path.join(beside, part, CLASSES[probability > 0.5])
         os.makedirs(to, exist_ok=True)
         shutil.copyfile(os.path.join(data, name), os.path.join(to, '{:04d}.png'.format(number)))
@@ -49,7 +52,10 @@ def cells(path):
             yield line[0], float(line[1])
 
 
-def part_of_cell(name):
-    """Returns ('train' or 'test', number) of a photograph such as images/cell0061.png."""
+def part_of_cell(name, tuning):
+    """Returns ('train', 'test' or None, number) of a photograph such as images/cell0061.png."""
     number = int(os.path.splitext(os.path.basename(name))[0][len('cell'):])
-    return 'test' if (number - 1) // BLOCK % 5 == 4 else 'train', number
+    left = 4 - (number - 1) // BLOCK % 5  # blocks until the next one for testing
+    if tuning:
+        return None if left == 0 else 'test' if left == 1 else 'train', number
+    return 'test' if left == 0 else 'train', number

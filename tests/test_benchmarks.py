@@ -271,6 +271,11 @@ def test_solar_cells_become_folders_of_classes_and_neighbours_stay_on_one_side(
                     'train/defective/0001.png', 'train/defective/0301.png',
                     'train/functional/0002.png', 'train/functional/0240.png']
     assert (tmp_path / 'cells' / made[0]).read_bytes() == bytes([300 % 256])
+    _solar_cells.write_cells(str(tmp_path / 'tuning'), tuning=True)
+    assert sorted(str(path.relative_to(tmp_path / 'tuning'))
+                  for path in (tmp_path / 'tuning').glob('*/*/*')) == [
+        'test/functional/0240.png', 'train/defective/0001.png', 'train/defective/0301.png',
+        'train/functional/0002.png']  # no cell of the other test/
 
 
 def test_accuracy_benchmark_asks_for_runs_that_main_accepts():
