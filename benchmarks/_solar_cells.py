@@ -55,7 +55,5 @@ def cells(path):
 def part_of_cell(name, tuning):
     """Returns ('train', 'test' or None, number) of a photograph such as images/cell0061.png."""
     number = int(os.path.splitext(os.path.basename(name))[0][len('cell'):])
-    left = 4 - (number - 1) // BLOCK % 5  # blocks until the next one for testing
-    if tuning:
-        return None if left == 0 else 'test' if left == 1 else 'train', number
-    return 'test' if left == 0 else 'train', number
+    left = 4 - (number - 1) // BLOCK % 5 - tuning  # blocks until the next one for testing
+    return None if left < 0 else 'train' if left else 'test', number
