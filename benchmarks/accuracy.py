@@ -315,10 +315,10 @@ def main(argv=None):
         args.networks, args.seeds = args.networks[:1], 1
     seeds = range(args.seed, args.seed + args.seeds)
     if args.tune:
+        seeds = range(TUNED_ON, TUNED_ON + args.tune_seeds)
         for network in map(NETWORKS.get, args.networks):
-            tuned_on = range(TUNED_ON, TUNED_ON + args.tune_seeds)
-            prepare(network.tuned_on or network, tuned_on)
-            tune(network, rows_for(network, args), tuned_on)
+            prepare(network.tuned_on or network, seeds)
+            tune(network, rows_for(network, args), seeds)
         return 0
     results, tables = [], []
     for name, rows in [(name, rows_for(NETWORKS[name], args)) for name in args.networks]:
