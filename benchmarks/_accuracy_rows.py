@@ -108,7 +108,8 @@ TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
     'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'PruneTrain': 0.003,
     'elastic 0.25': 0.006, 'elastic 0.15': 0.006})
 TUNED_ON_CELLS = dict(TUNED, **{  # by --tune, on lite0_cells
-    'head only': 0.003, 'PruneTrain': 0.0015, 'elastic 0.35': 0.003, 'elastic 0.25': 0.0015})
+    'head only': 0.003, 'BN + bias': 0.048, 'PruneTrain': 0.0015, 'the last two stages': 0.003,
+    'elastic 0.5, no cache': 0.0015, 'elastic 0.35': 0.003})
 LITE0 = Network('lite0_fashion', ['--model_name', 'efficientnet_lite0', '--input_size', '64',
                                   '--batch_size', '32'],
                 None, 0.006, 6, 94, 3, repeated=True, target=FASHION, rates=TUNED,
