@@ -275,7 +275,7 @@ def parse_arguments(argv=None):
     parser.add_argument('--num_classes', type=command_line.number(int, low=2), metavar='N',
                         help='width of the head (default: that of the data set); steps are timed '
                              'on a batch of --dataset_name if that has this number of classes and '
-                             'is prepared, else on noise')
+                             'can be prepared, else on noise')
     parser.add_argument('--num_epochs', type=command_line.number(int, low=1),
                         default=TRAINING.num_epochs, metavar='N',
                         help='epochs of a training run, for the table of what each way to train '
@@ -305,6 +305,8 @@ def peak_bytes(settings, model):
     from elastic.schemes.fixed import fixed_mask
     from elastic.selection.importance import Evaluator
     begin = time.perf_counter()
+    release_memory()
+    host.reset_peak()  # which preparing a data set may have raised
     images = tf.random.stateless_uniform(
         (settings.batch_size,) + settings.image_shape, (0, 0), 0, 255)
     labels = tf.zeros((settings.batch_size,), tf.int32)

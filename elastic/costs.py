@@ -8,12 +8,13 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from elastic import command_line
-from elastic.command_line import UserError
-from elastic.data.images import augmentation_of, sizes_at_hand
+from elastic.command_line import UserError, first_line
+from elastic.data.images import augmentation_of, prepared_sizes
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.items import out_of_reach, smallest_rho
-from elastic.settings import BASELINES, ELASTIC, PAPER_SETS, PRUNE, TRAINING
+from elastic.settings import BASELINES, ELASTIC, PRUNE, TRAINING
 
+UNKNOWN_IMAGES = 1000  # stand for a data set that cannot be counted
 RHOS = (0.7, 0.5, 0.35, 0.25)
 PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
              'memory of a GPU come on top')
@@ -110,15 +111,22 @@ def mask_of(train_type, names):
 
 
 def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
-    """Returns (classes, training images, test images); raises UserError if they are unknown."""
-    sizes = PAPER_SETS.get(dataset_name) or sizes_at_hand(dataset_name, input_size, data_dir)
-    if sizes is None:
-        raise UserError('data set {} is not prepared yet, so its size is unknown; main.py prepares '
-                        'it'.format(dataset_name))
-    if batch_size > sizes[1]:
+    """Returns (classes, training images, test images); prepares the data set if it can.
+
+    Prints a line if it cannot, and returns published sizes. Where only the number of classes is
+    published, the sizes are UNKNOWN_IMAGES for training and none for tests. Raises UserError for a
+    data set that cannot be used, or that is smaller than a batch.
+    """
+    (classes, train, test), reason = prepared_sizes(dataset_name, input_size, data_dir)
+    if reason is not None:
+        train, test, source = (train, test, 'as published') if train else (
+            max(UNKNOWN_IMAGES, batch_size), 0, 'the classes as published, the images a guess')
+        print('{}\ncosts are for {} classes, {:,} training and {:,} test images ({})'.format(
+            first_line(reason), classes, train, test, source))
+    if batch_size > train:
         raise UserError('a batch of {} does not fit into the {} training images of {}'.format(
-            batch_size, sizes[1], dataset_name))
-    return sizes
+            batch_size, train, dataset_name))
+    return classes, train, test
 
 
 def can_use_cache(way, table):

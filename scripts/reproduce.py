@@ -124,7 +124,8 @@ def timings_for(run):
     child = subprocess.run(
         [sys.executable, 'profiler.py', '--num_classes={}'.format(classes)] + flags,
         stdout=subprocess.PIPE, universal_newlines=True, cwd=ROOT)
-    print('\n'.join(line for line in child.stdout.splitlines() if line.startswith('warning')))
+    print('\n'.join(line for line in child.stdout.splitlines()
+                    if line.startswith(('warning', 'steps are timed on noise'))))
     if child.returncode:
         raise UserError('profiler.py failed on {}; its message is above'.format(args.model_name))
     return TensorTimings.load(path)

@@ -14,6 +14,7 @@ from elastic.data.split import Split, fitted
 from elastic.data.tfds import TFDS, tfds_splits
 
 FASHION = 'fashion_mnist'
+FASHION_SIZES = 10, 60000, 10000  # classes, training images, test images
 FOLDER = '/usr/share/datasets/fashion-mnist'
 PACKAGE = 'dataset-fashion-mnist'
 CLASSES = ('T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker',

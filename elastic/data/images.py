@@ -15,7 +15,7 @@ from elastic.command_line import UserError, one_of
 from elastic.data import tfds
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
-from elastic.data.fashion import FASHION, fashion_splits, source_of
+from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
 from elastic.data.image_folder import (
     FOLDER,
     check_headers,
@@ -31,6 +31,7 @@ from elastic.settings import AUGMENTATIONS, PAPER_SETS
 # lines on what is not used.
 LOADERS = dict(dict.fromkeys(DIGIT_NAMES, digit_splits), **dict.fromkeys(PAPER_SETS, tfds_splits))
 LOADERS[FASHION] = fashion_splits
+KNOWN_SIZES = dict(PAPER_SETS, **{FASHION: FASHION_SIZES})
 
 
 def check_dataset_name(name):
@@ -134,15 +135,18 @@ def unprepared(name, data_dir=None):
     return tfds.unprepared(source_of(name), data_dir)
 
 
-def sizes_at_hand(name, input_size, data_dir=None):
-    """Returns the numbers of classes, training images and test images of a data set.
+def prepared_sizes(name, input_size, data_dir=None):
+    """Returns (classes, training images, test images) of a data set, and None; prepares it.
 
-    Returns None if the data set must be prepared first. Raises UserError for an unusable folder.
+    Where it cannot be prepared, returns what is known without it, with None for an unknown number
+    of images, and why it cannot. Raises UserError for a data set that cannot be used.
     """
-    if unprepared(name, data_dir):
-        return None
-    class_names, train, test, _ = _splits(name, input_size, data_dir)
-    return len(class_names), train.size, test.size
+    try:
+        class_names, train, test, _ = _splits(name, input_size, data_dir)
+    except tfds.Unprepared as error:
+        known = KNOWN_SIZES.get(name.replace(TFDS, ''))
+        return known or (tfds.num_classes(source_of(name), data_dir), None, None), str(error)
+    return (len(class_names), train.size, test.size), None
 
 
 def _splits(name, input_size, data_dir):

@@ -25,6 +25,10 @@ CONNECT_SECONDS = 10
 FILES_SHOWN = 20  # in an error
 
 
+class Unprepared(UserError):
+    """Says that a data set can neither be downloaded nor made from archives."""
+
+
 def is_tfds(name):
     """Returns whether a data set comes from TensorFlow Datasets."""
     return name in PAPER_SETS or name.startswith(TFDS)
@@ -112,6 +116,15 @@ def unprepared(name, data_dir=None):
                           or not os.path.isdir(_found(name, root)[0].data_dir)):
         return '{} is not prepared in {}'.format(name, root)
     return None
+
+
+def num_classes(name, data_dir=None):
+    """Returns how many classes a data set has, by the installed package; prepares nothing.
+
+    Raises UserError as tfds_splits does for a data set that cannot be used.
+    """
+    builder, _, label = _found(name, _root(data_dir))
+    return builder.info.features[label].num_classes
 
 
 def _root(data_dir):
@@ -238,11 +251,11 @@ def _prepare(builder, name, root):
         cause = str(error)
     except Exception as error:  # whatever went wrong, the remedy is the same
         cause = '{}: {}'.format(type(error).__name__, first_line(error).rstrip(':'))
-    raise UserError('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
-                    '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
-                        '{}  {}'.format(*item) for item in sorted(url_of.items())
-                        if item[0] in missing or not missing]),
-                        ', '.join(DIGIT_NAMES), FOLDER))
+    raise Unprepared('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
+                     '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
+                         '{}  {}'.format(*item) for item in sorted(url_of.items())
+                         if item[0] in missing or not missing]),
+                         ', '.join(DIGIT_NAMES), FOLDER))
 
 
 def _by_hand(builder, folder, files):
