@@ -18,7 +18,6 @@ import traceback
 import warnings
 
 from elastic import output
-from elastic.regular_file import open_regular
 from elastic.settings import AUGMENTATIONS, DEFAULTS
 
 VERSION = '1.0.0'
@@ -130,7 +129,7 @@ def with_files(argv=None):
 def _flags_in(path):
     """Returns the words in a file of flags."""
     try:
-        with open_regular(path) as file:
+        with open(path, 'rb') as file:  # may be a pipe, such as @<(echo "--rho 0.5")
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "

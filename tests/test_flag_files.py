@@ -84,11 +84,20 @@ def test_a_bad_file_is_refused_in_one_line(script, content, words, tmp_path, cap
 
 @pytest.mark.parametrize('name, words', [
     ('nowhere.txt', 'No such file or directory'), ('', 'Is a directory'), ('a/b', 'No such file'),
-    ('/dev/zero', 'a pipe or device, not a file')])
+    ('/dev/zero', 'is not a file of flags')])
 def test_a_file_that_cannot_be_read_is_refused(name, words, tmp_path, capsys):
     line = refused(main, ['@' + os.path.join(str(tmp_path), name)], capsys)
     assert words in line and str(name) in line
     assert refused(main, ['--run_name', '@'], capsys).startswith("error: cannot read flags from ''")
+
+
+def test_flags_may_come_from_a_pipe():
+    read, write = os.pipe()
+    with os.fdopen(write, 'w') as pipe:
+        pipe.write('--rho 0.5\n')
+    assert with_files(['@/dev/fd/{}'.format(read), '--seed', '1']) == [
+        '--rho', '0.5', '--seed', '1']
+    os.close(read)
 
 
 # --- the file of a run

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from elastic.command_line import UserError, with_files
+from elastic.command_line import UserError
 from elastic.data.class_weights import read_class_weights
 from elastic.data.photo import MOST_FILE_BYTES, fault_of, read_image
 from elastic.device.meter_log import check_meter, read_meter
@@ -16,7 +16,7 @@ from elastic.regular_file import open_regular, open_text
 from elastic.runs.folder import read_rows
 
 READERS = {
-    'flags': lambda path: with_files(['@' + path]), 'weights': read_class_weights,
+    'weights': read_class_weights,
     'log': read_meter, 'header of a log': check_meter, 'json': read_json,
     'npz': lambda path: read_npz(path, 'x'), 'image': lambda path: read_image(path, 8),
     'header of an image': lambda path: raised(fault_of(path)),
