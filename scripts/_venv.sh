@@ -1,8 +1,9 @@
 # Sourced by the other scripts: makes the virtual environment of a stack and keeps it up to date.
 #
-#   ensure_venv STACK   makes or updates the environment; sets PYTHON to its interpreter
-#   find_python STACK   prints an interpreter that can make one; status 1 if there is none
-#   venv_name STACK     prints .venv, .venv-paper or .venv-tx2
+#   ensure_venv STACK [dev]   makes or updates the environment, with dev also what tests need; sets
+#                             PYTHON to its interpreter
+#   find_python STACK         prints an interpreter that can make one; status 1 if there is none
+#   venv_name STACK           prints .venv, .venv-paper or .venv-tx2
 #
 # ROOT is the repository, whatever the current folder. Written for bash 3.2, which macOS has.
 
@@ -49,6 +50,8 @@ find_python() {
 
 ensure_venv() {
     local stack=$1 versions name venv base making stamp wanted here made_on
+    local files=("$ROOT/requirements.txt" ${2+"$ROOT/requirements-$2.txt"})
+    local what=requirements${2+-$2}
     local size='2 GB, 1 to 10 minutes' pip=pip options=()
     versions=$(stack_versions "$stack") || exit
     name=$(venv_name "$stack")
@@ -57,9 +60,9 @@ ensure_venv() {
     venv=$ROOT/$name
     making=$venv/making        # exists until all is on the disk: "new", or the boot_id of an update
     made_on=$venv/machine      # holds the processor; packages run on no other
-    stamp=$venv/requirements.cksum  # holds the checksum of what is installed
+    stamp=$venv/$what.cksum    # holds the checksum of what is installed
     PYTHON=$venv/bin/python
-    wanted=$(cksum <"$ROOT/requirements.txt") || exit
+    wanted=$(cat "${files[@]}" | cksum) || exit
 
     ! venv_is_ready || return 0
     if ! base=$(base_python "$PYTHON" "$versions") && ! base=$(find_python "$stack"); then
@@ -79,23 +82,24 @@ ensure_venv() {
             options=(--system-site-packages)
             has_tensorflow "$base" || exit 2
         fi
-        echo "Making $name with $("$base" --version) and installing requirements.txt ($size) ..." >&2
+        echo "Making $name with $("$base" --version) and installing $what.txt ($size) ..." >&2
         mkdir "$venv"
         echo new >"$making"
         echo "$here" >"$made_on"
         logged "$base" -m venv ${options[@]+"${options[@]}"} "$venv"
     else
-        echo "Bringing $name up to date with requirements.txt (seconds, or minutes if much changed) ..." >&2
+        echo "Bringing $name up to date with $what.txt (seconds, or minutes if much changed) ..." >&2
         boot_id >"$making"
         rm -f "$stamp"
     fi
     local started=$SECONDS
     [ "$stack" != tx2 ] || pip='pip<22'  # later ones need Python 3.7, but an old pip may try them
     logged "$PYTHON" -m pip install --upgrade "$pip"
-    logged "$PYTHON" -m pip install -r "$ROOT/requirements.txt"
+    logged "$PYTHON" -m pip install "${files[@]/#/-r}"
     echo "$wanted" >"$stamp.part"
     logged sync -f "$venv"  # before the stamp says that all of it is there
     mv "$stamp.part" "$stamp"
+    [ $# = 1 ] || cksum <"${files[0]}" >"$venv/requirements.cksum"
     rm -f "$making"
     exec 9>&-
     echo "$name is ready after $((SECONDS - started)) s." >&2

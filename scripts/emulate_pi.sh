@@ -18,11 +18,10 @@ RUN="python main.py $TINY --weights none --steps_per_epoch 5 --validation_steps 
 COMMANDS=(
     "sudo apt-get update"
     "sudo apt-get install -y git python3-venv tmux"
-    # Makes the environment from requirements.txt.
-    "scripts/run_tests.sh --quick tests/test_command_line.py"
+    "scripts/install.sh"
     "grep -E 'Building wheel for .* finished|Successfully installed' .venv/install.log"
     "scripts/check_device.sh"
-    "scripts/run_tests.sh --quick"
+    "scripts/run_tests.sh"
     "python profiler.py $TINY --num_classes 10 --bn_statistics train"
     "$RUN --interval 1 --num_epochs 2"
     # Cuts the power after the first checkpoint; then repeats the same command.

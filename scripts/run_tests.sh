@@ -5,20 +5,19 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
 
 usage() {
     cat <<END
-usage: run_tests.sh [--stack today|paper|tx2] [--quick] [pytest arguments]
+usage: run_tests.sh [--stack today|paper|tx2] [--all] [pytest arguments]
 
-Makes or updates the virtual environment, lints (today's stack only), then runs pytest. Tests that
-compare times run alone. All others run in up to four processes, one more than there are cores,
-since tests also wait.
+Makes or updates the virtual environment, lints (today's stack only), then tests: within four minutes
+on two cores, in up to four processes, one more than there are cores, since tests also wait. Its last
+line says how many tests passed.
   --stack today    .venv, Python 3.11, TensorFlow 2.21 (the default)
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
   --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: nearest to the Jetson TX2's on a PC
-  --quick          one to two minutes: without lint, tests that compare times, and the slow tests in
-                   tests/slow_tests.txt
+  --all            also runs the tests marked thorough, and those that compare times, which run alone:
+                   nine minutes
 All other arguments go to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
   scripts/run_tests.sh -n 0 --pdb        one process, for the debugger
-  scripts/run_tests.sh --durations=0     with the seconds of each test
 END
 }
 
@@ -26,14 +25,14 @@ python_files() {  # tracked and new ones; without git, all outside hidden folder
     git ls-files -co --exclude-standard -- '*.py' 2>/dev/null || find . -name '*.py' ! -path '*/.*'
 }
 
-stack=today quick=
+stack=today all=
 arguments=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit ;;
         --stack) stack=${2-}; shift $(($# > 1)) ;;
         --stack=*) stack=${1#--stack=} ;;
-        --quick) quick=1; arguments+=("$1") ;;
+        --all) all=1; arguments+=("$1") ;;
         *) arguments+=("$1") ;;
     esac
     shift
@@ -41,23 +40,28 @@ done
 stack_versions "$stack" >/dev/null
 
 cd "$ROOT"
-ensure_venv "$stack"
-if [ "$stack" = today ] && [ -z "$quick" ]; then
+ensure_venv "$stack" dev
+start=$SECONDS
+if [ "$stack" = today ]; then
     "$PYTHON" -m ruff check
     # Started by itself, vermin would look for Python where the environment was made.
     python_files | while read -r file; do [ ! -e "$file" ] || echo "$file"; done |
         xargs "$PYTHON" "$(dirname "$PYTHON")/vermin" -q -t=3.6- --no-tips --violations
 fi
 
-run_pytest() {  # keeps pytest's status in `status`; counts "no test was selected" (5) in `empty`
+TEST_COUNTS=$(mktemp)  # tests/conftest.py adds a line for each call of pytest
+export TEST_COUNTS
+trap 'rm -f "$TEST_COUNTS"' EXIT
+status=0
+run_pytest() {  # keeps pytest's status in `status`; "no test was selected" (5) is judged at the end
     local code=0
     "$PYTHON" -m pytest "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
-    [ "$code" -ne 5 ] || { empty=$((empty + 1)); code=0; }
-    [ "$code" -eq 0 ] || status=$code
+    [ "$code" = 0 ] || [ "$code" = 5 ] || status=$code
 }
-status=0 empty=0
 processes=$("$PYTHON" -c 'from elastic.command_line import usable_cpus; print(min(4, len(usable_cpus()) + 1))')
 run_pytest -m 'not timing' -n "$processes" --dist loadfile
-[ -n "$quick" ] || run_pytest -m timing
-[ "$empty" -lt $((quick ? 1 : 2)) ] || status=5
+[ -z "$all" ] || run_pytest -m timing
+read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TEST_COUNTS")
+[ $((passed + failed + skipped)) -gt 0 ] || [ "$status" != 0 ] || status=5
+echo "$passed tests passed, $failed failed, $skipped skipped in $((SECONDS - start)) s${all:+ (all tests)}"
 exit "$status"

@@ -1,4 +1,4 @@
-"""Silences TensorFlow's start-up notices, and orders the tests by the time they take."""
+"""Silences TensorFlow, leaves thorough tests out unless --all is given, starts long files first."""
 
 import collections
 import gc
@@ -8,15 +8,14 @@ import pytest
 
 from elastic import command_line
 
-SLOW_TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'slow_tests.txt')
-QUICK = 0.1  # s, assumed for a test that the list does not name
+THOROUGH_SECONDS, USUAL_SECONDS = 5, 0.1  # of a test, about
 
 command_line.quiet_tensorflow()
 pytest.register_assert_rewrite('refusals')  # so that its failed assertions show both sides
 
 
 def pytest_addoption(parser):
-    parser.addoption('--quick', action='store_true', help='leave out the tests of slow_tests.txt')
+    parser.addoption('--all', action='store_true', help='with thorough and timing tests')
 
 
 def pytest_configure(config):
@@ -26,21 +25,27 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     # Imported modules stay, so garbage collection may skip them (from Python 3.7 on).
     getattr(gc, 'freeze', gc.collect)()
-    with open(SLOW_TESTS) as lines:
-        seconds = {name: float(took) for took, name in map(str.split, lines)}
-    if config.getoption('--quick'):
-        left_out = [item for item in items
-                    if seconds.keys() & {item.nodeid.split('[')[0], file_of(item)}]
+    if not config.getoption('--all'):
+        left_out = [item for item in items if is_thorough(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-        seconds = {}
-    # Longest files first: a long file that starts last would leave the other processes idle.
-    of_file = collections.defaultdict(float)
-    for name, took in seconds.items():
-        of_file[name.split('::')[0]] += took
+        items[:] = [item for item in items if not is_thorough(item)]
+    # A long file that starts last would leave the other processes idle.
+    seconds = collections.defaultdict(float)
     for item in items:
-        of_file[file_of(item)] += QUICK
-    items.sort(key=lambda item: -of_file[file_of(item)])
+        seconds[file_of(item)] += THOROUGH_SECONDS if is_thorough(item) else USUAL_SECONDS
+    items.sort(key=lambda item: -seconds[file_of(item)])
+
+
+def pytest_terminal_summary(terminalreporter):
+    if 'TEST_COUNTS' in os.environ:  # scripts/run_tests.sh adds them up
+        counts = [len(terminalreporter.getreports(kind)) for kind in ('passed', 'failed', 'error')]
+        with open(os.environ['TEST_COUNTS'], 'a') as file:
+            file.write('{} {} {}\n'.format(counts[0], counts[1] + counts[2],
+                                           len(terminalreporter.getreports('skipped'))))
+
+
+def is_thorough(item):
+    return any(item.get_closest_marker(name) for name in ('thorough', 'timing'))
 
 
 def file_of(item):

@@ -103,6 +103,7 @@ def small_network(name, input_size, seed=0, **_):
     (achieved_speedup, ['--rhos', '1', '--rounds', '3'], r'1\.00 +\d+/10'),
     (prefix_cache, ['--rhos', '1', '--rounds', '3'], r'1\.00 +memory'),
     (throttling, ['--rounds', '3'], 'one core')])
+@pytest.mark.thorough
 def test_a_benchmark_of_steps_prints_and_writes_its_result(module, flags, columns, tmp_path,
                                                            monkeypatch, capsys):
     monkeypatch.setattr(_bench, 'prepare', small_network)

@@ -194,6 +194,7 @@ def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, set_times, more,
     assert not (logs / 'never').exists()
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys, monkeypatch,
                                                                set_times):
     """The device on which it resumes has so quick a forward pass that views would be fresh."""

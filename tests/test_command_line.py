@@ -164,6 +164,7 @@ def test_importing_the_command_line_imports_nothing_heavy():
     assert result.stdout == '[]\n'
 
 
+@pytest.mark.thorough
 def test_tensorflow_starts_quietly():
     result = python('import sys; from elastic import command_line\n'
                     'command_line.quiet_tensorflow()\n'

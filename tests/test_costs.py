@@ -126,6 +126,7 @@ def test_the_table_says_where_views_are_held(profiled, copy_costs):
     assert 'out of reach' not in cached[-1] and '  off  ' in lines[-2]
 
 
+@pytest.mark.thorough
 def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_frees():
     """Ten convolutions have outputs of 8 MB each; the process has run nothing else."""
     code = '''

@@ -66,6 +66,7 @@ def test_a_closed_terminal_does_not_end_a_script(tmp_path):
     assert child.wait() == 3 and (tmp_path / 'file').read_text() == 'done'
 
 
+@pytest.mark.thorough
 def test_training_ends_with_its_summary(tmp_path):
     path = str(tmp_path / keras_stack.MODEL_FILE)
     network().save(path)

@@ -34,6 +34,7 @@ def test_curves_have_a_column_for_each_data_set(tmp_path):
     assert float(last['train_seconds_mean']) == pytest.approx(30.5 * EPOCHS) and last['n'] == '2'
 
 
+@pytest.mark.thorough
 def test_only_curves_show_throttled_epochs(tmp_path):
     cool, hot = [grid(tmp_path / str(len(epochs)), throttled=epochs) for epochs in ([], [3])]
     for draw, part, differ in ((paper_plots.curve_grid, slice(None), True),
@@ -61,6 +62,7 @@ def test_bars_show_every_configuration_once(tmp_path):
     assert float(half['final_accuracy_std']) == pytest.approx(0.1 / 2 ** 0.5)
 
 
+@pytest.mark.thorough
 def test_the_energy_figure_shows_energy_or_says_that_it_is_missing(tmp_path):
     measured = grid(tmp_path / 'measured', energy_joules=1500.0, energy_source='rail VDD_IN',
                     energy_note=None)

@@ -93,6 +93,7 @@ def nasnet():
 
 
 @pytest.mark.parametrize('family', [efficientnet, densenet, nasnet])
+@pytest.mark.thorough
 def test_other_families_need_no_table_of_their_layers(family):
     model = backbone.classifier(family(), family.__name__, (32, 32, 3), 3, 'frozen')
     before = values(model.variables)
@@ -180,6 +181,7 @@ def test_the_key_differs_for_other_updates(flags, differing):
     assert {name for name in one if one[name] != two[name]} == differing
 
 
+@pytest.mark.thorough
 def test_a_table_for_clipped_updates_is_measured_with_clipping(tmp_path):
     model, counts = small_network(), []
     for more in ([], ['--clip_norm', '1']):

@@ -45,7 +45,8 @@ def bare(tmp_path):
     """Returns (folder, variables) of a repository of scripts alone, with no Python on the PATH."""
     repository, tools = tmp_path / 'repository', tmp_path / 'bin'
     shutil.copytree(SCRIPTS, str(repository / 'scripts'))
-    (repository / 'requirements.txt').write_text('# nothing\n')
+    for name in ('requirements.txt', 'requirements-dev.txt'):
+        (repository / name).write_text('# nothing\n')
     tools.mkdir()
     for tool in TOOLS:
         (tools / tool).symlink_to(shutil.which(tool))
@@ -75,11 +76,11 @@ def processor(environment, machine):
 
 
 ENSURE_VENV = ['bash', '-c', 'set -euo pipefail; source scripts/_venv.sh; '
-               'ensure_venv {}; echo "$PYTHON"'.format(STACK)]
+               'ensure_venv {} "$@"; echo "$PYTHON"'.format(STACK), 'bash']
 
 
-def ensure_venv(repository, environment):
-    return run(*ENSURE_VENV, cwd=str(repository), env=environment)
+def ensure_venv(repository, environment, *more):
+    return run(*(ENSURE_VENV + list(more)), cwd=str(repository), env=environment)
 
 
 @pytest.mark.parametrize('arguments, status, text', [
@@ -133,6 +134,29 @@ def test_an_environment_is_made_once_and_follows_requirements(equipped):
 
 
 @needs_a_stack
+@pytest.mark.thorough
+def test_what_tests_need_is_installed_beside_the_rest_and_stays_up_to_date(equipped):
+    repository, environment = equipped
+    install = str(repository / 'scripts' / 'install.sh')
+    status, output, errors = run(install, '--stack', STACK, env=environment)
+    assert status == 0 and output == 'To use it: . {}/bin/activate\n'.format(VENV), errors
+    assert 'installing requirements.txt' in errors
+    status, _, errors = ensure_venv(repository, environment, 'dev')
+    assert status == 0 and 'up to date with requirements-dev.txt' in errors
+    for more in ([], ['dev']):
+        assert ensure_venv(repository, environment, *more)[::2] == (0, '')
+    (repository / 'requirements-dev.txt').write_text('no-such-package-here\n')
+    assert ensure_venv(repository, environment)[::2] == (0, '')
+    assert ensure_venv(repository, environment, 'dev')[0] == 1
+    (repository / 'requirements.txt').write_text('# newer\n')
+    assert ensure_venv(repository, environment)[0] == 0  # what tests lack stops no other command
+    assert ensure_venv(repository, environment, 'dev')[0] == 1
+    assert run(install, '--stack', 'papr', env=environment)[0] == 2
+    assert run(install, 'tests', env=environment)[0] == 2
+
+
+@needs_a_stack
+@pytest.mark.thorough
 def test_only_an_unfinished_environment_is_made_again(equipped):
     repository, environment = equipped
     venv = repository / VENV
@@ -158,6 +182,7 @@ def restore_power(repository):
 
 
 @needs_a_stack
+@pytest.mark.thorough
 def test_after_a_power_cut_only_what_reached_the_disk_counts_as_installed(equipped):
     repository, environment = equipped
     venv = repository / VENV
@@ -194,6 +219,7 @@ def started(repository, environment):
 
 
 @needs_a_stack
+@pytest.mark.thorough
 @pytest.mark.parametrize('killed', [False, True])
 def test_a_second_script_waits_for_the_first_even_if_that_is_killed(equipped, killed):
     repository, environment = equipped

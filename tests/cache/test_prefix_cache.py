@@ -183,6 +183,7 @@ def test_only_a_whole_epoch_has_images_left_over():
 
 
 @pytest.mark.parametrize('steps, epochs', [(None, 1), (None, 5), (3, 2), (5, 5)])
+@pytest.mark.thorough
 def test_the_share_of_filling_steps_is_known_ahead(tmp_path, steps, epochs):
     data = digits(steps_per_epoch=steps)
     cache = Watched(data, str(tmp_path))
@@ -254,6 +255,7 @@ def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, monkeypatch, 
     assert cache.kinds[1][:4] == [READ] * 4 and cache.kinds[1][-1] == PLAIN
 
 
+@pytest.mark.thorough
 def test_a_write_that_fails_while_reading_ahead_loses_the_cache_once(
         tmp_path, monkeypatch, capsys):
     data = digits(steps_per_epoch=5)

@@ -64,6 +64,7 @@ SIDE = 1600  # pixels
     ('CMYK', 'JPEG', {'progressive': True}), ('RGB', 'WEBP', {}), ('RGBA', 'WEBP', {}),
     ('RGB', 'WEBP', {'lossless': True, 'method': 0}),
     ('RGBA', 'AVIF', {'speed': 10, 'subsampling': '4:4:4'})])
+@pytest.mark.thorough
 def test_decoding_takes_no_more_memory_than_estimated(tmp_path, mode, kind, options):
     """The image is turned, where its format says so: that takes one more copy."""
     if kind not in photo.readable_formats():

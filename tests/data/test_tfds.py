@@ -326,6 +326,7 @@ def test_a_file_too_many_is_named(tmp_path):
     ('scans.jpg', '2,010 scans'), ('later_frames.gif', '8,589,672,466 pixels in all its frames'),
     ('canvas.webp', 'pixels|animated'), ('small.webp', 'animated WebP|no image'),
     ('tile.tif', 'no image')])
+@pytest.mark.thorough
 def test_a_bomb_in_a_record_is_refused_by_its_header(name, words, tmp_path):
     files = dict(attack_images.attacks(), **{'small.webp': (attack_images.webp(4), None)})
     path, = prepared_files(tmp_path, [encoded(0, 'png'), files[name][0], encoded(1, 'png')])

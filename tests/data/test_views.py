@@ -39,6 +39,7 @@ def test_the_seed_decides_the_batches(photos):
         assert not same(epoch, arrays(other.train))
 
 
+@pytest.mark.thorough
 def test_another_process_draws_bit_identical_batches(photos):
     code = ('import hashlib, sys, datasets, tensorflow as tf\n'
             'tf.random.set_seed(99); tf.random.uniform(())\n'

@@ -99,6 +99,7 @@ def real_group(limit):
         os.rmdir(folder)
 
 
+@pytest.mark.thorough
 def test_images_that_do_not_fit_into_a_container_are_decoded_in_each_epoch():
     """In memory, they would take 1.96 GB, and the process would be killed."""
     code = ('import datasets\n'

@@ -97,6 +97,7 @@ def test_statistics_from_batch_take_several_inputs(kind):
                                    x.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_frozen_statistics_turn_off_dropout_inside_the_base():
     model = models.build_model('EfficientNetB0', (32, 32, 3), 3, 'none', bn_statistics='frozen')
     layer = model.get_layer('backbone')

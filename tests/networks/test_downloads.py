@@ -76,6 +76,7 @@ def test_a_network_gets_its_weights_after_a_stall_a_cut_and_a_torn_file(home, co
                                       keras_stack.raw(other).numpy())
 
 
+@pytest.mark.thorough
 def test_a_killed_download_is_replaced(home, content):
     code = ('import sys\nfrom elastic.networks.downloads import weights_file\n'
             'weights_file("a.h5", sys.argv[1])')

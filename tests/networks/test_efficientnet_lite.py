@@ -26,6 +26,7 @@ needs_weights = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None,
 
 
 @needs_weights
+@pytest.mark.thorough
 def test_imagenet_weights_recognise_photographs():
     folder = importlib.util.find_spec('foolbox').submodule_search_locations[0]
     paths = sorted(glob.glob(os.path.join(folder, 'data', 'imagenet_*.jpg')))

@@ -228,6 +228,7 @@ class Scaled(keras.layers.Layer):
         return inputs / 255
 
 
+@pytest.mark.thorough
 def test_a_layer_of_the_users_own_is_named_with_what_to_do(tmp_path):
     inputs = keras.Input(SMALL)
     x = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(Scaled()(inputs)))

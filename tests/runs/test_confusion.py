@@ -73,6 +73,7 @@ def test_the_figure_of_a_run_is_complete_and_its_numbers_are_the_counts(tmp_path
 
 
 @pytest.mark.parametrize('size', [2, 20, 21, 40, 41, 200])
+@pytest.mark.thorough
 def test_numbers_names_or_lists_are_drawn_by_the_number_of_classes(figures, size):
     predictions = made(size)
     draw_confusion(predictions, 'run', 'digits', 'unused')

@@ -211,6 +211,7 @@ class StopsAfter(Keeper):
         return super().due()
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     """The clock moves by 10 s with each step, and stands still otherwise."""
     table = fixed_profile(network(), (SIZE, SIZE, 3), 10, BATCH)

@@ -118,6 +118,7 @@ def test_channels_that_are_added_or_passed_on_belong_together():
     ('mobilenetv2', 0.35, 1280, ['Conv_1'], []),
     ('vgg16', 1.0, 512, ['block5_conv3'], []),
     ('EfficientNetB0', 1.0, 1280, ['top_conv'], [])])
+@pytest.mark.thorough
 def test_last_channels_are_removed_with_the_inputs_of_the_head(name, alpha, size, writers,
                                                                       readers):
     model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', alpha=alpha)
@@ -149,7 +150,8 @@ def test_squeeze_and_excitation_passes_channels_on():
 
 
 @pytest.mark.parametrize('name', [
-    'residual', 'resnet50', 'mobilenetv2', 'vit', 'EfficientNetB0', 'DenseNet121'])
+    'residual'] + [pytest.param(name, marks=pytest.mark.thorough) for name in (
+        'mobilenetv2', 'vit', 'EfficientNetB0', 'DenseNet121')])
 def test_removing_vanished_channels_keeps_the_output(name):
     keras_stack.set_seed(0)
     build = {'residual': residual_network, 'vit': transformer}.get(name, lambda: build_model(

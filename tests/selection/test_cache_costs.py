@@ -151,6 +151,7 @@ LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
     ('memory', {1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
     ids=['the same', 'fewer', 'more', 'and back', 'in mid-interval', 'below the cut',
          'one below the cut', 'above and at the cut'])
+@pytest.mark.thorough
 def test_cached_activations_stay_while_nothing_below_their_cut_trains(
         tmp_path, dataset, table, monkeypatch, place, masks, expected):
     if place == 'file':
@@ -303,6 +304,7 @@ def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branchi
 
 
 @pytest.mark.parametrize('layers', [None, 'layer'])
+@pytest.mark.thorough
 def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, branching,
                                                                       layers):
     model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)

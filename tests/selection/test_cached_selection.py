@@ -230,6 +230,7 @@ def test_an_ideal_cache_costs_no_more_than_any_cache(draw):
 
 @pytest.mark.parametrize('draw, mean, worst', [
     (chain_table, 0.001, 0.02), (branching_table, 0.005, 0.1), (tangled_table, 0.01, 0.15)])
+@pytest.mark.thorough
 def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
     rng, gaps = np.random.RandomState(5), []
     for _ in range(60):

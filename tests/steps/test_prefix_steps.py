@@ -36,6 +36,7 @@ NETWORKS = ['residual', 'saved'] + FROM_ZOO
 # Networks of models.py. One is whole; the others end at the layer where their blocks start to
 # repeat. Each takes seconds, so two masks must do, each with different costs.
 ENDS = {'vgg16': 'block3_pool', 'resnet50': 'conv3_block1_out', 'EfficientNetB0': 'block2b_add'}
+QUICK = ['residual', 'shared', 'two_inputs_dict', 'regularised', 'random_layers']
 LARGE = ['mobilenetv2'] + list(ENDS) + (['vit'] if importlib.util.find_spec('vit_keras') else [])
 # ms per operation and per byte: recomputes nothing, or all that makes the cut smaller.
 COSTS = ((1.0, 1e-9), (1e-9, 1.0))
@@ -160,37 +161,38 @@ def compared(name, folder, optimizer='sgd'):
     return dict(steps=found, apart=prefixes.rows_apart(inputs, labels))
 
 
-def report(folder):
-    """Prints compared() of all networks as JSON."""
+def report(folder, names):
+    """Prints compared() of these networks as JSON."""
     if hasattr(tf.config.experimental, 'enable_op_determinism'):
         tf.config.experimental.enable_op_determinism()
     else:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    found = {name: compared(name, folder) for name in NETWORKS + LARGE}
+    found = {name: compared(name, folder) for name in names}
     found['adam'] = compared('residual', folder, 'adam')
     print(json.dumps(found))
 
 
 @pytest.fixture(scope='module')
-def outcomes(tmp_path_factory):
+def outcomes(tmp_path_factory, request):
     folder = str(tmp_path_factory.mktemp('model'))
-    code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1])'
+    names = NETWORKS + LARGE if request.config.getoption('--all') else QUICK
+    code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1], sys.argv[2:])'
     done = subprocess.run(
-        [sys.executable, '-c', code, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        universal_newlines=True, cwd=ROOT, env=dict(
+        [sys.executable, '-c', code, folder] + names, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, universal_newlines=True, cwd=ROOT, env=dict(
             os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL='3'))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def with_vit(names):
-    """Returns the names and vit, which is skipped where it cannot be built."""
-    return names if 'vit' in names else names + [pytest.param('vit', marks=pytest.mark.skip(
-        reason='vit-keras, which vit is built by, is for Python 3.8 to 3.11'))]
+def all_networks():
+    """Returns the parameters of all networks, QUICK ones first; without vit where it cannot be."""
+    return QUICK + [pytest.param(name, marks=pytest.mark.thorough)
+                    for name in NETWORKS + LARGE if name not in QUICK]
 
 
-@pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE) + ['adam'])
+@pytest.mark.parametrize('name', all_networks() + ['adam'])
 def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
     for found in outcomes[name]['steps']:
         assert found['again'], 'the uncut step itself is not deterministic'
@@ -198,13 +200,14 @@ def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
         assert found['tensors'] and found['fewer'] >= 0
 
 
-@pytest.mark.parametrize('name', with_vit(NETWORKS + LARGE))
+@pytest.mark.parametrize('name', all_networks())
 def test_activations_do_not_depend_on_other_images(outcomes, name):
     """Rounding may depend on the place in the batch: in small products, and on some processors."""
     of_name = 1e-6 if name in ('attention', 'vit') else 0
     assert outcomes[name]['apart'] <= (ROUNDING if images_apart() > 0 else of_name)
 
 
+@pytest.mark.thorough
 def test_costs_move_the_cut(outcomes):
     steps = [found for name in NETWORKS for found in outcomes[name]['steps']]
     at_dear, at_cheap = [sum(found['recomputed'] for found in steps[i::2]) for i in (0, 1)]
@@ -214,7 +217,7 @@ def test_costs_move_the_cut(outcomes):
     assert whole <= {'random_layers'}  # on Keras 2 nothing lies in front of its first random op
 
 
-@pytest.mark.parametrize('name', SEVERAL)
+@pytest.mark.parametrize('name', [name for name in SEVERAL if name in QUICK])
 def test_several_tensors_are_stored_where_several_are_read(outcomes, name):
     assert max(found['tensors'] for found in outcomes[name]['steps']) > 1
 

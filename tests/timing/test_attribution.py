@@ -101,6 +101,7 @@ LSTM, GRU = recurrent(keras.layers.LSTMCell), recurrent(keras.layers.GRUCell)
 
 
 @pytest.mark.parametrize('build', [LSTM, GRU], ids=['LSTM', 'GRU'])
+@pytest.mark.thorough
 def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
     """TensorFlow runs a whole loop or nothing: kernel, recurrent kernel and bias share its cost."""
     case = traced(build)

@@ -86,6 +86,7 @@ print(before, inside, most_at_once(threads, 60))
 
 
 @pytest.mark.parametrize('threads', [1, 5])
+@pytest.mark.thorough
 def test_serial_ops_occupies_a_pool_of_any_size(threads):
     """The environment or a container may give fewer threads than cores, or more."""
     child = subprocess.run(
@@ -157,6 +158,7 @@ def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution()
     assert len(biases) == 4 and all(case.times[name] > 0 for name in biases)
 
 
+@pytest.mark.thorough
 def test_a_step_that_xla_clusters_is_refused():
     child = subprocess.run(
         [sys.executable, '-c', CLUSTERED], timeout=300, stdout=subprocess.PIPE,
