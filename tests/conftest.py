@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if 'TEST_COUNTS' in os.environ:  # scripts/run_tests.sh adds them up
+    in_worker = hasattr(terminalreporter.config, 'workerinput')  # of pytest-xdist
+    if 'TEST_COUNTS' in os.environ and not in_worker:  # scripts/run_tests.sh adds them up
         counts = [len(terminalreporter.getreports(kind)) for kind in ('passed', 'failed', 'error')]
         with open(os.environ['TEST_COUNTS'], 'a') as file:
             file.write('{} {} {}\n'.format(counts[0], counts[1] + counts[2],

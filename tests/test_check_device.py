@@ -168,6 +168,7 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_problem(tmp_path, ends, findi
     assert row.mark == PROBLEM and finding in row.finding
 
 
+@pytest.mark.thorough
 def test_a_tensorflow_that_works_is_listed_with_its_gpus(tmp_path, monkeypatch):
     import tensorflow as tf
     make_environment(tmp_path / '.venv', 'exec "{}" "$@"'.format(sys.executable))

@@ -1,7 +1,11 @@
 """Checks that files, links, flags and records in README.md and docs/ agree with the code."""
 
+import contextlib
 import csv
+import functools
 import glob
+import importlib
+import io
 import json
 import os
 import re
@@ -18,9 +22,8 @@ from cached_runs import SIZE, network
 from elastic.compat import keras_stack
 from elastic.device import thermal
 from fixed_tables import fixed_profile
-from slow_tests import slow_tests
+from small_runs import ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = r'((?:[a-z]+/)*\w+\.(?:py|sh|md))\b'
 PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
     '*.md', 'docs/**/*.md', 'figures/README.md', 'logs/README.md')
@@ -74,24 +77,34 @@ def commands(page):
             yield found.group(1), re.findall(r'(?<!\S)--\w+', found.group(2))
 
 
+@functools.lru_cache(maxsize=None)
+def help_of(script):
+    """Returns what a script prints for --help: in this process, if it is a Python file."""
+    path = next(path for path in (os.path.join(folder, script)
+                                  for folder in ('', 'scripts', 'benchmarks'))
+                if os.path.exists(os.path.join(ROOT, path)))
+    if path.endswith('.py'):
+        name = path[:-len('.py')] if path.startswith('elastic/') else os.path.basename(path)[:-3]
+        return printed_by(importlib.import_module(name.replace('/', '.')).main, '--help')
+    return subprocess.run([os.path.join(ROOT, path), '--help'], stdout=subprocess.PIPE, check=True,
+                          universal_newlines=True, env=dict(os.environ, PYTHON=sys.executable)
+                          ).stdout
+
+
+def printed_by(script_main, flag):
+    """Returns what a script prints for a flag that makes it end at once."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        with pytest.raises(SystemExit) as stop:
+            script_main([flag])
+    assert not stop.value.code
+    return out.getvalue()
+
+
 @pytest.mark.parametrize('page', PRESENT)
 def test_commands_in_a_page_use_flags_of_the_script(page):
-    helps = {}
     for script, flags in commands(page):
-        path = next(path for path in (os.path.join(ROOT, folder, script)
-                                      for folder in ('', 'scripts', 'benchmarks'))
-                    if os.path.exists(path))
-        if not flags:
-            continue
-        if path not in helps:
-            start = [sys.executable, path] if path.endswith('.py') else [path]
-            if script.startswith('elastic/'):
-                start[1:] = ['-m', script[:-len('.py')].replace('/', '.')]
-            helps[path] = subprocess.run(
-                start + ['--help'], stdout=subprocess.PIPE, check=True, universal_newlines=True,
-                env=dict(os.environ, PYTHON=sys.executable)).stdout
         for flag in flags:
-            assert re.search(re.escape(flag) + r'\b', helps[path]), (script, flag)
+            assert re.search(re.escape(flag) + r'\b', help_of(script)), (script, flag)
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)),
@@ -116,8 +129,10 @@ def header_of(path):
 
 
 @pytest.mark.parametrize('scheme, flags', [
-    ('elastic_training', []), ('traditional_tl_training', ['--validation_share', '0.2']),
-    ('prune_training', ['--class_weight', 'balanced'])])
+    ('elastic_training', []), pytest.param(
+        'traditional_tl_training', ['--validation_share', '0.2'], marks=pytest.mark.thorough),
+    pytest.param('prune_training', ['--class_weight', 'balanced'], marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch):
     """Trains on a device that reports heat, with a prefix cache if the scheme can use one."""
     root, cpus = board(tmp_path / 'board', 'TX2')
@@ -159,45 +174,6 @@ def test_the_readme_has_at_most_150_lines():
 
 
 def test_the_version_is_the_newest_in_the_changelog():
-    versions = [subprocess.run(
-        [sys.executable, os.path.join(ROOT, script), '--version'], check=True,
-        stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
-        for script in ('main.py', 'profiler.py')]
     newest, = re.findall(r'^## (\S+)', text_of('CHANGELOG.md'), re.M)[:1]
-    assert versions == [['ElasticTrainer', newest]] * 2
-
-
-def test_every_test_listed_as_slow_exists():
-    lines = text_of('tests/slow_tests.txt').splitlines()
-    assert len(lines) > 100
-    for line in lines:
-        path, _, name = line.split()[1].partition('::')
-        assert ('def {}('.format(name) if name else 'def test_') in text_of(path), line
-
-
-def test_seconds_of_parameters_add_up_and_slow_setups_mark_a_file():
-    lines = ['0.20s call     tests/a.py::test_x[1]', '0.20s call     tests/a.py::test_x[2 3]',
-             '0.10s setup    tests/a.py::test_y', '0.10s call     tests/a.py::test_y[1-a::b]',
-             '12.00s setup    tests/b.py::test_z', '1.00s call     tests/b.py::test_w',
-             '12 passed in 3.00s']
-    assert slow_tests(lines) == [(13.0, 'tests/b.py'), (0.4, 'tests/a.py::test_x')]
-
-
-QUICK_FILE, SLOW_FILE = 'tests/device/test_energy.py', 'tests/device/test_thermal.py'
-
-
-def collected(*flags):
-    """Returns the lines in which pytest prints the path and name of a test."""
-    listed = subprocess.run([sys.executable, '-m', 'pytest', '--collect-only', '-q', QUICK_FILE,
-                             SLOW_FILE] + list(flags), cwd=ROOT, stdout=subprocess.PIPE,
-                            universal_newlines=True).stdout
-    return [line for line in listed.split('\n') if '::' in line]
-
-
-def test_the_slowest_file_starts_first_and_quick_leaves_out_slow_tests():
-    lines, quick = collected(), {line.split('[')[0] for line in collected('--quick')}
-    files = [line.split('::')[0] for line in lines]
-    assert files == sorted(files, reverse=True) and set(files) == {QUICK_FILE, SLOW_FILE}
-    every = {line.split('[')[0] for line in lines}
-    slow = {line.split()[1] for line in text_of('tests/slow_tests.txt').splitlines()}
-    assert every & slow and quick == every - slow
+    for script in (main, profiler):
+        assert printed_by(script.main, '--version').split() == ['ElasticTrainer', newest]

@@ -1,12 +1,7 @@
-"""Fails each operation of a short run on its disk, one run each: nothing is lost.
+"""Fails operations of a short run on its disk, one run each: nothing is lost."""
 
-SLOW_TESTS=1 fails each operation; CI a few of them.
-"""
-
-import collections
 import contextlib
 import errno
-import itertools
 import os
 
 import pytest
@@ -18,9 +13,7 @@ from disks import Watch, write_tree
 from elastic import command_line
 from elastic.runs import checkpoint
 from fixed_tables import fixed_profile
-from small_runs import SLOW
 
-SHARE = 1 if SLOW else 40  # one in so many operations fails
 QUIET = ('open', 'fsync', 'unlink', 'remove', 'rmdir')  # may concern flushing names or tidying up
 
 
@@ -53,33 +46,40 @@ def ended(disk, failing):
     return stop.value.code, reached[-1]
 
 
-def failures(seen):
-    """Returns the numbers of the operations to fail; of many writes in a row the first and last."""
-    rows = [[number for number, _ in row] for _, row in itertools.groupby(
-        enumerate(seen), lambda item: item[1])]
-    return [number for row in rows for number in sorted({row[0], row[-1]})]
+@pytest.fixture(scope='module')
+def listed():
+    """Returns a Disk after a whole run, and all operations of a run."""
+    with pytest.MonkeyPatch.context() as patch, folder_in_memory() as folder:
+        patch.setattr(profiler, 'profile_model', fixed_profile)
+        disk, every = Disk(folder), Failing()
+        assert ended(disk, every)[0] == 0
+        disk.keep_whole()
+        yield disk, every.seen
 
 
-@pytest.mark.parametrize('number', [errno.EIO, errno.ENOSPC])
-def test_a_run_survives_the_failure_of_an_operation(monkeypatch, capsys, number):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
-    with folder_in_memory() as folder:
-        disk, listed, outcomes = Disk(folder), Failing(), collections.Counter()
-        disk.recorded()
-        write_tree({}, disk.root)
-        assert ended(disk, listed)[0] == 0
-        for fails in failures(listed.seen)[number % SHARE::SHARE]:
-            write_tree({}, disk.root)
-            capsys.readouterr()
-            code, reached = ended(disk, Failing(fails, number))
-            out, err = capsys.readouterr()
-            continues = 'no checkpoint could be written' in out or listed.seen[fails][0] in QUIET
-            assert code == 0 and not err and continues or (
-                code == 2 and err.startswith('error: ') and err.count('\n') == 1
-                and os.strerror(number) in err), (listed.seen[fails], code, err)
-            disk.begins(FINISHED if code == 0 else reached)  # nothing is lost
-            assert main.main(disk.command) == 0
-            disk.assert_complete()
-            assert disk.names() == disk.whole[1]
-            outcomes[listed.seen[fails][0], code] += 1
-        assert sum(outcomes.values()) > (100 if SLOW else 4)
+def more(*case):
+    return pytest.param(*case, marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize('operation, place, number', [
+    ('write', 'resume/last.part', errno.ENOSPC), ('write', 'epochs.csv', errno.EIO),
+    more('open', 'settings.json.part', errno.ENOSPC), more('mkdir', 'run/resume', errno.EIO),
+    more('fsync', 'run/resume', errno.EIO), more('replace', 'summary.json.part', errno.EIO),
+    more('rename', 'checkpoint', errno.ENOSPC), more('unlink', 'resume.part/last', errno.EIO)])
+def test_a_run_survives_the_failure_of_an_operation(listed, capsys, operation, place, number):
+    """The first such operation of the run fails."""
+    disk, seen = listed
+    fails = next(index for index, (kind, path) in enumerate(seen)
+                 if kind == operation and path.endswith('/' + place))
+    write_tree({}, disk.root)
+    capsys.readouterr()
+    code, reached = ended(disk, Failing(fails, number))
+    out, err = capsys.readouterr()
+    continues = 'no checkpoint could be written' in out or operation in QUIET
+    assert code == 0 and not err and continues or (
+        code == 2 and err.startswith('error: ') and err.count('\n') == 1
+        and os.strerror(number) in err), (code, err)
+    disk.begins(FINISHED if code == 0 else reached)  # nothing is lost
+    assert main.main(disk.command) == 0
+    disk.assert_complete()
+    assert disk.names() == disk.whole[1]

@@ -2,19 +2,22 @@
 
 import os
 
+import pytest
+
 import main
 import profiler
 from elastic.runs import checkpoint
 from fixed_tables import fixed_profile
 from small_runs import quick_flags
 
-EPOCHS, STEPS = 60, 2
+EPOCHS, STEPS = 30, 2
 # Bytes of a checkpoint for each epoch: start and end of three stretches of training, and for each
 # step a bin of step times, until these are all there. A record of an epoch has 200.
 GROWTH = 3 * 16 + STEPS * 16
 DIGITS = 200  # bytes by which numbers may get longer
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_holds_no_records_and_files_grow_with_the_epochs(tmp_path, monkeypatch):
     sizes, folder = [], tmp_path / 'run'
     monkeypatch.setattr(profiler, 'profile_model', fixed_profile)

@@ -182,6 +182,7 @@ def test_a_saved_model_and_its_portable_weights_are_the_same_network(logs):
                                atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='no op determinism before TensorFlow 2.9')
 def test_two_deterministic_processes_give_the_same_bits(logs):
     folder, _ = logs
@@ -249,6 +250,7 @@ def test_a_profile_on_noise_says_why(tmp_path, capsys):
         'steps are timed on noise: digits has 10 classes, not 200\n'.format(tmp_path))
 
 
+@pytest.mark.thorough
 def test_prune_training_shrinks_the_network_and_saves_it(tmp_path, capsys):
     """The threshold is so high that even new channels are below it."""
     flags = quick_flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',

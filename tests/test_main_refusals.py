@@ -59,19 +59,32 @@ def test_a_bad_flag_is_refused_in_one_line_and_leaves_nothing(tmp_path, capsys, 
     assert_refused(flags(tmp_path) + arguments, words, tmp_path, capsys)
 
 
+ONE_BY_ONE = """
+import sys
+import main, plot, profiler
+from elastic import command_line
+for script, *arguments in {!r}:
+    try:
+        command_line.run(sys.modules[script].main, arguments)
+    except SystemExit as stop:
+        print('status', stop.code, *arguments)
+"""
+
+
 def test_help_and_mistakes_answer_without_tensorflow(tmp_path):
     """A TensorFlow that cannot be imported proves that none is needed."""
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("tensorflow was imported")')
-    for arguments in (['main.py', '--help'], ['profiler.py', '--help'], ['plot.py', '--help'],
-                      ['main.py', '--model_name', 'mine.keras'], ['main.py', '--rho', '7'],
-                      ['main.py', '--model_name', 'DenseNet121', '--run_name', '../outside'],
-                      ['main.py', '--model_name', 'DenseNet121', '--dataset_name', 'dogs'],
-                      ['profiler.py', '--model_name', 'DenseNet121', '--dataset_name', 'dogs']):
-        code, out, err = script(*arguments, PYTHONPATH=str(tmp_path))
-        assert code == (0 if '--help' in arguments else 2), err
-        assert 'tensorflow was imported' not in out + err and 'Traceback' not in err
-        if code and 'usage:' not in err:
-            assert err.startswith('error: ') and err.count('\n') == 1
+    calls = [['main', '--help'], ['profiler', '--help'], ['plot', '--help'],
+             ['main', '--model_name', 'mine.keras'], ['main', '--rho', '7'],
+             ['main', '--model_name', 'DenseNet121', '--run_name', '../outside'],
+             ['main', '--model_name', 'DenseNet121', '--dataset_name', 'dogs'],
+             ['profiler', '--model_name', 'DenseNet121', '--dataset_name', 'dogs']]
+    code, out, err = script('-c', ONE_BY_ONE.format(calls), PYTHONPATH=str(tmp_path))
+    assert code == 0, err
+    assert [line for line in out.splitlines() if line.startswith('status ')] == [
+        ' '.join(['status', '0' if '--help' in call else '2'] + call[1:]) for call in calls]
+    lines = [line for line in err.splitlines() if not line.startswith(('usage:', ' '))]
+    assert len(lines) == 5 and all('error: ' in line for line in lines), err
 
 
 def test_num_classes_that_contradict_the_data_are_refused(tmp_path):
@@ -107,9 +120,9 @@ def test_an_empty_class_or_a_broken_image_is_refused(tmp_path):
 
 
 def test_truncated_or_foreign_weights_are_refused(tmp_path):
-    from models import build_model, save_weights
-    path = str(tmp_path / 'vgg.npz')
-    save_weights(build_model('MobileNet', (32, 32, 3), 10, 'none', alpha=0.25), path)
+    from models import save_weights
+    path = str(tmp_path / 'foreign.npz')
+    save_weights(failing_model(None), path)
     with pytest.raises(UserError, match='another architecture'):
         main.main(flags(tmp_path / 'logs', '--weights', path))
     with open(path, 'r+b') as stored:
@@ -138,11 +151,15 @@ def failing_model(kind):
     return keras.Model(inputs, keras.layers.Dense(10, name='head')(x))
 
 
-@pytest.mark.parametrize('script_main', [main.main, profiler.main])
-@pytest.mark.parametrize('kind, words', [
-    ('too small', r"error: layer 'c\d' \(Conv2D\): .*[Nn]egative"),
-    ('index', r'error: .*lookup.*(\[0, 5\)|row by row)'),
-    ('memory', r'error: .*huge.*use a smaller --batch_size or --input_size')])
+TOO_SMALL = r"error: layer 'c\d' \(Conv2D\): .*[Nn]egative"
+INDEX = r'error: .*lookup.*(\[0, 5\)|row by row)'
+
+
+@pytest.mark.parametrize('script_main, kind, words', [
+    (main.main, 'too small', TOO_SMALL), (profiler.main, 'too small', TOO_SMALL),
+    (main.main, 'index', INDEX), (profiler.main, 'index', INDEX),
+    pytest.param(profiler.main, 'memory', 'error: .*huge.*use a smaller --batch_size or '
+                 '--input_size', marks=pytest.mark.thorough)])  # TensorFlow tries for 10 s
 def test_a_failing_model_is_named_in_one_line_and_leaves_nothing(tmp_path, capsys, script_main,
                                                                    kind, words):
     path, folder = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
@@ -150,12 +167,18 @@ def test_a_failing_model_is_named_in_one_line_and_leaves_nothing(tmp_path, capsy
     arguments = ['--model_name', path, '--input_size', '32', '--batch_size', '8', '--dataset_name',
                  'digits', '--logs_dir', str(folder), '--num_classes', '10']
     if script_main is main.main:
-        arguments += ['--train_type', 'full_training', '--steps_per_epoch', '3']
+        arguments += ['--train_type', 'full_training', '--train_images', '24']
     with pytest.raises(SystemExit) as stop:
         command_line.run(script_main, arguments)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and re.match(words, error) and error.count('\n') == 1
     assert not folder.exists() or os.listdir(str(folder)) == []
+
+
+def test_too_little_memory_has_a_remedy():
+    from tensorflow import errors
+    for error in (MemoryError('lacking'), errors.ResourceExhaustedError(None, None, 'lacking')):
+        assert re.match('lacking.*use a smaller --batch_size', command_line.in_one_line(error))
 
 
 def test_a_bug_in_our_own_layer_shows_its_traceback(tmp_path, monkeypatch):
@@ -164,5 +187,6 @@ def test_a_bug_in_our_own_layer_shows_its_traceback(tmp_path, monkeypatch):
     failing_model(None).save(path)
     monkeypatch.setattr(Backbone, 'call', lambda self, images, training=None: images.no_such_thing)
     with pytest.raises(AttributeError, match='no_such_thing'):
-        command_line.run(main.main, flags(tmp_path / 'logs', '--model_name', path, '--weights',
-                                          'imagenet', '--train_type', 'full_training'))
+        command_line.run(main.main, flags(
+            tmp_path / 'logs', '--model_name', path, '--weights', 'imagenet', '--train_type',
+            'full_training', '--train_images', '64', '--validation_steps', '1'))

@@ -1,9 +1,6 @@
 """Tests build_model: preprocessing, variables, vit, and refusals."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +9,9 @@ from tensorflow import keras
 
 import models
 from elastic.command_line import UserError
+from elastic.compat import keras_stack
 from elastic.networks.backbone import statistics_from_batch
-from small_models import MOBILENET_VARIABLES, ROOT, backbones, described, photos, values
+from small_models import MOBILENET_VARIABLES, backbones, described, photos, values
 
 
 @pytest.fixture(scope='module')
@@ -27,7 +25,8 @@ def resnet():
 
 
 @pytest.mark.parametrize('name, num_classes, tensors, module', [
-    ('mobilenet', 5, 158, 'mobilenet_v2'), ('resnet', 4, 214, 'resnet')])
+    ('mobilenet', 5, 158, 'mobilenet_v2'),
+    pytest.param('resnet', 4, 214, 'resnet', marks=pytest.mark.thorough)])
 def test_preprocessing_of_the_family_is_part_of_the_model(request, name, num_classes, tensors,
                                                           module):
     model = request.getfixturevalue(name)
@@ -64,30 +63,22 @@ def test_a_width_multiplier_is_refused_where_the_family_has_none():
         models.build_model('vgg16', (32, 32, 3), 3, 'none', alpha=0.5)
 
 
-@pytest.mark.parametrize('keras_home', [None, 'elsewhere'])
-def test_a_failed_download_names_the_file_and_its_folder(tmp_path, keras_home):
-    """Keras creates the folder for the download itself, so it finds a file put there."""
-    env = dict(os.environ, HOME=str(tmp_path), http_proxy='http://127.0.0.1:9',
-               https_proxy='http://127.0.0.1:9', no_proxy='')
-    env.pop('KERAS_HOME', None)
-    if keras_home:
-        env['KERAS_HOME'] = str(tmp_path / keras_home)
-    code = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow()\n'
-            'import models, os, re\n'
-            'try:\n'
-            '    models.build_model("mobilenetv2", (96, 96, 3), 3, "imagenet", alpha=0.35)\n'
-            'except models.UserError as error:\n'
-            '    folder = re.search("no_top.h5 into (.*) by hand", str(error)).group(1)\n'
-            '    print(error)\n'
-            '    print(os.listdir(os.path.expanduser(folder)))')
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, stderr=subprocess.PIPE,
-                            stdout=subprocess.PIPE, universal_newlines=True)
-    assert result.returncode == 0, result.stderr[-500:]
-    message = result.stdout.split('\n')[-3]
-    assert 'put mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5 into' in message
-    assert '--weights none' in message
+@pytest.mark.parametrize('keras_home', [
+    '.keras', pytest.param('elsewhere', marks=pytest.mark.thorough)])
+def test_a_failed_download_names_the_file_and_its_folder(tmp_path, monkeypatch, keras_home):
+    for name, value in (('HOME', str(tmp_path)), ('KERAS_HOME', str(tmp_path / keras_home)),
+                        ('http_proxy', 'http://127.0.0.1:9'), ('no_proxy', ''),
+                        ('https_proxy', 'http://127.0.0.1:9')):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as error:
+        models.build_model('mobilenetv2', (96, 96, 3), 3, 'imagenet', alpha=0.35)
+    folder = tmp_path / (keras_home if keras_stack.KERAS_3 else '.keras') / 'models'
+    assert ('put mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5 into {} by hand'
+            .format(folder)) in str(error.value)
+    assert '--weights none' in str(error.value) and folder.is_dir()
 
 
+@pytest.mark.thorough
 def test_vit_has_200_trainable_tensors():
     pytest.importorskip('vit_keras')
     model = models.build_model('vit', (32, 32, 3), 3, 'none')

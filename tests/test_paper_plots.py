@@ -78,6 +78,7 @@ def test_the_energy_figure_shows_energy_or_says_that_it_is_missing(tmp_path):
         paper_plots.energy_bars(measured[:2] + without[:2], tmp_path / 'figure23')
 
 
+@pytest.mark.thorough
 def test_similarity_is_the_cosine_of_successive_importances(tmp_path):
     run = make_run(tmp_path / 'logs', 'run', interval=2, probe_batches=1, train_seconds=200.0,
                    importance_seconds=4.0)

@@ -149,6 +149,7 @@ def test_curves_mark_throttled_epochs(tmp_path, drawn):
     assert texts[2:] == ['throttled'] and len(texts) == 3
 
 
+@pytest.mark.thorough
 def test_only_curves_show_throttled_epochs(tmp_path):
     made = []
     for name, throttled in (('reports', []), ('does_not', None), ('hot', [3])):

@@ -4,9 +4,9 @@ import glob
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,60 +14,46 @@ import figure_grid
 import main
 import report
 import reproduce
+from cached_runs import network
 from elastic.command_line import UserError
-from elastic.runs.folder import read_run
+from elastic.compat.keras_stack import MODEL_FILE
 from elastic.selection.items import smallest_rho
+from elastic.settings import ELASTIC
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
 from made_runs import make_run
+from small_runs import ROOT
 from timing_tables import op_times, stored, table_of
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOUR = ['full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training']
+# What the runs of a figure differ in, apart from the scheme.
+DIFFER = {'7': {'interval', 'probe_batches'}, '15': {'dataset_name'}, '15ad': set(),
+          '16': {'dataset_name'}, '17ac': {'rho'}, '19': {'model_name'}, '21': {'dataset_name'},
+          '23': {'dataset_name'}, 'cache': {'rho', 'views', 'prefix_cache'}}
 
 
-def elastic(data, rho=0.5, interval=4, probe_batches=1, model='resnet50', views=None, cache='off'):
-    return model, data, 'elastic_training', rho, interval, probe_batches, views, cache
-
-
-def fixed(model, data, *schemes):
-    return [(model, data, scheme, None, None, None, None, 'off') for scheme in schemes]
-
-
-def four(model, data, rho=0.5):
-    return fixed(model, data, *FOUR[:3]) + [elastic(data, rho, model=model)]
-
-
-GRID = {
-    '15ad': four('resnet50', CUB),
-    '15': four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS),
-    '16': four('resnet50', CUB) + four('resnet50', PET),
-    '17ac': fixed('resnet50', CUB, 'prune_training', *FOUR[:3]) + [
-        elastic(CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)],
-    '19': four('resnet50', CUB, 0.4) + four('vgg16', CUB, 0.4) + four('mobilenetv2', CUB, 0.4),
-    '21': [elastic(data) for data in (CUB, PET, DOGS)],
-    '23': four('resnet50', CUB) + four('resnet50', PET) + four('resnet50', DOGS),
-    '7': [elastic(CUB, interval=interval) for interval in (1, 2, 4)] + [
-        elastic(CUB, interval=1, probe_batches=count) for count in (2, 4, 8)],
-    '15ad_ego': [elastic(CUB)],
-    '15_ego': [elastic(data) for data in (CUB, PET, DOGS)],
-    '16_ego': [elastic(CUB), elastic(PET)],
-    '17ac_ego': [elastic(CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)],
-    '19_ego': [elastic(CUB, 0.4, model=model) for model in ('resnet50', 'vgg16', 'mobilenetv2')],
-    'cache': [elastic(CUB, rho, views=views, cache=cache) for rho in (0.5, 0.25)
-              for views, cache in ((None, 'off'), ('held', 'off'), ('held', 'on'))]}
-
-
-def test_every_figure_has_the_papers_runs_once():
-    assert set(FIGURES) == set(GRID)
-    for name, cells in GRID.items():
-        assert sorted(map(tuple, FIGURES[name].cells), key=str) == sorted(cells, key=str)
-        assert name == 'cache' or {(args.prefix_cache, args.views) for args in map(
-            reproduce.arguments_of, runs_of(name))} == {('off', 'fresh')}
+def test_runs_of_a_figure_differ_in_what_it_compares():
+    for name, figure in FIGURES.items():
+        fields = {field: {getattr(cell, field) for cell in figure.cells} - {None}
+                  for field in Cell._fields}
+        if name != 'cache':
+            assert fields['prefix_cache'] == {'off'} and not fields['views']
+            assert {reproduce.arguments_of(run).views for run in runs_of(name)} == {'fresh'}
+        else:
+            fields['views'].add('fresh')  # the default
+        differ = {field for field, found in fields.items() if len(found) > 1} - {'train_type'}
+        assert differ == DIFFER[name.replace('_ego', '')]
+        # Each network is trained on each data set in the same ways.
+        places = {(cell.model_name, cell.dataset_name) for cell in figure.cells}
+        ways = [{cell[2:] for cell in figure.cells if cell[:2] == place} for place in places]
+        assert all(way == ways[0] for way in ways)
+        whole = FIGURES[name.replace('_ego', '')].cells
+        assert set(figure.cells) == {
+            cell for cell in whole if '_ego' not in name or cell.train_type == ELASTIC}
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
 def test_main_accepts_every_run_under_its_own_name(rehearse):
+    flags = {}
     for name in FIGURES:
         runs = runs_of(name, seeds=2, rehearse=rehearse)
         assert len({run.name for run in runs}) == len(runs) == 2 * len(FIGURES[name].cells)
@@ -75,14 +61,7 @@ def test_main_accepts_every_run_under_its_own_name(rehearse):
             args = main.check_arguments(main.parse_arguments(list(run.flags)))
             assert args.run_name == run.name and args.train_type == run.cell.train_type
             assert args.logs_dir == ('logs/rehearsal' if rehearse else 'logs')
-
-
-@pytest.mark.parametrize('rehearse', [False, True])
-def test_runs_of_one_name_are_the_same_in_every_figure(rehearse):
-    flags = {}
-    for name in FIGURES:
-        for run in runs_of(name, rehearse=rehearse):
-            assert flags.setdefault(run.name, run.flags) == run.flags
+            assert flags.setdefault(run.name, run.flags) == run.flags  # figures share runs
     for name in ('15ad', '16', '21', '23', '15_ego'):
         assert {run.name for run in runs_of(name)} <= {run.name for run in runs_of('15')}
 
@@ -118,23 +97,25 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def tiny(monkeypatch, tmp_path):
-    """Makes a figure of two runs: a tiny one, and one whose images cannot be read."""
+def small_figure(monkeypatch, *cells, **rehearsal):
+    """Makes these the cells of figure 15ad, saves their network here, and returns their runs."""
+    network().save(MODEL_FILE)
+    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=cells))
+    for flag, value in dict(rehearsal, weights='imagenet').items():  # its own
+        monkeypatch.setitem(figure_grid.REHEARSAL, flag, value)
+    return runs_of('15ad', rehearse=True)
+
+
+@pytest.mark.thorough
+def test_a_failed_run_is_reported_and_the_others_run_once(here, monkeypatch, tmp_path, capfd):
     for name in ('cat', 'dog'):
         (tmp_path / 'broken' / name).mkdir(parents=True)
         for i in range(6):
             (tmp_path / 'broken' / name / '{}.jpg'.format(i)).write_bytes(b'not an image')
     monkeypatch.setitem(figure_grid.REHEARSED_DATA, PET, 'folder:{}'.format(tmp_path / 'broken'))
-    cells = [Cell('mobilenetv2', data, 'traditional_tl_training') for data in (CUB, PET)]
-    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
-    for key, value in dict(alpha=0.35, num_epochs=2, steps_per_epoch=2, validation_steps=2).items():
-        monkeypatch.setitem(figure_grid.REHEARSAL, key, value)
-    return [run.name for run in runs_of('15ad', rehearse=True)]
-
-
-def test_a_failed_run_is_reported_and_the_others_run_once(here, tiny, capfd):
-    head, impossible = tiny
+    cells = [Cell(MODEL_FILE, data, 'traditional_tl_training') for data in (CUB, PET)]
+    head, impossible = [run.name for run in small_figure(
+        monkeypatch, *cells, num_epochs=2, steps_per_epoch=2, validation_steps=2)]
     assert reproduce.main(['15ad', '--rehearse']) == 1
     out, err = capfd.readouterr()
     assert '.jpg' in err and 'failed with status 2: ' + impossible in err
@@ -154,57 +135,46 @@ def test_a_failed_run_is_reported_and_the_others_run_once(here, tiny, capfd):
     text = re.sub('base64,[^"]*', '', page)
     assert 'http' not in text and 'width=device-width' in text
     reproduce.main(['15ad', '--rehearse', '--dry_run', '--only', 'caltech'])
-    rows = [line.split() for line in capfd.readouterr().out.splitlines() if 'mobilenetv2_' in line]
+    rows = [line.split() for line in capfd.readouterr().out.splitlines() if MODEL_FILE in line]
     assert rows == [[head, 'finished', '0.0', 'min']]
 
 
-ONE_RUN = """
+# Waits in place of training, as main.py does, until its script is gone.
+WAITS = """
+import sys, time
+sys.path.insert(0, {root!r})
+from elastic.runs.signals import Signals
+with Signals() as signals:
+    try:
+        print('begins', flush=True)
+        time.sleep(100)
+    except KeyboardInterrupt:
+        print('stopped by', signals.name, flush=True)
+sys.exit(128 + (signals.caught or 0))
+"""
+GRID = """
 import sys
-sys.path.insert(0, 'scripts')
-import figure_grid
+sys.path[:0] = [{root!r}, {root!r} + '/scripts']
 import reproduce
-figure_grid.REHEARSAL.update(alpha=0.35, num_epochs=40, steps_per_epoch=2, validation_steps=1)
-cell = figure_grid.Cell('mobilenetv2', figure_grid.CUB, 'traditional_tl_training')
-figure_grid.FIGURES['15ad'] = figure_grid.FIGURES['15ad']._replace(cells=(cell,))
-sys.exit(reproduce.main(['15ad', '--rehearse']))
+from elastic import command_line
+reproduce.ROOT = {folder!r}
+command_line.run(reproduce.main, ['15ad', '--rehearse'])
 """
 
 
-def wait_for(condition, process=None):
-    """Waits until a condition holds, while the process runs, for at most ten minutes."""
-    end = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < end and (process is None or process.poll() is None)
-        time.sleep(0.05)
-
-
-def has_ended(pid):
-    try:
-        with open('/proc/{}/stat'.format(pid)) as file:
-            return file.read().rpartition(')')[2].split()[0] == 'Z'
-    except OSError:
-        return True
-
-
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='kills as Linux does')
-def test_a_killed_grid_stops_its_run_and_resumes_it(here):
-    folder = here / 'logs/rehearsal' / run_name(
-        Cell('mobilenetv2', CUB, 'traditional_tl_training'), seed=0)
-    records, command = folder / 'epochs.csv', [sys.executable, '-c', ONE_RUN]
-    with open(str(here / 'out.txt'), 'w') as out:
-        grid = subprocess.Popen(command, cwd=str(here), stdout=out, stderr=out)
-        wait_for(lambda: records.exists() and records.read_text().count('\n') > 2, grid)
-        with open('/proc/{0}/task/{0}/children'.format(grid.pid)) as children:
-            run, = children.read().split()
-        grid.kill()
-        grid.wait()
-    wait_for(lambda: has_ended(run))  # a run that still trains would disturb the next grid
-    assert not (folder / 'summary.json').exists()
-    done = subprocess.run(command, cwd=str(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True)
-    assert done.returncode == 0 and 'resumes in epoch' in done.stdout, done.stdout
-    assert read_run(folder).epochs['epoch'] == list(range(1, 41))
-    assert (here / 'figures/rehearsal/figure15ad.png').exists()
+@pytest.mark.parametrize('number, status', [
+    (signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 128 + signal.SIGINT)])
+def test_a_stopped_grid_stops_its_run_and_starts_no_other(tmp_path, number, status):
+    (tmp_path / 'main.py').write_text(WAITS.format(root=ROOT))
+    grid = subprocess.Popen(
+        [sys.executable, '-c', GRID.format(root=ROOT, folder=str(tmp_path))],
+        stdout=subprocess.PIPE, universal_newlines=True)
+    assert 'begins\n' in iter(grid.stdout.readline, '')
+    grid.send_signal(number)
+    rest = grid.communicate()[0]  # until the run has closed its output, too
+    assert grid.returncode == status
+    assert 'stopped by its script' in rest and 'begins' not in rest
 
 
 def table_with(tmp_path, rho, host):
@@ -215,6 +185,7 @@ def table_with(tmp_path, rho, host):
     return table._replace(t_fp=(rho * rest - least) / (1 - rho), key={'host': host})
 
 
+@pytest.mark.thorough
 def test_a_rho_out_of_reach_is_left_out_and_the_page_says_why(here, tmp_path):
     runs = runs_of('17ac', rehearse=True)
     path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
@@ -254,27 +225,28 @@ command_line.run(profiler.main)
 """
 
 
+@pytest.mark.thorough
 def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, capsys):
     """Runs profiler.py with fixed times, so that the outcome does not depend on the machine."""
     (here / 'profiler.py').unlink()
     (here / 'profiler.py').write_text(PROFILER.format(
         root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
-    cells = [Cell('mobilenetv2', CUB, 'full_training')] + [
-        figure_grid.elastic('mobilenetv2', CUB, rho) for rho in (0.7, 0.05)]
-    monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=tuple(cells)))
-    monkeypatch.setitem(figure_grid.REHEARSAL, 'num_epochs', 1000)
+    small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
+        figure_grid.elastic(MODEL_FILE, CUB, rho) for rho in (0.7, 0.05)], num_epochs=1000)
     assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
     out = capsys.readouterr().out
     rows = [line.split('  ', 1)[1].split() for line in out.splitlines()
-            if re.match('mobilenetv2_.* (min|h)$| *total', line)]
+            if re.match('model.* (min|h)$| *total', line)]
     minutes = [{'min': 1, 'h': 60}[row[-1]] for row in rows]
     full, most, least, total = [float(row[-2]) * unit for row, unit in zip(rows, minutes)]
     assert rows[2][:3] == ['out', 'of', 'reach'] and least == 0 < most < full
     assert total == pytest.approx(full + most, abs=0.05 * sum(minutes))  # rounded when printed
     assert 'rho0.05_interval4_probe1_seed0: rho 0.05 is out of reach' in out
     assert [path.name for path in (here / 'logs/rehearsal').iterdir()] == [
-        'mobilenetv2_32_10_8_profile']
+        'model_32_10_8_profile']
     # A run that finds its rho out of reach is reported with the reason, not as a failure.
+    (here / 'main.py').unlink()
+    (here / 'main.py').write_text('raise SystemExit(2)')  # the status of a refusal
     assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05']) == 0
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
@@ -299,6 +271,7 @@ def made(here, run, **changes):
     (folder / 'settings.json').write_text(json.dumps(main.decisive_settings(settings)))
 
 
+@pytest.mark.thorough
 def test_runs_of_another_device_are_refused_before_training(here, capsys):
     run = runs_of('15ad', rehearse=True)[0]
     made(here, run, host='tx2')

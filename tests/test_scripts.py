@@ -112,6 +112,7 @@ def test_a_missing_python_is_named(bare):
 
 
 @needs_a_stack
+@pytest.mark.thorough
 def test_an_environment_is_made_once_and_follows_requirements(equipped):
     repository, environment = equipped
     venv = repository / VENV

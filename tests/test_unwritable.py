@@ -15,15 +15,10 @@ LONG = 'x' * 300
 
 @pytest.mark.parametrize('arguments, words', [
     (MAIN + ['--logs_dir', '{0}/file'], 'Not a directory'),
-    (MAIN + ['--logs_dir', '{0}/file/a/b'], 'Not a directory'),
-    (MAIN + ['--logs_dir', '{0}', '--run_name', 'file'], 'Not a directory'),
-    (MAIN + ['--logs_dir', '{0}/loop'], 'Too many levels of symbolic links'),
     (MAIN + ['--logs_dir', '{0}', '--run_name', 'a/' + LONG + '/b'], 'File name too long'),
-    (MAIN + ['--logs_dir', '/proc/self'], "'/proc/self/mobilenetv2_"),  # not even by root
     (['profiler.py', '--dataset_name', 'digits', '--logs_dir', '{0}/file'], 'Not a directory'),
     (['plot.py', 'curves', 'run', '--output', '{0}/file/a'], 'Not a directory'),
     (['scripts/predict.py', '{0}', '{0}/file', '--csv', '{0}'], 'Is a directory'),
-    (['scripts/evaluate.py', '{0}', '--csv', '{0}/' + LONG], 'File name too long'),
     (['scripts/evaluate.py', '{0}', '--output', '{0}/loop/a'], 'Too many levels')])
 def test_a_place_that_cannot_be_written_is_refused_without_tensorflow(tmp_path, arguments, words):
     (tmp_path / 'file').write_text('')
@@ -35,6 +30,18 @@ def test_a_place_that_cannot_be_written_is_refused_without_tensorflow(tmp_path, 
     assert code == 2 and err.startswith("error: cannot write to '") and words in err
     assert err.count('\n') == 1 and '; give another --' in err and out == ''
     assert sorted(os.listdir(str(tmp_path))) == before
+
+
+@pytest.mark.parametrize('path, folder, words', [
+    ('file/a/b', True, 'Not a directory'), ('loop/a', True, 'Too many levels of symbolic links'),
+    (LONG, False, 'File name too long'), ('.', False, 'Is a directory'),
+    ('/proc/self/a', True, "'/proc/self/a'")])  # not even by root
+def test_a_place_that_cannot_be_written_is_named(tmp_path, path, folder, words):
+    (tmp_path / 'file').write_text('')
+    (tmp_path / 'loop').symlink_to('loop')
+    with pytest.raises(UserError, match='^cannot write to .*; give another --flag$') as refused:
+        files.check_writable(os.path.join(str(tmp_path), path), '--flag', folder)
+    assert words in str(refused.value)
 
 
 def test_a_place_that_can_be_written_passes_and_stays_empty(tmp_path):

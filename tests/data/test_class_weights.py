@@ -169,6 +169,7 @@ def test_test_images_are_evaluated_without_weights(unequal):
         losses.sum(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_prefix_cache_does_not_change_a_weighted_loss(tmp_path):
     path = written(tmp_path / 'w.csv', ''.join('{},{}\n'.format(d, 0.2 + d) for d in range(10)))
     ends = []

@@ -179,6 +179,7 @@ def test_a_vcgencmd_that_falls_asleep_is_asked_twice(pi):
 
 # ---------------------------------------------------------------- a whole run
 
+@pytest.mark.thorough
 def test_a_run_trains_on_while_its_sensors_hang(tmp_path, monkeypatch, capsys):
     root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
     change(root, RAILS)

@@ -284,6 +284,7 @@ def rows_of(folder):
         return list(csv.DictReader(source))
 
 
+@pytest.mark.thorough
 def test_an_interrupted_epoch_keeps_what_was_seen_before(tmp_path):
     root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
     cooler, logs = COOLER.format(0) + 'cur_state', tmp_path / 'run'

@@ -22,6 +22,7 @@ from small_models import (
 
 
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
+@pytest.mark.thorough
 def test_moving_statistics_of_mobilenetv2_change_unless_frozen(bn_statistics):
     model = models.build_model('mobilenetv2', (32, 32, 3), 3, 'none', 0.35, bn_statistics)
     images = photos()

@@ -45,6 +45,7 @@ def module_of_mobilenet():
     return sys.modules[keras.applications.MobileNetV2.__module__]
 
 
+@pytest.mark.thorough
 def test_a_network_gets_its_weights_after_a_stall_a_cut_and_a_torn_file(home, content,
                                                                          monkeypatch, capsys):
     with serving({'/' + NAME: content}) as (server, address):
@@ -110,6 +111,7 @@ def test_a_file_with_another_checksum_is_replaced_or_named(hashed, home):
             weights_file('b.h5', address + '/b.h5')
 
 
+@pytest.mark.thorough
 def test_vit_gets_its_weights_the_same_way(home, monkeypatch):
     vit = pytest.importorskip('vit_keras.vit')
     with serving({}) as (server, address):

@@ -160,6 +160,7 @@ def test_the_process_started_before_this_test():
 
 # ---------------------------------------------------------------- real runs
 
+@pytest.mark.thorough
 def test_a_run_ends_before_its_deadline_with_its_best_epoch(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
     given, passed = quick_flags(tmp_path, '--run_name', 'timed', '--save_model'), process_seconds()

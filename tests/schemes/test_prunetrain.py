@@ -295,6 +295,7 @@ def test_a_run_too_short_to_prune_says_so(interval, epochs, said, capsys):
     assert scheme.summary == dict(channels=21, channels_removed=0)
 
 
+@pytest.mark.thorough
 def test_the_penalty_has_its_share_and_shrinks_the_groups():
     images, labels = batch()
     ends = []

@@ -198,6 +198,7 @@ def test_a_new_augmentation_empties_the_cache(tmp_path, table):
     assert cache.kinds == kinds(FILL, READ, READ, FILL, READ, READ)
 
 
+@pytest.mark.thorough
 def test_images_that_are_not_cached_yet_count_as_filling(tmp_path, table):
     data = digits(steps_per_epoch=5)
     cache, choices = compared(tmp_path, data, table, {1: LATE, 7: SUBSET}, num_epochs=10)
@@ -258,6 +259,7 @@ def test_the_own_cut_of_a_mask_costs_no_more_than_that_of_its_chain(tmp_path, da
     assert better >= 4
 
 
+@pytest.mark.thorough
 def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, branching):
     model = branches()
     one = mask_of(model, 'a1', 'head')

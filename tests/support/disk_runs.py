@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 import main
-from disks import Recording, Watch, states
+from disks import Recording, Watch
 from elastic.files import PART
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs import checkpoint
@@ -48,9 +48,9 @@ class Disk:
             '--validation_steps', '1', '--train_type', 'elastic_training', '--rho', '0.7',
             '--interval', '1', '--checkpoint_minutes', '1e-9', '--save_model', '--save_txt']
 
-    def recorded(self, *more, lose=lambda path: False, ends=FINISHED):
-        """Runs the command; returns all States that a power cut may leave meanwhile."""
-        recording, write = Recording(self.root, lose), checkpoint.write
+    def recorded(self, *more, ends=FINISHED):
+        """Runs the command; returns the Recording of its changes."""
+        recording, write = Recording(self.root), checkpoint.write
 
         def written(folder, tree):
             write(folder, tree)
@@ -60,8 +60,12 @@ class Disk:
             assert main.main(self.command + list(more)) == (0 if ends == FINISHED else 1)
             recording.mark(ends)
         if self.whole is None and ends == FINISHED:
-            self.whole = outcome(self.run), self.names()
-        return states(recording)
+            self.keep_whole()
+        return recording
+
+    def keep_whole(self):
+        """Keeps what the run has left as `whole`."""
+        self.whole = outcome(self.run), self.names()
 
     def begins(self, reached=None):
         """Does what a process does before it trains; returns where it begins.

@@ -87,13 +87,10 @@ class _Raw(io.FileIO):
 
 
 class Recording:
-    """Lists the changes of the folder `root`: Names, (file, content), flushed ids, and marks.
+    """Lists the changes of the folder `root`: Names, (file, content), flushes, and marks."""
 
-    lose: operation, path -> whether a flush has no effect.
-    """
-
-    def __init__(self, root, lose=lambda path: False):
-        self._root, self._lose, self._ids, self.changes = root, lose, {}, []
+    def __init__(self, root):
+        self._root, self._ids, self.changes = root, {}, []
         self._folders, self._files = self.first = self._seen()
 
     @contextlib.contextmanager
@@ -104,8 +101,8 @@ class Recording:
         self._compare()
         yield
         self._compare()
-        if operation == 'fsync' and not self._lose(path):
-            self.changes.append(('flush', self._ids[os.stat(path).st_ino]))
+        if operation == 'fsync':
+            self.changes.append(('flush', self._ids[os.stat(path).st_ino], path))
 
     def mark(self, what):
         """Records that from now on `what` must survive; marks are compared by their order."""
@@ -151,8 +148,11 @@ class Recording:
         self._folders, self._files = folders, files
 
 
-def states(recording):
-    """Returns all different States that a power cut may leave, each with its last mark."""
+def states(recording, lose=lambda path: False):
+    """Returns all different States that a power cut may leave, each with its last mark.
+
+    lose: path of a file or folder -> whether flushing it has no effect.
+    """
     folders, safe = recording.first
     safe, newest, pending, reached, found = dict(safe), dict(safe), [], None, {}
     folders = {folder: dict(names) for folder, names in folders.items()}
@@ -163,7 +163,7 @@ def states(recording):
             pending.append(change[1])
         elif change[0] == 'write':
             newest[change[1]] = change[2]
-        else:
+        elif not lose(change[2]):
             safe[change[1]] = newest.get(change[1], b'')
             for names in [each for each in pending if any(n.folder == change[1] for n in each)]:
                 _apply(folders, names)

@@ -10,7 +10,6 @@ import numpy as np
 from elastic.runs.folder import DEVICE_COLUMNS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SLOW = bool(os.environ.get('SLOW_TESTS'))
 TIMES = ('seconds', 'step_ms') + DEVICE_COLUMNS
 SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32', '--batch_size',
          '64', '--dataset_name', 'digits_shifted', '--weights', 'none', '--num_epochs', '2',
