@@ -45,7 +45,7 @@ cd "$ROOT"
 start=$SECONDS
 network=(--model_name efficientnet_lite0 --input_size 64 --batch_size 32)
 images=(--dataset_name "$data" --augmentation none)
-training=(--train_images 3008 --test_images 2250 --num_epochs 6 --interval 3 --warmup_steps 60)
+training=(--train_images 3008 --test_images 1500 --num_epochs 6 --interval 3 --warmup_steps 60)
 say() { printf '\n== %s\n' "$*"; }
 
 say "profile: what each tensor costs on this machine"

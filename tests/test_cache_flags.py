@@ -129,6 +129,7 @@ def logs(tmp_path_factory):
     return tmp_path_factory.mktemp('logs')
 
 
+@pytest.mark.thorough
 def test_training_the_head_reads_all_but_the_head_from_the_cache(logs, capsys, tmp_path):
     assert main.main(flags(logs, *FROZEN, '--train_type', 'traditional_tl_training', '--run_name',
                            'head', '--cache_dir', str(tmp_path))) == 0
@@ -148,6 +149,7 @@ def set_times(monkeypatch):
         *arguments, **settings).rescaled(2e3, 4e3))
 
 
+@pytest.mark.thorough
 def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_times):
     given = quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2')
     assert main.main(given + ['--rho', '0.6', '--run_name', 'elastic']) == 0
@@ -169,8 +171,8 @@ HELD = ('--views held, as rho 0.3 is out of reach without the prefix cache: each
 
 
 @pytest.mark.parametrize('rho, more, views, cache', [
-    ('0.3', [], 'held', 'on'), ('0.6', [], 'fresh', 'off'),
-    ('0.6', ['--views', 'held'], 'held', 'on')])
+    ('0.3', [], 'held', 'on'), pytest.param('0.6', [], 'fresh', 'off', marks=pytest.mark.thorough),
+    pytest.param('0.6', ['--views', 'held'], 'held', 'on', marks=pytest.mark.thorough)])
 def test_views_are_held_where_rho_needs_the_cache(logs, capsys, set_times, rho, more, views, cache):
     name = 'auto_{}_{}'.format(rho, len(more))
     assert main.main(augmented(logs, name, '--rho', rho, *more)) == 0

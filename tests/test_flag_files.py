@@ -138,6 +138,7 @@ def test_names_that_are_not_utf_8_and_relative_paths_are_kept(tmp_path, monkeypa
     assert "--dataset_name 'folder:{}'".format(folder) in lines
 
 
+@pytest.mark.thorough
 def test_a_run_is_repeated_by_its_file(tmp_path, capsys):
     flags = quick_flags(tmp_path, '--train_type', 'full_training', '--num_epochs', '1',
                         '--run_name', 'my run')

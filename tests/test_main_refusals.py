@@ -119,6 +119,7 @@ def test_an_empty_class_or_a_broken_image_is_refused(tmp_path):
     assert not (tmp_path / 'logs').exists()
 
 
+@pytest.mark.thorough
 def test_truncated_or_foreign_weights_are_refused(tmp_path):
     from models import save_weights
     path = str(tmp_path / 'foreign.npz')
@@ -181,6 +182,7 @@ def test_too_little_memory_has_a_remedy():
         assert re.match('lacking.*use a smaller --batch_size', command_line.in_one_line(error))
 
 
+@pytest.mark.thorough
 def test_a_bug_in_our_own_layer_shows_its_traceback(tmp_path, monkeypatch):
     from elastic.networks.backbone import Backbone
     path = str(tmp_path / keras_stack.MODEL_FILE)

@@ -157,6 +157,7 @@ def test_images_that_are_tested_are_named_by_path_or_number(tmp_path):
     ('', ['--output', '{figure}'], True),
     ('checkpoint/' + MODEL_FILE, ['--dataset_name', '{data}'], True),
     ('checkpoint/' + FILE, ['--dataset_name', '{data}'], False)])
+@pytest.mark.thorough
 def test_a_saved_model_is_evaluated_as_in_its_run(trained, tmp_path, capsys, file, flags, exact):
     photos, run, _ = trained
     table, figure = tmp_path / 'table.csv', tmp_path / 'figure'

@@ -211,6 +211,7 @@ def test_a_pruned_network_resumes_with_class_weights(tmp_path, timings):
     assert {row['epoch'] for row in parts.table('selections.csv')} == set('1234')
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_with_its_best_epoch_and_in_its_final_test(tmp_path, timings):
     _, again = assert_resumes(
         tmp_path, [(AfterSteps, 15), (InFinalTest, 2)], 'full_training', timings, keep='best',

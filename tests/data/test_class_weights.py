@@ -195,6 +195,7 @@ def test_the_penalty_of_prune_training_is_a_share_of_the_weighted_loss(unequal):
 
 # ---------------------------------------------------------------- on the command line
 
+@pytest.mark.thorough
 def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
     model, logs = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'

@@ -69,6 +69,7 @@ def test_a_folder_must_exist_and_contain_sub_folders(tmp_path):
 # --- the three photo sets
 
 @pytest.mark.parametrize('name', sorted(PHOTO_SETS))
+@pytest.mark.thorough
 def test_photo_sets_load_through_their_builders(name, tfds_dir):
     classes, train_size, test_size = PHOTO_SETS[name]
     data = datasets.load_dataset(name, 32, 4, data_dir=tfds_dir)
@@ -89,6 +90,7 @@ def test_photo_sets_load_through_their_builders(name, tfds_dir):
 
 
 @pytest.mark.parametrize('batch_size, tested', [(1, 4), (16, 64), (32, 64), (50, 64), (100, 100)])
+@pytest.mark.thorough
 def test_test_batches_are_larger_up_to_64_images(batch_size, tested):
     data = datasets.load_dataset('digits', 8, batch_size, 'unread')
     assert next(iter(data.test))[0].shape[0] == tested
@@ -148,7 +150,7 @@ def test_unused_digits_are_not_drawn_but_all_images_of_a_folder_are_read(photos,
     assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
 
 
-@pytest.mark.parametrize('keep', ['memory', 'none'])
+@pytest.mark.parametrize('keep', ['memory', pytest.param('none', marks=pytest.mark.thorough)])
 def test_a_share_of_each_class_is_set_aside_for_validation(tmp_path, keep):
     sizes = dict(many=40, some=8, two=2, one=1)
     for c, (name, count) in enumerate(sorted(sizes.items())):
@@ -189,6 +191,7 @@ def test_unreadable_validation_images_are_named_or_left_out(photos):
     assert [os.path.basename(path) for path in data.left_out] == ['0.JPG']
 
 
+@pytest.mark.thorough
 def test_a_batch_at_hand_is_the_first_of_the_probe(photos, tfds_dir):
     datasets.load_dataset('caltech_birds2011', 24, 4, 'unread', data_dir=tfds_dir)  # prepares it
     for name, classes in (('digits', 10), ('caltech_birds2011', 200),

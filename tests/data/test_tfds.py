@@ -77,16 +77,17 @@ def labels_in(data):
 # --- what loads
 
 @pytest.mark.parametrize('name, classes, train_size, test_size, notes', [
-    ('oxford_flowers102', 102, 204, 102, ["not used: 'validation' of tfds:oxford_flowers102"]),
     ('cifar10', 10, 20, 10, []),
-    ('cifar10:3.0.2', 10, 20, 10, []),
-    ('eurosat', 10, 13, 4, ['tfds:eurosat has no split for testing: a fixed fifth of its 17 images '
-                            'are the test images']),
     ('eurosat/rgb:2.0.0', 10, 13, 4, None),
-    ('tiny_shapes', 3, 4, 3, []),
-    ('prepared_shapes', 3, 12, 3, None),
-    ('prepared_shapes:1.0.0', 3, 12, 3, None),
-    ('hidden_shapes', 3, 4, 2, ["not used: 'test' (no labels) of tfds:hidden_shapes"])])
+    ('hidden_shapes', 3, 4, 2, ["not used: 'test' (no labels) of tfds:hidden_shapes"])] + [
+        pytest.param(*case, marks=pytest.mark.thorough) for case in (
+            ('oxford_flowers102', 102, 204, 102,
+             ["not used: 'validation' of tfds:oxford_flowers102"]),
+            ('cifar10:3.0.2', 10, 20, 10, []),
+            ('eurosat', 10, 13, 4, ['tfds:eurosat has no split for testing: a fixed fifth of its '
+                                    '17 images are the test images']),
+            ('tiny_shapes', 3, 4, 3, []), ('prepared_shapes', 3, 12, 3, None),
+            ('prepared_shapes:1.0.0', 3, 12, 3, None))])
 def test_a_set_loads_with_its_splits_and_class_names(name, classes, train_size, test_size, notes,
                                                      tfds_dir, offline):
     data = loaded(name, tfds_dir)
@@ -129,6 +130,7 @@ def test_a_set_without_a_network_needs_only_the_archives_of_its_configuration(tf
     assert loaded('eurosat/rgb', tfds_dir).num_classes == 10
 
 
+@pytest.mark.thorough
 def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
     assert main.main(quick_flags(
         tmp_path, '--dataset_name', 'tfds:cifar10', '--data_dir', tfds_dir, '--train_images', '16',

@@ -232,6 +232,7 @@ def test_some_batches_of_an_epoch_equal_those_of_the_whole(photos):
 
 
 @pytest.mark.parametrize('cache', ['memory', 'none'])
+@pytest.mark.thorough
 def test_concurrent_passes_follow_their_own_numbers(photos, cache):
     data = load_photos(photos, cache=cache)
     numbers = data.order(1)

@@ -212,6 +212,7 @@ def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
 
 # ---------------------------------------------------------------- real runs
 
+@pytest.mark.thorough
 def test_a_run_records_what_its_board_reported(tmp_path, monkeypatch, capsys):
     """Checks the records for figures, TensorBoard, and the terminal."""
     root, cpus = board(tmp_path / 'board', 'TX2')

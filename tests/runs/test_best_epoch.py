@@ -62,6 +62,7 @@ def test_the_weights_of_the_best_epoch_are_kept_and_tested_once(tmp_path):
     assert result['best_accuracy'] is None and 'test_accuracy' not in rows[0]
 
 
+@pytest.mark.thorough
 def test_patience_ends_a_run_early_and_leaves_its_schedule(tmp_path, capsys):
     whole = trained(tmp_path / 'whole')
     early = trained(tmp_path / 'early', patience=1)

@@ -317,6 +317,7 @@ def test_the_penalty_has_its_share_and_shrinks_the_groups():
     assert ends[1] < ends[0] and ends[1] < 1
 
 
+@pytest.mark.thorough
 def test_a_pruned_float16_network_keeps_its_loss_scale():
     data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
     inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')

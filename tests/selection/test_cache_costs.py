@@ -331,6 +331,7 @@ def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, 
     assert more > 2  # the own cut left time for more tensors
 
 
+@pytest.mark.thorough
 def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset, branching):
     """It was filled at the own cut of one branch; the chain's cut would need a new cache."""
     model = branches()

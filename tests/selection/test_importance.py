@@ -113,6 +113,7 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
 
 @pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
+@pytest.mark.thorough
 def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
     """This includes decay, slots and iteration count: it is timed in place of the step's."""
     ends = []

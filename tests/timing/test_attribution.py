@@ -24,6 +24,7 @@ def estimated(times):
 
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 @pytest.mark.parametrize('build', [plain, branching])
+@pytest.mark.thorough
 def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
     case = traced(build, optimizer)
     times = attribute(case.graph, case.times, len(case.variables))

@@ -9,6 +9,7 @@ from made_runs import assert_figure, read_csv
 from timing_tables import KEY, stored
 
 
+@pytest.mark.thorough
 def test_devices_are_drawn_one_below_the_other_with_their_own_numbers(tmp_path, capsys):
     paths = [stored(tmp_path / 'pc', key=dict(KEY, host='a PC, 2 cores')),
              stored(tmp_path / 'pi', 40.0, key=dict(KEY, host='a board, 4 cores'))]
