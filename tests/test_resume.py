@@ -206,8 +206,9 @@ def test_a_pruned_network_resumes_with_class_weights(tmp_path, timings):
     path.write_text(''.join('{},{}\n'.format(digit, 0.5 + digit / 9) for digit in range(10)))
     parts, again = assert_resumes(
         tmp_path, [(AfterSteps, 2 * STEPS + 3)], 'prune_training', timings, model=normalised,
-        prune_threshold=0.09, data=dict(class_weight=str(path)))
-    assert again['channels_removed'] > 0  # in epochs 2 to 4
+        prune_threshold=0.09 if keras_stack.KERAS_3 else 0.25,  # prunes before epochs 2 to 4
+        data=dict(class_weight=str(path)))
+    assert again['channels_removed'] > 0
     assert {row['epoch'] for row in parts.table('selections.csv')} == set('1234')
 
 

@@ -35,7 +35,7 @@ FROM_ZOO = [name for name in (
 NETWORKS = ['residual', 'saved'] + FROM_ZOO
 # Networks of models.py. One is whole; the others end at the layer where their blocks start to
 # repeat. Each takes seconds, so two masks must do, each with different costs.
-ENDS = {'vgg16': 'block3_pool', 'resnet50': 'conv3_block1_out', 'EfficientNetB0': 'block2b_add'}
+ENDS = {'EfficientNetB0': 'block2b_add'}
 QUICK = ['residual', 'shared', 'two_inputs_dict']
 LARGE = ['mobilenetv2'] + list(ENDS) + (['vit'] if importlib.util.find_spec('vit_keras') else [])
 # ms per operation and per byte: recomputes nothing, or all that makes the cut smaller.
