@@ -153,7 +153,8 @@ with Signals() as signals:
 sys.exit(128 + (signals.caught or 0))
 """
 GRID = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests are in background
 sys.path[:0] = [{root!r}, {root!r} + '/scripts']
 import reproduce
 from elastic import command_line
