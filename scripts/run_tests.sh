@@ -14,7 +14,7 @@ line says how many tests passed.
   --stack paper    .venv-paper, Python 3.8, TensorFlow 2.7
   --stack tx2      .venv-tx2, Python 3.6, TensorFlow 2.6: nearest to the Jetson TX2's on a PC
   --all            also runs the tests marked thorough, and those that compare times, which run alone:
-                   nine minutes
+                   about eleven minutes
 All other arguments go to pytest; paths are relative to the repository:
   scripts/run_tests.sh tests/test_selection_solver_DP.py -k paper
   scripts/run_tests.sh -n 0 --pdb        one process, for the debugger
