@@ -310,12 +310,17 @@ def pass_through(function_def, called, tensors, readers, effects):
         call.attr[key].list.type.extend(dtype for _, dtype in tensors)
     call.attr['f'].func.name = tf_internals.function_name(called)
     passed = {name: 'passed:output:{}'.format(i) for i, (name, _) in enumerate(tensors)}
+    # TensorFlow inlines the call: an edge from the call itself waits for less.
+    arrived = [add_node(function_def, 'Identity', 'arrived/{}'.format(i),
+                        ['passed:output:{}'.format(i)], T=dtype).name
+               for i, (_, dtype) in enumerate(tensors)]
+    add_node(function_def, 'NoOp', 'arrived', ['^' + name for name in arrived])
     for node in function_def.node_def:
         inputs = list(node.input)
         if node.name in readers:
             inputs = [passed.get(tensor, tensor) for tensor in inputs]
         if node.name in effects and node.name not in before:
-            inputs.append('^passed')
+            inputs.append('^arrived')
         set_inputs(node, inputs)
     for output, tensor in list(function_def.ret.items()):
         function_def.ret[output] = passed.get(tensor, tensor)

@@ -1,6 +1,7 @@
 """Tests that reduced steps equal traced steps, and have no other ops."""
 
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -114,6 +115,36 @@ def test_passes_without_update_change_nothing(bn_statistics):
         assert np.isfinite(float(function(images, labels)[0]))
         assert all(a.tobytes() == b.tobytes()
                    for a, b in zip(before, values(state_of(model, optimizer))))
+
+
+class LostMean:
+    """Stands for a mean over workers one of which is lost: after a while, the exchange fails."""
+
+    def __call__(self, shapes, dtypes, tag, mask):
+        def exchange(*results):
+            lost = [tf.compat.v1.py_func(self.wait, [gradient], gradient.dtype, stateful=False)
+                    for gradient in results[NUM_RESULTS:]]
+            for gradient, shape in zip(lost, shapes):
+                gradient.set_shape(shape)
+            return list(results[:NUM_RESULTS]) + lost
+        specs = [tf.TensorSpec((), dtype) for dtype in (tf.float32, tf.int32, tf.float32)]
+        specs += [tf.TensorSpec(*spec) for spec in zip(shapes, dtypes)]
+        return tf.function(exchange, input_signature=specs).get_concrete_function()
+
+    def wait(self, gradient):
+        time.sleep(0.1)
+        raise OSError('lost')
+
+
+def test_a_step_whose_exchange_fails_changes_nothing():
+    model = conv_stack()
+    optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
+    maker = StepMaker(model, optimizer, 0.01, *batch(), mean=LostMean())
+    before = values(state_of(model, optimizer))
+    with pytest.raises(tf.errors.OpError, match='lost'):
+        maker.step(mask_of(*range(N)))(*batch())
+    for old, new in zip(before, values(state_of(model, optimizer))):
+        assert old.tobytes() == new.tobytes()
 
 
 def test_gradients_are_those_of_the_traced_step():
