@@ -76,7 +76,8 @@ def run(settings, records, cluster, signals):
     images, network = find_images(settings), settings.model
     model = build_model(network.model_name, network.image_shape, len(images.class_names),
                         network.weights, network.alpha, network.bn_statistics,
-                        network.trust_model, network.keep_frozen)
+                        network.trust_model, network.keep_frozen, network.head,
+                        network.head_features, network.head_start)
     if training.train_tensors is not None:
         matching_mask(training.train_tensors, model)  # a mistake ends here
     dataset = load_data(settings, images)
@@ -143,8 +144,12 @@ def find_images(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
-    steps = training.num_epochs * datasets.steps_of(images, batch_size, settings.data)
-    if training.warmup_steps >= steps:
+    if training.solves and images.train.size < len(images.class_names):
+        raise UserError('--head_start solved needs an image of each class: {} has {} training '
+                        'images of {} classes'.format(name, images.train.size,
+                                                      len(images.class_names)))
+    steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
+    if training.warmup_steps >= max(1, steps):
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
     return images
@@ -168,7 +173,9 @@ def prefix_cache_of(settings, dataset, table=None):
             print('no prefix cache: {} freezes no layers next to the input'.format(scheme))
         return None
     reason = None
-    if settings.training.num_epochs == 1:
+    if not settings.training.trained_epochs:
+        return None
+    if settings.training.trained_epochs == 1:
         reason = 'no image comes back in one epoch'
     elif dataset.view(1) != dataset.view(2):
         reason = ('each epoch draws new augmentations; --views held keeps them for --interval '
@@ -277,9 +284,8 @@ def scheme_of(maker, dataset, settings, table, cache):
     if settings.train_type == PRUNE:
         from elastic.schemes.prunetrain import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)
-    if settings.train_type == CHOSEN:
-        return FixedScheme(CHOSEN, maker, chosen(maker, settings, table, cache))
-    return FixedScheme(settings.train_type, maker)
+    choice = chosen(maker, settings, table, cache) if settings.train_type == CHOSEN else None
+    return FixedScheme(settings.train_type, maker, choice, 1 + settings.solves)
 
 
 def chosen(maker, settings, table, cache):

@@ -1,17 +1,21 @@
 """Builds networks: a backbone with its preprocessing, global pooling, dropout and a new head."""
 
+import warnings
+
 from elastic.command_line import UserError
 from elastic.networks.backbone import build_base, classifier
 from elastic.networks.names import canonical_name, check_weights, is_saved
 from elastic.networks.saved_model import from_saved_model
+from elastic.networks.stages import pooled
 from elastic.networks.weights import load_weights, save_weights
-from elastic.settings import MODEL, statistics_of
+from elastic.settings import LAST, MODEL, RANDOM, SOLVED, statistics_of
 
 __all__ = ['build_model', 'canonical_name', 'load_weights', 'save_weights']
 
 
 def build_model(name, input_shape, num_classes, weights=MODEL.weights,
-                alpha=MODEL.alpha, bn_statistics=None, trust=False, keep_frozen=False):
+                alpha=MODEL.alpha, bn_statistics=None, trust=False, keep_frozen=False,
+                head=MODEL.head, head_features=MODEL.head_features, head_start=MODEL.head_start):
     """Returns a classifier in which every tensor is trainable, unless keep_frozen.
 
     name: resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, a keras.applications class, or
@@ -26,6 +30,9 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
         the statistics of the batch. None: the default of settings.statistics_of.
     trust: whether Python code inside a saved model may run.
     keep_frozen: whether layers of a saved model that were frozen before saving stay frozen.
+    head: what the output layer reads, 'last' or 'stages'; head_features: at most so many features,
+        as in stages.pooled. head_start: 'solved' prepares the model for solved_head.solve_head,
+        which also sets the weights of the output layer.
     Returns a keras.Model from (B, H, W, 3) float32 in 0..255 to (B, num_classes) float32 logits; a
     saved classifier of as many classes keeps its output.
     Raises UserError for a name, size, weights file or saved model that cannot be used.
@@ -34,15 +41,19 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
     check_weights(weights)
     of_keras = weights.lower().endswith('.h5')
     bn_statistics = statistics_of(weights, bn_statistics)
+    pool = None if (head, head_start) == (LAST, RANDOM) else (head, head_features)
     if is_saved(name):
         if weights == 'none' or of_keras:
             raise UserError("the saved model '{}' has its own weights: omit --weights {}, or use "
                             'a .npz of this project'.format(name, weights))
         model = from_saved_model(name, input_shape, num_classes, bn_statistics, trust,
-                                 keep_frozen)
+                                 keep_frozen, pool)
     else:
+        if head_start == SOLVED and weights == 'none':
+            warnings.warn('--head_start solved with --weights none: the features are random')
         start = weights if weights == 'imagenet' or of_keras else None
         base, preprocessing = build_base(name, input_shape, start, alpha)
+        base = pooled(base, *pool) if pool else base
         model = classifier(base, preprocessing, input_shape, num_classes, bn_statistics)
     if weights.lower().endswith('.npz'):
         load_weights(model, weights)

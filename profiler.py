@@ -371,7 +371,8 @@ def main(argv=None):
     saved = os.path.exists(args.model_name)
     model = build_model(args.model_name, settings.image_shape, args.num_classes,
                         'imagenet' if saved else 'none', args.alpha, args.bn_statistics,
-                        args.trust_model, args.keep_frozen)
+                        args.trust_model, args.keep_frozen, args.head, args.head_features,
+                        args.head_start)
     peaks = {}
 
     def draw():

@@ -2,13 +2,14 @@
 
 The clock of a run sorts all of its time, except the writing of records, into buckets:
 
+    head        solving the output layer, in the first epoch (solved_head.py)
     step        the loop over the batches, including waits for them
     selection   making the optimizer and the graph, importance, solving, compiling new steps
     validation, checkpoint
     resume      what a resumed run has to make again
     lost        what was trained after the last checkpoint and has to be trained again
 
-The reported training time is step + selection.
+The reported training time is head + step + selection.
 """
 
 import itertools
@@ -29,12 +30,22 @@ from elastic.runs.progress import (
 from elastic.runs.tally import Tally
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
+from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.dates import due_epochs, until
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
-from elastic.steps.epoch import READ, Diverged, EpochProgress, plain_calls, run_epoch, validate
+from elastic.steps.epoch import (
+    READ,
+    SOLVE,
+    Diverged,
+    EpochProgress,
+    EpochResult,
+    plain_calls,
+    run_epoch,
+    validate,
+)
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
 from elastic.workers.addresses import WorkerLost
@@ -94,6 +105,25 @@ class _Run:
             self.step = self.maker.step(choice.mask)
         if self.cache is not None:
             self.cache.begin(self.step, choice.timings)
+
+    def solve(self, dataset, pause):
+        """Solves the output layer in this epoch; `result` stays None if `pause` returned True."""
+        self.result = None
+        found = solve_head(self.maker.model, dataset, cluster_of(self.maker), pause)
+        if found is not None:
+            self.result = EpochResult(*found[:2], 0.0, {SOLVE: found[2]}, {SOLVE: [0.0]}, 0.0)
+            self.choice = self.chosen = Choice(fixed_mask(HEAD, self.maker.model))
+            self.maker.optimizer.iterations.assign(dataset.steps)  # as after any other epoch
+
+    def keep_steady(self, dataset):
+        """Finds the scale of the learning rate for the first epoch after the head was solved."""
+        scale = safe_scale(
+            self.step, keras_stack.schedule(self.maker.optimizer).scale,
+            list(dataset.batches(dataset.order(self.epoch)[:TRIED], dataset.view(self.epoch))),
+            self.evaluate, self.maker, cluster_of(self.maker))
+        if scale < 1:
+            print('learning rate times {:.2g}: the first steps from the solved head would raise '
+                  'the loss'.format(scale))
 
     def calls(self, dataset):
         """Returns the remaining Calls of the epoch."""
@@ -209,12 +239,13 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
             raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
         if keeper.stop() and best is not None:  # the final test is left
             raise Interrupted(run.tally.epochs, dataset.steps, kept)
-    if keeper.stop():
-        keep()
-    while run.trains(settings.num_epochs):
+
+    def train_epoch():
         if run.progress is None:
             with clock('selection'), cluster.watched():
                 run.select()
+                if settings.solves and run.epoch == 2:
+                    run.keep_steady(dataset)
             if run.chosen is not None:
                 announce(run.chosen, settings, clock.seconds['selection'] - run.before['selection'],
                          cache)
@@ -239,13 +270,24 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
             if lost is not None:
                 raise WorkerLost(*lost.args, 'in epoch {} after step {}'.format(
                     run.epoch, run.progress.count))
+        clock.move(run.result.first_call_seconds, 'step', 'selection')
+        clock.move(run.result.again_seconds, 'step', 'resume')
+
+    if keeper.stop():
+        keep()
+    while run.trains(settings.num_epochs):
+        if settings.solves and run.epoch == 1:
+            with clock('head'):
+                run.solve(dataset, keeper.stop)
+            if run.result is None:
+                keep()  # raises
+        else:
+            train_epoch()
         with clock('validation'):
             average_statistics(run.maker)
             judged = run.judge(dataset, keeper.stop)
         if judged is None:
             keep()  # raises: only a stop ends validation early
-        clock.move(run.result.first_call_seconds, 'step', 'selection')
-        clock.move(run.result.again_seconds, 'step', 'resume')
         row = run.row(judged)
         record_epoch(session.recorder, scheme, run.chosen, row, run.result, cache)
         if best is None and run.epoch == settings.num_epochs:
@@ -303,6 +345,7 @@ class ElasticScheme(Scheme):
     def select(self, epoch, last):
         if epoch <= self._settings.head_epochs:
             return self._head() if epoch == 1 else None
+        last = None if self._current is None else last  # not of the epoch that solved the head
         if last is not None:
             self._learn_from(last)
         due = self.is_due(epoch)

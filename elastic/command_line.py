@@ -18,7 +18,7 @@ import traceback
 import warnings
 
 from elastic import output
-from elastic.settings import AUGMENTATIONS, DEFAULTS
+from elastic.settings import AUGMENTATIONS, DEFAULTS, HEADS, STARTS
 
 VERSION = '1.0.0'
 
@@ -176,6 +176,14 @@ def add_model_flags(parser):
                 'images are resized to this square', 'PIXELS')
     parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
                         help='images per step (default: %(default)s)')
+    add_setting(parser, 'head', HEADS,
+                'what the output layer reads: the mean of the last output, as in the paper, or '
+                'mean and maximum of the outputs of all stages of the network (docs/head.md)')
+    add_setting(parser, 'head_features', number(int, low=1),
+                'with --head stages, read at most N numbers for each image')
+    add_setting(parser, 'head_start', STARTS,
+                'the output layer before training: random weights, or solved in closed form from '
+                'one pass over the training images, which is the first epoch')
     add_setting(parser, 'alpha', number(float, above=0),
                 'width multiplier of the MobileNet families')
     add_setting(parser, 'optimizer', ('sgd', 'adam'),
@@ -274,7 +282,7 @@ def reason(error):
 
 def run(main, argv=None):
     """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
-    warnings.formatwarning = lambda message, *_: 'warning: {}\n'.format(message)
+    warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)
     output.keep_going()
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8

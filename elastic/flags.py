@@ -1,7 +1,6 @@
 """Defines the flags of main.py, and which of them decide a run's outcome."""
 
 import argparse
-import os
 import re
 import shlex
 
@@ -10,15 +9,24 @@ from elastic.cache.stores import check_cache_dir
 from elastic.command_line import UserError, add_flag, add_setting, number
 from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
-from elastic.data.tfds import TFDS
 from elastic.device.meter_log import check_meter
-from elastic.durations import duration, duration_text
+from elastic.durations import duration
 from elastic.export.litert import KINDS
-from elastic.files import printable
 from elastic.networks.names import canonical_name, check_weights
-from elastic.schemes.fixed import SCHEMES
+from elastic.runs.names import checked_run_name, default_run_name
+from elastic.schemes.fixed import HEAD, SCHEMES
 from elastic.selection.metrics import METRICS
-from elastic.settings import CHOSEN, DEFAULTS, KEPT, PRUNE, TRAINING, VIEWS, statistics_of
+from elastic.settings import (
+    CHOSEN,
+    DEFAULTS,
+    KEPT,
+    PRUNE,
+    SOLVED,
+    STAGES,
+    TRAINING,
+    VIEWS,
+    statistics_of,
+)
 from elastic.workers.addresses import add_worker_flags, check_own_address, workers_of
 
 PLANNED = ('rho', 'num_epochs', 'head_epochs')  # by --deadline
@@ -170,6 +178,7 @@ def check_arguments(args):
     args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     check_chosen(args)
+    check_head(args)
     check_planned(args)
     check_workers(args)
     metric = ABLATIONS.get(args.train_type)
@@ -195,9 +204,32 @@ def check_arguments(args):
         args.run_name = checked_run_name(args.run_name, args.logs_dir)
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
     if args.run_name == DEFAULTS['run_name']:
-        args.run_name = default_run_name(args.model_name, args.dataset_name, args.train_type,
-                                         args.rho, args.seed, args.deadline)
+        args.run_name = default_run_name(args)
     return args
+
+
+def check_head(args):
+    """Sets which epochs are left beside the one that solves the head.
+
+    Raises UserError for a scheme, epochs or other flags that do not fit --head or --head_start.
+    """
+    if args.head == STAGES and args.train_type == PRUNE or args.head_start == SOLVED and (
+            args.train_type == PRUNE):
+        raise UserError('prune_training removes channels, so it does not fit --head stages or '
+                        '--head_start solved: leave them out')
+    if args.head != STAGES and args.head_features != DEFAULTS['head_features']:
+        raise UserError('--head_features is for --head stages: add that, or leave it out')
+    if args.head_start != SOLVED:
+        return
+    if 'head_epochs' in args.planned:
+        raise UserError('--head_epochs trains the output layer first, --head_start solved solves '
+                        'it: give one of them')
+    if args.train_type == HEAD and 'num_epochs' not in args.planned:
+        args.num_epochs = 1  # it is solved; no more is trained
+    if args.num_epochs == 1 and args.train_type != HEAD:
+        raise UserError('--num_epochs 1 leaves no epoch to train after the one that solves the '
+                        'head: use 2 or more, or --train_type {}'.format(HEAD))
+    args.head_epochs = 1
 
 
 def check_planned(args):
@@ -214,9 +246,9 @@ def check_planned(args):
                             .format(args.train_type))
         args.keep = KEPT[1]
         args.validation_share = args.validation_share or 0.1
-    elif args.head_epochs and not is_elastic(args.train_type):
+    elif 'head_epochs' in args.planned and args.head_epochs and not is_elastic(args.train_type):
         raise UserError('--head_epochs fits elastic training alone, not {}'.format(args.train_type))
-    elif args.head_epochs >= args.num_epochs:
+    elif args.head_epochs >= args.num_epochs and args.head_start != SOLVED:
         raise UserError('--head_epochs {} is not less than --num_epochs {}'.format(
             args.head_epochs, args.num_epochs))
 
@@ -284,7 +316,7 @@ def views_of(args):
         if args.bn_statistics == 'train':
             raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
                             "statistics, an image's activations depend on the rest of its batch")
-        if caches and args.num_epochs == 1:
+        if caches and args.num_epochs - (args.head_start == SOLVED) == 1:
             raise UserError('--prefix_cache on: no image comes back in one epoch')
         if caches and change and args.interval == 1:
             raise UserError('--prefix_cache on: each epoch draws new augmentations with --interval '
@@ -293,27 +325,6 @@ def views_of(args):
     undecided = caches and change and is_elastic(args.train_type) and (
         args.bn_statistics == 'frozen' and args.num_epochs > 1 and args.interval != 1)
     return 'fresh' if args.views == 'auto' and not undecided else args.views
-
-
-def checked_run_name(name, logs_dir):
-    """Returns the name as a plain path; raises UserError unless it lies below `logs_dir`."""
-    plain = os.path.normpath(name)
-    if not name.strip() or os.path.isabs(name) or plain == '.' or (
-            '..' in name.replace('\\', '/').split('/')):
-        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(name, logs_dir))
-    return plain
-
-
-def default_run_name(model_name, dataset_name, train_type, rho, seed, deadline=None):
-    """Returns the name of a run for which --run_name gives none."""
-    plain = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
-    if dataset_name.startswith(TFDS):
-        dataset_name = dataset_name[len(TFDS):].replace(':', '-')
-    data = dataset_name.replace('folder:', '').strip('/').replace('/', '-')
-    return '{}_{}_{}'.format(plain, printable(data), train_type) + (
-        '' if not is_elastic(train_type) else '_rho{:g}'.format(rho) if deadline is None else
-        '_' + duration_text(deadline)) + (
-        '_seed{}'.format(seed) if seed else '')
 
 
 def is_elastic(train_type):
@@ -343,8 +354,11 @@ def decisive_settings(settings):
         'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop', 'head_epochs']
     if settings.training.deadline is not None:
         irrelevant += PLANNED
-    if not settings.training.head_epochs:
+    if not settings.training.head_epochs or settings.training.solves:
         irrelevant.append('head_epochs')
+    irrelevant += [name for name in ('head', 'head_start') if found[name] == DEFAULTS[name]]
+    if found['head'] != STAGES:
+        irrelevant.append('head_features')
     if not is_elastic(scheme) and settings.data.views != 'held':  # held ones last for `interval`
         irrelevant.append('interval')
     if not SCHEMES[scheme].frozen_front:

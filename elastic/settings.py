@@ -10,6 +10,8 @@ LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
 VIEWS = ('auto', 'fresh', 'held')
 KEPT = ('last', 'best')  # the epoch whose weights are kept
+HEADS = LAST, STAGES = 'last', 'stages'  # what the output layer reads
+STARTS = RANDOM, SOLVED = 'random', 'solved'  # the output layer before training
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
 ELASTIC, PRUNE, CHOSEN = 'elastic_training', 'prune_training', 'chosen_tensors'
 PAPER_SETS = {  # the paper's: classes, training images, test images
@@ -26,6 +28,9 @@ class ModelSettings(NamedTuple):
     bn_statistics: Optional[str] = None  # None: decided by statistics_of
     trust_model: bool = False
     keep_frozen: bool = False
+    head: str = LAST
+    head_features: int = 8192
+    head_start: str = RANDOM
 
     @property
     def image_shape(self):
@@ -64,6 +69,17 @@ class Settings(NamedTuple):
     seed: int = 0
     train_type: str = ELASTIC
     train_tensors: Optional[str] = None
+    head_start: str = RANDOM
+
+    @property
+    def solves(self):
+        """Returns whether the first epoch solves the output layer."""
+        return self.head_start == SOLVED
+
+    @property
+    def trained_epochs(self):
+        """Returns the number of epochs that train."""
+        return self.num_epochs - self.solves
 
 
 TRAINING = Settings()  # the defaults

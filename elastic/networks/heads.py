@@ -10,28 +10,33 @@ from elastic.compat import keras_stack
 SCORES = ('linear', 'softmax', 'sigmoid')  # activations of a Dense layer that is a head
 
 
-def features_of(path, model, num_classes):
+def features_of(path, model, num_classes, replaced=False):
     """Returns the model without its head if it needs a new one, else None.
 
     model: with one output, (B, h, w, C) or (B, C). A vector of `num_classes` values counts as
     scores. A Dense layer of another width at the end is a head to be replaced, with a warning. Any
     other output is features, unless it has passed a softmax or sigmoid: then raises UserError.
+    replaced: whether a head of `num_classes` scores needs a new one, too.
     """
     shape = model.outputs[0].shape
     if len(shape) == 4:
         return model
-    if shape[-1] == num_classes:
+    fits = shape[-1] == num_classes
+    if fits and not replaced:
         return None
     layer, features, are_scores = _head(model)
     if isinstance(layer, keras.layers.Dense) and _activation(layer) in SCORES:
+        if fits:
+            return features
         warnings.warn("'{}' ends in {} output{}, the data has {} classes: its last layer, {}, was "
                       'replaced by a new one'.format(path, shape[-1], 's' * (shape[-1] > 1),
                                                      num_classes, layer.name))
         return features
-    if are_scores:
+    if are_scores or fits:
         raise UserError(
-            "'{}' ends in {} probabilities, the data has {} classes, and its last layer cannot be "
-            'replaced: save it without a head'.format(path, shape[-1], num_classes))
+            "'{}' ends in {} {}, the data has {} classes, and its last layer cannot be "
+            'replaced: save it without a head'.format(
+                path, shape[-1], 'probabilities' if are_scores else 'values', num_classes))
     return model
 
 

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import warnings
 
 from tensorflow import keras
 
@@ -10,12 +11,13 @@ from elastic.compat import keras_stack
 from elastic.networks.backbone import PREPROCESSING, Backbone, classifier
 from elastic.networks.heads import features_of
 from elastic.networks.model_files import check_model
+from elastic.networks.stages import STANDARDISED, head_of, pooled
 
 MOST_TEXT = 300  # characters of an error of Keras in one line
 
 
 def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
-                     keep_frozen=False):
+                     keep_frozen=False, pool=None):
     """Returns a classifier made from a saved model, of this project or any other.
 
     A network that ends in features (a map, or a vector) gets a new head. One that ends in scores of
@@ -23,6 +25,7 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     input_shape, num_classes, bn_statistics: as for models.build_model.
     trust: whether the model may hold code, which then runs (model_files.py).
     keep_frozen: whether layers that were frozen before saving stay frozen.
+    pool: what the head reads, as in _pooled; None: the output of the network.
     Raises UserError if there is code and no trust, and for a model that cannot be used.
     """
     model = load_saved(path, trust)
@@ -34,6 +37,8 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     train = bn_statistics == 'train'
     if ours:
         ours[0].set_statistics(train)
+    if pool is not None:
+        return _pooled(path, model, input_shape, num_classes, bn_statistics, pool)
     features = features_of(path, model, num_classes)
     if features is not None and ours:
         model = keras.Model(features.inputs, keras.layers.Dense(num_classes, name='head')(
@@ -49,12 +54,37 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     return model
 
 
+def _pooled(path, model, input_shape, num_classes, bn_statistics, pool):
+    """Returns a classifier of pooled features.
+
+    pool: (head, most) of stages.pooled. A network that has such features keeps them, and the
+    weights of its head if they fit.
+    """
+    before = head_of(model)
+    features = features_of(path, model, num_classes, replaced=True)
+    fits, head = model.outputs[0].shape[-1] == num_classes, model.layers[-1]
+    ours = [layer for layer in features.layers if isinstance(layer, Backbone)]
+    base, preprocessing = (ours[0].base, ours[0].preprocessing) if ours else (features, None)
+    if before is None:
+        base = pooled(base, *pool)
+    elif before != pool[0]:
+        raise UserError("the head of '{0}' was made by --head {1}: use --head {1}".format(
+            path, before))
+    found = classifier(base, preprocessing, input_shape, num_classes, bn_statistics)
+    if before is not None and fits:
+        found.layers[-1].set_weights(head.get_weights())
+    elif features is not model and fits:
+        warnings.warn("the head of '{}' was replaced, by --head {} or --head_start".format(
+            path, pool[0]))
+    return found
+
+
 def _unfreeze(model):
-    """Makes all layers trainable, but for preprocessing that plain_model made."""
+    """Makes all layers trainable, but for preprocessing and standardisation of our own."""
     for layer in _layers(model):
         layer.trainable = True
     for layer in _layers(model):  # afterwards, because in Keras 2 a model sets its layers, too
-        if layer.name == PREPROCESSING:
+        if layer.name in (PREPROCESSING, STANDARDISED):
             layer.trainable = False
 
 

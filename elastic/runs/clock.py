@@ -12,7 +12,7 @@ class Clock:
 
     meter, monitor: by default without sensors. Both run during the buckets in TRAINING.
     """
-    TRAINING = ('step', 'selection')
+    TRAINING = ('step', 'selection', 'head')
     OTHER = ('validation', 'checkpoint', 'resume', 'lost')
 
     def __init__(self, meter=None, monitor=None):

@@ -33,7 +33,7 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'trai
 VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
           'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
           'test_images', 'prefix_cache', 'validation_share', 'keep', 'patience', 'class_weight',
-          'train_tensors', 'num_epochs', 'learning_rate')  # in which runs of one scheme may differ
+          'train_tensors', 'head', 'head_start', 'num_epochs', 'learning_rate')  # of one scheme
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
                 'files', 'throttled_epochs')
 

@@ -4,6 +4,8 @@ import collections
 
 import numpy as np
 
+from elastic.steps.epoch import SOLVE
+
 BIN = 1e-3  # relative width of the bins that step times are counted in
 
 
@@ -30,6 +32,8 @@ class Tally:
         if row['throttled'] is not None:
             self.throttled = (self.throttled or 0) + row['throttled']
         for kind, each in ms.items():
+            if kind == SOLVE:
+                continue
             bins = np.round(np.log(np.maximum(each, 1e-6)) / BIN).astype(int)
             self._counts.setdefault(kind, collections.Counter()).update(bins.tolist())
             self._sums[kind] = self._sums.get(kind, 0.0) + sum(each)
@@ -37,6 +41,8 @@ class Tally:
     @property
     def step_ms(self):
         """Returns the ms of a step: the median, or the mean if there are steps of several kinds."""
+        if not self._counts:
+            return self.last['step_ms']
         if len(self._counts) == 1:
             return next(iter(self.medians.values()))
         return sum(self._sums.values()) / sum(

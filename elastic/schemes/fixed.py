@@ -70,14 +70,15 @@ class FixedScheme(Scheme):
     """Trains the same tensors throughout a run.
 
     name: of a fixed scheme in SCHEMES. choice: the Choice; default: what that scheme trains.
+    first: the first epoch that trains.
     """
 
-    def __init__(self, name, maker, choice=None):
+    def __init__(self, name, maker, choice=None, first=1):
         super().__init__(name, maker)
-        self._choice = choice or Choice(fixed_mask(name, maker.model))
+        self._choice, self._first = choice or Choice(fixed_mask(name, maker.model)), first
 
     def select(self, epoch, last):
-        return self._choice if epoch == 1 else None
+        return self._choice if epoch == self._first else None
 
 
 def matching_mask(expression, model):

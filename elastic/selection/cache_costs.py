@@ -21,7 +21,8 @@ class Budget:
 
     def __init__(self, settings):
         self._num_epochs = settings.num_epochs
-        self.left = settings.rho * settings.num_epochs  # in epochs of full training
+        # In epochs of full training. The epoch that solves the head is none.
+        self.left = settings.rho * settings.trained_epochs
 
     def spend(self, choice, result):
         """Subtracts the predicted time of the steps in `result`, an EpochResult of this Choice."""

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 PLAIN, FILL, READ = 'plain', 'fill', 'read'
+SOLVE = 'solve'  # the batches of the epoch that solves the head, which train nothing
 
 
 class Diverged(RuntimeError):

@@ -49,11 +49,14 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     The first rate is above 0, because the importance before the first step is that of an update at
     this rate.
     begin: number of steps before, at the full rate. movable: whether `end_at` may be called.
+    scale: a tf.Variable by which all rates are multiplied, if `scaled`; else None.
     """
 
-    def __init__(self, learning_rate, total_steps, warmup_steps=0, begin=0, movable=False):
+    def __init__(self, learning_rate, total_steps, warmup_steps=0, begin=0, movable=False,
+                 scaled=False):
         super().__init__()
         self.warmup_steps, self.begin = warmup_steps, begin
+        self.scale = tf.Variable(1.0, trainable=False) if scaled else None
         steps = max(1, total_steps - begin - warmup_steps)
         self._steps = tf.Variable(float(steps), trainable=False) if movable else steps
         self.decay = keras.optimizers.schedules.CosineDecay(learning_rate, self._steps)
@@ -63,6 +66,10 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         self._steps.assign(max(1, total_steps - self.begin - self.warmup_steps))
 
     def __call__(self, step):
+        rate = self._usual(step)
+        return rate if self.scale is None else rate * self.scale
+
+    def _usual(self, step):
         if self.begin:
             step = tf.maximum(step - self.begin, 0) + self.warmup_steps * tf.cast(
                 step < self.begin, step.dtype)
@@ -97,7 +104,7 @@ def optimizer_for(dataset, settings, variables):
     """Returns the optimizer of a run on this datasets.Dataset with these settings.Settings."""
     rate = WarmupCosine(settings.learning_rate, settings.num_epochs * dataset.steps,
                         settings.warmup_steps, settings.head_epochs * dataset.steps,
-                        settings.deadline is not None)
+                        settings.deadline is not None, settings.solves)
     return optimizer_with(settings.optimizer, rate, variables, settings.clip_norm)
 
 

@@ -18,7 +18,7 @@ from elastic import costs
 from elastic.command_line import UserError
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.records import CHECKED
-from elastic.flags import default_run_name
+from elastic.flags import check_arguments, parse_arguments
 from elastic.runs.folder import read_run
 from elastic.settings import DataSettings
 from image_folders import arrays, encoded
@@ -141,7 +141,8 @@ def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
 
 
 def test_the_name_of_a_run_has_the_name_of_the_set():
-    assert default_run_name('resnet50', 'tfds:eurosat/rgb:2.0.0', 'full_training', 0.5, 0) == (
+    flags = ['--dataset_name', 'tfds:eurosat/rgb:2.0.0', '--train_type', 'full_training']
+    assert check_arguments(parse_arguments(flags)).run_name == (
         'resnet50_eurosat-rgb-2.0.0_full_training')
 
 

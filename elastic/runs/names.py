@@ -1,0 +1,33 @@
+"""Names the folders of runs."""
+
+import os
+
+from elastic.command_line import UserError
+from elastic.data.tfds import TFDS
+from elastic.durations import duration_text
+from elastic.files import printable
+from elastic.settings import LAST, RANDOM
+
+
+def checked_run_name(name, logs_dir):
+    """Returns the name as a plain path; raises UserError unless it lies below `logs_dir`."""
+    plain = os.path.normpath(name)
+    if not name.strip() or os.path.isabs(name) or plain == '.' or (
+            '..' in name.replace('\\', '/').split('/')):
+        raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(name, logs_dir))
+    return plain
+
+
+def default_run_name(args):
+    """Returns the name of a run for which --run_name gives none. args: the arguments of main.py."""
+    name, data = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0], (
+        args.dataset_name)
+    if data.startswith(TFDS):
+        data = data[len(TFDS):].replace(':', '-')
+    data = data.replace('folder:', '').strip('/').replace('/', '-')
+    parts = [name, printable(data), args.train_type]
+    if args.train_type.startswith('elastic'):
+        parts.append('rho{:g}'.format(args.rho) if args.deadline is None else
+                     duration_text(args.deadline))
+    parts += [args.head] * (args.head != LAST) + [args.head_start] * (args.head_start != RANDOM)
+    return '_'.join(parts + ['seed{}'.format(args.seed)] * (args.seed > 0))

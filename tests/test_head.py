@@ -1,0 +1,199 @@
+"""Tests whole runs with --head stages and --head_start solved."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+import main
+import profiler
+from cached_runs import network
+from elastic.command_line import UserError
+from elastic.compat.keras_stack import MODEL_FILE
+from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.runs.folder import read_run
+from elastic.settings import run_settings
+from fixed_tables import fixed_profile
+from refusals import assert_refused
+from small_runs import outcome, quick_flags, script
+from worker_processes import ended, free_addresses, workers
+
+HEAD_ONLY = ['--train_type', 'traditional_tl_training']
+SOLVED = ['--head', 'stages', '--head_start', 'solved']
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+
+
+def head_flags(tmp_path, *more):
+    """Returns flags that solve the head of a small network, and train no more."""
+    flags = quick_flags(tmp_path, *HEAD_ONLY, *more)
+    for name in ('--num_epochs', '--train_images'):
+        at = flags.index(name)
+        flags = flags[:at] + flags[at + 2:]
+    return flags + ['--train_images', '480']
+
+
+def accuracy(path, data):
+    model = keras.models.load_model(path, compile=False)
+    hits = [np.argmax(model(images, training=False), axis=1) == labels.numpy()
+            for images, labels in data]
+    return np.mean(np.concatenate(hits))
+
+
+@pytest.mark.parametrize('head', ['last', 'stages'])
+def test_a_head_is_solved_in_one_epoch_and_saved_as_plain_keras(head, tmp_path, capsys):
+    assert main.main(head_flags(tmp_path, '--head', head, '--head_start', 'solved', '--save_model',
+                                '--run_name', 'run')) == 0
+    out = capsys.readouterr().out
+    assert 'epoch 1/1' in out and 'no prefix cache' not in out
+    run = read_run(str(tmp_path / 'run'))
+    summary, = [run.summary]
+    assert (summary['head'], summary['head_start']) == (None if head == 'last' else head, 'solved')
+    assert summary['epochs'] == 1 and summary['step_seconds'] == 0 < summary['head_seconds']
+    assert summary['train_seconds'] == pytest.approx(
+        summary['head_seconds'] + summary['selection_seconds'])
+    trained = {row.name for row in run.selections if row.selected}
+    assert trained == {'head/kernel', 'head/bias'}
+    import datasets
+    data = datasets.load_dataset('digits', 32, 8, train_images=480, validation_steps=2)
+    saved = accuracy(str(tmp_path / 'run' / 'checkpoint' / MODEL_FILE), data.test)
+    assert saved == pytest.approx(summary['final_accuracy'])
+    assert summary['final_loss'] < np.log(10)
+    assert run.epochs['train_accuracy'][0] > {'last': 0.1, 'stages': 0.3}[head]
+
+
+@pytest.mark.parametrize('scheme', [
+    ['--train_type', 'full_training'], HEAD_ONLY, ['--train_type', 'bn_plus_bias_training'],
+    ['--rho', '0.7', '--interval', '2'], ['--train_tensors', 'head|conv2d_3']])
+def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path, profiled):
+    flags = quick_flags(tmp_path, *SOLVED, '--learning_rate', '0.003')
+    flags[flags.index('--num_epochs') + 1] = '4'
+    flags[flags.index('--prefix_cache') + 1] = 'auto'
+    assert main.main(flags + scheme + ['--run_name', 'run']) == 0
+    run = read_run(str(tmp_path / 'run'))
+    losses, steps = run.epochs['train_loss'], run.epochs['step_seconds']
+    assert run.summary['epochs'] == 4 and steps[0] == 0 < min(steps[1:])
+    assert losses[1] < 1.02 * losses[0]
+    assert {row.epoch for row in run.selections} >= {1, 2}
+    if scheme == HEAD_ONLY:  # for others, what copying takes here decides whether a cache pays
+        assert run.summary['cache_hits'] > 0
+    rates = run.epochs['learning_rate']
+    assert rates[0] == pytest.approx(0.003) and rates[-1] < 1e-6  # the cosine begins in epoch 2
+
+
+def test_the_first_step_does_not_raise_the_loss(tmp_path):
+    import datasets
+    import train
+    from elastic.compat import keras_stack
+    from elastic.schemes.solved_head import safe_scale, solve_head
+    from elastic.settings import Settings
+    from elastic.steps.training_step import evaluation_function
+    from elastic.workers.cluster import ALONE
+    from models import build_model
+    path = str(tmp_path / MODEL_FILE)
+    network().save(path)
+    data = datasets.load_dataset('digits', 32, 8, train_images=240, validation_steps=2)
+    model = build_model(path, (32, 32, 3), 10, head='stages', head_start='solved')
+    solve_head(model, data, ALONE)
+    maker = train.step_maker(model, data, Settings(
+        learning_rate=0.01, num_epochs=2, head_start='solved'))
+    images, labels = next(iter(data.train))
+    evaluate = evaluation_function(model)
+    before = float(evaluate(images, labels)[0])
+    step = maker.step(np.ones(len(model.trainable_variables), bool))
+    scale = keras_stack.schedule(maker.optimizer).scale
+    state = [variable.numpy() for variable in maker.everything]
+    with keras_stack.restored_afterwards(maker.everything):
+        step(images, labels)
+        assert float(evaluate(images, labels)[0]) > 2 * before  # so this test shows something
+    assert safe_scale(step, scale, [(images, labels)], evaluate, maker, ALONE) < 0.5
+    assert all(variable is scale or np.array_equal(variable.numpy(), value)
+               for variable, value in zip(maker.everything, state))
+    step(images, labels)
+    assert float(evaluate(images, labels)[0]) < 1.02 * before
+
+
+def test_a_run_that_is_stopped_while_it_solves_begins_again(tmp_path, monkeypatch):
+    flags = quick_flags(tmp_path, *SOLVED, '--save_model', '--train_type', 'full_training')
+    flags[flags.index('--num_epochs') + 1] = '3'
+    assert main.main(flags + ['--run_name', 'unbroken']) == 0
+    from elastic.runs.signals import Signals
+    asked = []
+
+    def stop(signals):
+        asked.append(0)
+        signals.caught = signal.SIGTERM if len(asked) > 3 else None
+        return signals.caught is not None
+    with monkeypatch.context() as patch:  # as by SIGTERM after the third batch
+        patch.setattr(Signals, 'stop', stop)
+        assert main.main(flags + ['--run_name', 'run']) == 143
+    assert main.main(flags + ['--run_name', 'run']) == 0
+    assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
+
+
+@pytest.mark.thorough
+def test_workers_solve_one_head(tmp_path):
+    flags = head_flags(tmp_path, *SOLVED, '--class_weight', 'balanced', '--save_model')
+    found = ended(workers(free_addresses(2), *(flags + ['--run_name', 'run'])))
+    assert [status for status, _ in found] == [0, 0], found
+    last = [output.strip().split('\n')[-1].split(', trained')[0] for _, output in found]
+    assert last[0] == last[1]
+    assert main.main(flags + ['--run_name', 'alone']) == 0
+    run, alone = [read_run(str(tmp_path / name)) for name in ('run', 'alone')]
+    for column in ('train_loss', 'test_loss'):  # other images were left out
+        assert run.epochs[column][0] == pytest.approx(alone.epochs[column][0], rel=0.1)
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--head', 'all'], 'choose from'), (['--head_start', 'zero'], 'choose from'),
+    (['--head_features', '0'], '--head_features'),
+    (['--head_features', '100'], 'is for --head stages'),
+    (SOLVED + ['--train_type', 'prune_training'], 'prune_training removes channels'),
+    (SOLVED + ['--head_epochs', '2'], 'give one of them'),
+    (SOLVED + ['--num_epochs', '1'], 'leaves no epoch to train')])
+def test_flags_of_the_head_that_do_not_fit_are_refused(arguments, words, tmp_path, capsys):
+    assert_refused(arguments, words, tmp_path, capsys)
+
+
+def test_fewer_images_than_classes_are_refused(tmp_path):
+    flags = head_flags(tmp_path, *SOLVED, '--run_name', 'run')
+    flags[flags.index('--train_images') + 1] = '9'
+    with pytest.raises(UserError, match='allowed: 10 .one of each class'):
+        main.main(flags)
+    assert not os.path.exists(str(tmp_path / 'run'))
+
+
+def test_a_limit_below_one_stage_is_refused(tmp_path):
+    with pytest.raises(UserError, match='less than the 16 of the last stage'):
+        main.main(quick_flags(tmp_path, *HEAD_ONLY, *SOLVED, '--head_features', '15'))
+
+
+def test_random_features_are_warned_of(tmp_path):
+    from models import build_model
+    with pytest.warns(UserWarning, match='random'):
+        build_model('mobilenetv2', (32, 32, 3), 10, 'none', 0.35, head_start='solved')
+
+
+def test_without_the_flags_no_setting_is_new():
+    flags = decisive_settings(run_settings(check_arguments(parse_arguments([]))))
+    assert {flags[name] for name in ('head', 'head_features', 'head_start')} == {None}
+
+
+def test_profiling_takes_the_flags_of_the_head(tmp_path):
+    path = str(tmp_path / MODEL_FILE)
+    network().save(path)
+    status, _, errors = script('profiler.py', '--model_name', path, '--input_size', '32',
+                               '--dataset_name', 'digits', '--head', 'stages', '--logs_dir',
+                               str(tmp_path / 'logs'))
+    assert status == 0, errors
+    table, = (tmp_path / 'logs').glob('*/timings.json')
+    shapes = json.loads(table.read_text())['shapes']
+    assert [88, 10] in shapes  # means and maxima of 16 + 4 + 16, and 16 means
