@@ -17,6 +17,7 @@ from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
 from elastic.device.sensors import NO_ANSWER
+from elastic.durations import duration_text
 from elastic.files import check_writable, make_folder, printable
 from elastic.flags import (
     check_arguments,
@@ -29,7 +30,7 @@ from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
 from elastic.runs.signals import Signals
-from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
+from elastic.schemes.fixed import HEAD, SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, run_settings
 from elastic.steps.epoch import Diverged
@@ -84,6 +85,9 @@ def run(settings, records, cluster, signals):
     check_start(cluster, model, dataset)
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
+    if training.deadline is not None and solves_alone(settings, dataset, resumed):
+        training = training._replace(train_type=HEAD, num_epochs=1, deadline=None)
+        settings = settings._replace(training=training)
     elastic, deadline = is_elastic(training.train_type), None
     timed = elastic or training.train_type == CHOSEN
     table = joint_table(cluster, profile(settings, model, dataset)) if timed else None
@@ -200,14 +204,34 @@ def prefix_cache_of(settings, dataset, table=None):
 def profile(settings, model, dataset):
     """Returns the TensorTimings of this run: stored ones if they match, else new ones."""
     import profiler
-    network, training = settings.model, settings.training
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
-    step = profiler.StepSettings(
+    step, folder = timed_step(settings, dataset)
+    return profiler.table_for(step, model, folder, lambda: batch)
+
+
+def timed_step(settings, dataset):
+    """Returns (the profiler.StepSettings of this run, the folder of timing tables)."""
+    from profiler import StepSettings
+    network, training = settings.model, settings.training
+    return StepSettings(
         network.model_name, network.alpha, network.input_size, settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
-        training.weight_decay, training.clip_norm, settings.data.class_weight)
-    folder = tables_folder(settings.records.logs_dir, settings.workers.worker_index)
-    return profiler.table_for(step, model, folder, lambda: batch)
+        training.weight_decay, training.clip_norm, settings.data.class_weight), tables_folder(
+            settings.records.logs_dir, settings.workers.worker_index)
+
+
+def solves_alone(settings, dataset, resumed):
+    """Returns whether a run with a deadline has no time for a profile, and only solves the head."""
+    from elastic.runs.deadline import PROFILE, process_seconds
+    from profiler import path_of_table
+    if resumed is not None:
+        return resumed['deadline'] is None
+    left = settings.training.deadline - process_seconds()
+    if left >= PROFILE or os.path.exists(path_of_table(*timed_step(settings, dataset))):
+        return False
+    print('deadline: {} left, too little to profile the network: only the head is solved'.format(
+        duration_text(max(0.0, left))))
+    return True
 
 
 def elastic_cache(settings, table, layers, dataset, resumed=None):

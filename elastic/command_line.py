@@ -178,7 +178,8 @@ def add_model_flags(parser):
                         help='images per step (default: %(default)s)')
     add_setting(parser, 'head', HEADS,
                 'what the output layer reads: the mean of the last output, as in the paper, or '
-                'mean and maximum of the outputs of all stages of the network (docs/head.md)')
+                'mean and maximum of the outputs of all stages of the network (docs/head.md); '
+                'with --deadline the default is stages')
     add_setting(parser, 'head_features', number(int, low=1),
                 'with --head stages, read at most N numbers for each image')
     add_setting(parser, 'head_start', STARTS,

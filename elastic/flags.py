@@ -20,6 +20,7 @@ from elastic.settings import (
     CHOSEN,
     DEFAULTS,
     KEPT,
+    LAST,
     PRUNE,
     SOLVED,
     STAGES,
@@ -52,7 +53,7 @@ def parse_arguments(argv=None):
     _add_record_flags(parser.add_argument_group('records of the run'))
     add_worker_flags(parser.add_argument_group('several workers'))
     args = parser.parse_args(command_line.with_files(argv),
-                             argparse.Namespace(**dict.fromkeys(PLANNED)))
+                             argparse.Namespace(**dict.fromkeys(PLANNED + ('head',))))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     for name in set(PLANNED).difference(args.planned):
         setattr(args, name, DEFAULTS[name])
@@ -115,8 +116,8 @@ def _add_elastic_flags(parser):
                 'the mean over the run')
     add_setting(parser, 'deadline', duration,
                 'train as well as possible until this time after the start of the process, such as '
-                '45m, then stop; chooses --rho, --num_epochs and --head_epochs, and keeps the best '
-                'epoch on a tenth of the training images (docs/deadline.md)')
+                '45m, then stop; solves the head, chooses --rho and --num_epochs, and keeps the '
+                'best epoch on a tenth of the training images (docs/deadline.md)')
     add_setting(parser, 'head_epochs', number(int, low=0),
                 'train the output layer alone in the first N epochs, at the full learning rate',
                 'N')
@@ -213,6 +214,9 @@ def check_head(args):
 
     Raises UserError for a scheme, epochs or other flags that do not fit --head or --head_start.
     """
+    if args.deadline is not None:
+        args.head_start = SOLVED
+    args.head = args.head or (LAST if args.deadline is None else STAGES)
     if args.head == STAGES and args.train_type == PRUNE or args.head_start == SOLVED and (
             args.train_type == PRUNE):
         raise UserError('prune_training removes channels, so it does not fit --head stages or '
@@ -221,15 +225,14 @@ def check_head(args):
         raise UserError('--head_features is for --head stages: add that, or leave it out')
     if args.head_start != SOLVED:
         return
-    if 'head_epochs' in args.planned:
+    if 'head_epochs' in args.planned and args.deadline is None:
         raise UserError('--head_epochs trains the output layer first, --head_start solved solves '
                         'it: give one of them')
     if args.train_type == HEAD and 'num_epochs' not in args.planned:
         args.num_epochs = 1  # it is solved; no more is trained
-    if args.num_epochs == 1 and args.train_type != HEAD:
+    if args.num_epochs == 1 and args.train_type != HEAD and args.deadline is None:
         raise UserError('--num_epochs 1 leaves no epoch to train after the one that solves the '
                         'head: use 2 or more, or --train_type {}'.format(HEAD))
-    args.head_epochs = 1
 
 
 def check_planned(args):
@@ -246,9 +249,9 @@ def check_planned(args):
                             .format(args.train_type))
         args.keep = KEPT[1]
         args.validation_share = args.validation_share or 0.1
-    elif 'head_epochs' in args.planned and args.head_epochs and not is_elastic(args.train_type):
+    elif args.head_epochs and not is_elastic(args.train_type):
         raise UserError('--head_epochs fits elastic training alone, not {}'.format(args.train_type))
-    elif args.head_epochs >= args.num_epochs and args.head_start != SOLVED:
+    elif args.head_epochs >= args.num_epochs:
         raise UserError('--head_epochs {} is not less than --num_epochs {}'.format(
             args.head_epochs, args.num_epochs))
 
@@ -354,7 +357,7 @@ def decisive_settings(settings):
         'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop', 'head_epochs']
     if settings.training.deadline is not None:
         irrelevant += PLANNED
-    if not settings.training.head_epochs or settings.training.solves:
+    if not settings.training.head_epochs:
         irrelevant.append('head_epochs')
     irrelevant += [name for name in ('head', 'head_start') if found[name] == DEFAULTS[name]]
     if found['head'] != STAGES:

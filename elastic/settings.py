@@ -77,6 +77,11 @@ class Settings(NamedTuple):
         return self.head_start == SOLVED
 
     @property
+    def first_epochs(self):
+        """Returns the number of epochs of the head alone, solved or trained, at the start."""
+        return 1 if self.solves else self.head_epochs
+
+    @property
     def trained_epochs(self):
         """Returns the number of epochs that train."""
         return self.num_epochs - self.solves

@@ -9,8 +9,8 @@ import os
 import time
 from typing import NamedTuple
 
-from elastic.command_line import UserError
 from elastic.durations import duration_text
+from elastic.schemes.solved_head import views_of
 from elastic.selection.dates import due_epochs
 from elastic.steps.epoch import validate
 
@@ -18,7 +18,8 @@ from elastic.steps.epoch import validate
 # training, 0.35 nearly nothing, 0.25 two points (docs/benchmarks.md).
 FLOOR, ENOUGH = 0.3, 0.5
 GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more only beyond ENOUGH
-HEAD_EPOCHS, HEAD_SHARE = 2, 0.125  # the head alone first, for at most this share of the steps
+PROFILE = 60.0  # s that must be left to begin a profile; with less, the head alone is solved
+SOLVING = 5.0  # s beside the features
 JUDGED = 0.75  # share of the time after which the head is compared; at 1/2 rates are still high
 VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
@@ -43,7 +44,7 @@ class Costs(NamedTuple):
 
     steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
     selection: one of them. interval: epochs from one to the next; 0: there is one.
-    lows: smallest rho in reach, of a single epoch, and of several.
+    lows: smallest rho in reach, of a single epoch, and of several. head: to solve it, at first.
     image: to judge one image. validation_images, test_images: how many are judged after each epoch,
     and in the final test.
     """
@@ -53,6 +54,7 @@ class Costs(NamedTuple):
     selection: float
     interval: int
     lows: tuple
+    head: float = 0.0
     image: float = 0.0
     validation_images: int = 0
     test_images: int = 0
@@ -71,15 +73,6 @@ class Costs(NamedTuple):
     def least(self, epochs):
         """Returns the smallest rho that is worth training at."""
         return max(FLOOR, self.lows[epochs > 1])
-
-    def head_epochs(self, found):
-        """Returns for how many epochs to train the head alone first. found: Plan."""
-        most, first, later = HEAD_SHARE * found.rho * found.num_epochs, *self.lows
-        return sum(first + later * n <= most for n in range(HEAD_EPOCHS))
-
-    def shortest(self):
-        """Returns the seconds of one epoch at the smallest rho."""
-        return self.epoch + self.selection + self.least(1) * self.steps * self.full_step
 
 
 def plan(seconds, costs, done=0):
@@ -115,7 +108,8 @@ def first_costs(table, dataset, batch_size, interval, lows, export=None):
     full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
     costs = Costs(dataset.steps, full_step, judged * one_image, SELECTION[0]
-                  + SELECTION[1] * full_step, interval, lows, one_image, judged,
+                  + SELECTION[1] * full_step, interval, lows, SOLVING
+                  + views_of(dataset) * dataset.num_images * one_image, one_image, judged,
                   dataset.test_size)
     return costs, FINISH + (EXPORT if export else 0.0)
 
@@ -150,12 +144,12 @@ class Deadline:
     resumed: seconds that earlier processes used. now: () -> seconds since this process started.
     plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
     """
-    PLAIN_FIELDS = ('_head', '_more', '_head_epochs', '_warmup_epochs')
+    PLAIN_FIELDS = ('_head', '_more', '_warmup_epochs')
 
     def __init__(self, seconds, costs, saving, resumed=0.0, now=process_seconds):
         self.seconds, self.costs, self._saving = seconds, costs, saving
         self._resumed, self._now, self.stopped = resumed, now, False
-        self.plan, self._head_epochs, self._warmup_epochs = None, 0, 0
+        self.plan, self._warmup_epochs = None, 0
         self._head = self._more = None  # best accuracy and loss of the head alone, and of more
         self._epoch_ended, self._step, self._end = None, 0.0, math.inf
 
@@ -174,19 +168,14 @@ class Deadline:
         return self.seconds - self.used - self._finish
 
     def begin(self):
-        """Makes the first plan, and prints it. Raises UserError if the deadline is too short."""
-        self.plan = found = plan(self.left, self.costs)
-        if found is None:
-            raise UserError(
-                '--deadline {} is too short: {} passed before training, and one epoch at rho '
-                '{:.2f} takes {} with its tests; the shortest is {}'.format(
-                    duration_text(self.seconds), duration_text(self.used), self.costs.least(1),
-                    duration_text(self.costs.shortest() + self._finish),
-                    duration_text(1.05 * (self.used + self.costs.shortest() + self._finish))))
-        self._head_epochs = self.costs.head_epochs(found)
+        """Makes the first plan, and prints it. Its first epoch solves the head, in any case."""
+        found = plan(self.left - self.costs.head, self.costs, 1)
+        self.plan = found = found or Plan(self.costs.least(1), 1)
         self._warmup_epochs = found.num_epochs / 4
-        print('deadline {}, {} used: {}{}'.format(
-            duration_text(self.seconds), duration_text(self.used), found, self._why(found)))
+        print('deadline {}, {} used: the head is solved first, then {}'.format(
+            duration_text(self.seconds), duration_text(self.used),
+            '{}{}'.format(found, self._why(found)) if found.num_epochs > 1 else
+            'no time is left to train'))
 
     def _why(self, found):
         if found.num_epochs == MOST and self.costs.rho(self.left, MOST) > ENOUGH:
@@ -200,7 +189,7 @@ class Deadline:
         """Returns the settings.Settings with the present Plan."""
         most = int(self._warmup_epochs * self.costs.steps)
         return settings._replace(
-            rho=self.plan.rho, num_epochs=self.plan.num_epochs, head_epochs=self._head_epochs,
+            rho=self.plan.rho, num_epochs=self.plan.num_epochs,
             warmup_steps=min(settings.warmup_steps, most))
 
     def time_evaluation(self, evaluate, images):
@@ -256,7 +245,10 @@ class Deadline:
 
     def _change(self, found):
         before, self.plan = self.plan, found
-        if found.num_epochs != before.num_epochs or abs(found.rho - before.rho) > 0.02:
+        if found.num_epochs < 2 <= before.num_epochs:
+            print('deadline: {} left, too little to train'.format(
+                duration_text(max(0.0, self.left))))
+        elif found.num_epochs != before.num_epochs or abs(found.rho - before.rho) > 0.02:
             print('deadline: {} left; {} instead of {}'.format(
                 duration_text(max(0.0, self.left)), found, before))
 
@@ -267,20 +259,19 @@ class Deadline:
             costs = costs._replace(epoch=max(0.0, beside),
                                    image=row['validation_seconds'] / images)
         self._epoch_ended = used
+        reached = row['validation_accuracy'], row['validation_loss']
+        if choice.timings is None:  # the head was solved
+            self._head = reached
+            return
         predicted = sum(count * choice.predicted_of(kind)[0]
                         for kind, count in result.counts.items() if kind in result.ms)
         steps = sum(result.counts.values())
         mean_ms = sum(result.step_ms) / len(result.step_ms)
         costs = costs._replace(full_step=choice.timings.t_step / 1e3
                                * mean_ms / (predicted / steps))
-        if selected and choice.importance is not None:
+        if selected:
             costs = costs._replace(selection=row['selection_seconds'])
-        self.costs = costs
-        reached = row['validation_accuracy'], row['validation_loss']
-        if choice.importance is None:
-            self._head = best_of(self._head, reached)
-        else:
-            self._more = best_of(self._more, reached)
+        self.costs, self._more = costs, best_of(self._more, reached)
 
     def _ends_with_head(self, images):
         """Returns whether training more than the head has gained nothing in JUDGED of the time."""
@@ -290,7 +281,7 @@ class Deadline:
             self._head = None  # judged once
             return False
         print('deadline: training ends, as more tensors than the head gain nothing. Of the '
-              'validation images, the head alone reached {:.1f} % and a loss of {:.3f}, more '
+              'validation images, the solved head reached {:.1f} % and a loss of {:.3f}, more '
               'tensors {:.1f} % and {:.3f}'.format(100 * self._head[0], self._head[1],
                                                    100 * self._more[0], self._more[1]))
         return True

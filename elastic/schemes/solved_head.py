@@ -39,6 +39,11 @@ RISE = 1.02  # of the loss, by rounding and because a step is of one batch
 HALVINGS = 20
 
 
+def views_of(dataset):
+    """Returns the number of views of each image that the head is solved for."""
+    return 1 if dataset.augmentation == 'none' else VIEWS
+
+
 class Paused(Exception):
     """Signals that the run is to stop."""
 
@@ -123,7 +128,7 @@ class _Features:
                 (np.zeros, np.ones), self._layer.weights)])
         backbone = next(layer for layer in model.layers if isinstance(layer, Backbone))
         self._run = tf.function(lambda images: backbone(images, training=False))
-        self.views = 1 if dataset.augmentation == 'none' else VIEWS
+        self.views = views_of(dataset)
         self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
         self.weights = np.ones(self.classes, np.float32) if dataset.class_weight is None else (
             dataset.class_weight.astype(np.float32))

@@ -5,7 +5,7 @@ import bisect
 
 def due_epochs(settings):
     """Returns the epochs, from 1, before which tensors are selected."""
-    first = settings.head_epochs + 1
+    first = settings.first_epochs + 1
     dates = range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs)
     return [first] + [epoch for epoch in dates if epoch > first]
 

@@ -103,7 +103,7 @@ def optimizer_with(name, rate, variables, clip_norm=None):
 def optimizer_for(dataset, settings, variables):
     """Returns the optimizer of a run on this datasets.Dataset with these settings.Settings."""
     rate = WarmupCosine(settings.learning_rate, settings.num_epochs * dataset.steps,
-                        settings.warmup_steps, settings.head_epochs * dataset.steps,
+                        settings.warmup_steps, settings.first_epochs * dataset.steps,
                         settings.deadline is not None, settings.solves)
     return optimizer_with(settings.optimizer, rate, variables, settings.clip_norm)
 

@@ -10,7 +10,6 @@ import main
 import profiler
 import train
 from cached_runs import BATCH, SIZE, digits, network
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.durations import duration, duration_text
 from elastic.runs import checkpoint
@@ -35,6 +34,8 @@ from elastic.settings import Settings
 from elastic.steps.epoch import PLAIN, Call
 from elastic.steps.training_step import evaluation_function
 from fixed_tables import fixed_profile
+from models import build_model
+from small_models import saved
 from small_runs import quick_flags, script
 
 # An epoch of full training takes 100 s; with tests and selections as below, a whole run of GOAL
@@ -88,13 +89,6 @@ def test_a_plan_uses_the_time(seconds, planned):
     assert plan(seconds, COSTS) == planned
 
 
-@pytest.mark.parametrize('found, epochs', [
-    (Plan(0.5, 12), 2), (Plan(0.3, 11), 1), (Plan(0.3, 6), 0)])
-def test_the_head_alone_takes_a_tenth_of_the_time_at_most(found, epochs):
-    """An epoch of it takes 0.4 of a full one, and 0.2 from the cache."""
-    assert COSTS.head_epochs(found) == epochs
-
-
 def test_time_beyond_the_goal_buys_epochs():
     found = plan(12 * 52 + 15 + 3 * 52, COSTS)
     assert found.num_epochs == 15 and ENOUGH - 0.02 < found.rho <= ENOUGH
@@ -122,11 +116,15 @@ def test_time_that_is_left_trains_more_epochs_than_were_planned(left, epochs, en
     assert carried_on(Plan(0.4, 5), left, 10.0, 4) == (Plan(0.4, epochs), pytest.approx(end))
 
 
-def test_a_deadline_too_short_names_the_shortest():
-    with pytest.raises(UserError, match='--deadline 30s is too short: 10s passed .* rho 0.40 takes '
-                                        '51s with its tests; the shortest is 65s'):
-        Deadline(30, COSTS, 4.0, now=Watch()).begin()
-    Deadline(65, COSTS, 4.0, now=Watch()).begin()
+@pytest.mark.parametrize('seconds, planned, said', [
+    (30, Plan(0.4, 1), 'the head is solved first, then no time is left to train'),
+    (65, Plan(0.4, 1), 'no time'), (75, Plan(0.44, 2),
+                                   'then rho 0.44 for 2 epochs; 12 at that rho')])
+def test_the_head_is_solved_in_any_case(seconds, planned, said, capsys):
+    """10 s have passed, 10 s solve the head, 4 s end the run, 51 s take an epoch of training."""
+    deadline = Deadline(seconds, COSTS._replace(head=10.0), 4.0, now=Watch())
+    deadline.begin()
+    assert deadline.plan == planned and said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('left, steps', [(100.0, 7), (10.0, 7), (8.0, 6), (5.0, 3), (0.0, 1)])
@@ -169,17 +167,28 @@ def test_a_run_ends_before_its_deadline_with_its_best_epoch(tmp_path, monkeypatc
     del given[at:at + 2]
     assert main.main(given + ['--deadline', str(seconds), '--validation_share', '0.3']) == 0
     said = capsys.readouterr().out
-    assert 'rho 0.50 for {} epochs; more would gain little'.format(MOST) in said
+    assert 'solved first, then rho 0.50 for {} epochs; more would gain'.format(MOST) in said
     summary = json.loads((tmp_path / 'timed' / 'summary.json').read_text())
     assert summary['seconds_used'] < seconds and summary['epochs'] <= MOST
     assert summary['keep'] == 'best' and summary['kept_epoch'] <= summary['epochs']
     with open(str(tmp_path / 'timed' / 'selections.csv')) as rows:
-        assert rows.read().split('\n')[1].startswith('1,')  # the head, from the first epoch on
+        assert rows.read().split('\n')[1].startswith('1,')  # the head is solved
     flags = (tmp_path / 'timed' / 'flags.txt').read_text()
     assert '--deadline {}'.format(seconds) in flags and '--rho' not in flags
     assert main.main(['@{}'.format(tmp_path / 'timed' / 'flags.txt'), '--logs_dir',
                       str(tmp_path)]) == 0
     assert 'already finished' in capsys.readouterr().out
+
+
+def test_without_time_to_profile_only_the_head_is_solved(tmp_path, capsys):
+    flags, seconds = quick_flags(tmp_path, '--run_name', 'run'), int(process_seconds()) + 30
+    at = flags.index('--num_epochs')
+    assert main.main(flags[:at] + flags[at + 2:] + [
+        '--deadline', str(seconds), '--validation_share', '0.3']) == 0
+    assert 'left, too little to profile the network: only the head' in capsys.readouterr().out
+    summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
+    assert summary['epochs'] == summary['kept_epoch'] == 1 and summary['head'] == 'stages'
+    assert not list(tmp_path.glob('*_profile'))
 
 
 @pytest.mark.parametrize('image, learned', [(0.01, 0.5), (1.0, 1.0)])
@@ -215,11 +224,14 @@ class StopsAfter(Keeper):
 @pytest.mark.thorough
 def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     """The clock moves by 10 s with each step, and stands still otherwise."""
-    table = fixed_profile(network(), (SIZE, SIZE, 3), 10, BATCH)
-    dataset = digits(validation_share=0.2)
+    path, dataset = saved(network(), tmp_path), digits(validation_share=0.2)
+
+    def model():
+        return build_model(path, (SIZE, SIZE, 3), 10, head='stages', head_start='solved')
+    table = fixed_profile(model(), (SIZE, SIZE, 3), 10, BATCH)
     costs = Costs(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3))
     settings = Settings(interval=2, learning_rate=0.05, closed_loop=False, keep='best',
-                        deadline=10 + 4 + 600)
+                        deadline=10 + 4 + 600, head_start='solved')
     taken = []
 
     def process(steps):
@@ -233,7 +245,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
             deadline = Deadline(settings.deadline, costs, 4.0, resumed['deadline']['used'], watch)
             deadline.restore(resumed['deadline'])
         planned = deadline.settings(settings)
-        maker = train.step_maker(network(), dataset, planned)
+        maker = train.step_maker(model(), dataset, planned)
         scheme = main.scheme_of(maker, dataset, planned, table, None)
         recorder = Recorder(str(tmp_path), resumed=resumed and resumed['records'])
 
@@ -250,7 +262,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
         finally:
             recorder.writer.close()
         rate = keras_stack.schedule(maker.optimizer)
-        assert float(rate._steps) == deadline.total_steps - planned.head_epochs * dataset.steps
+        assert float(rate._steps) == deadline.total_steps - dataset.steps
         assert 0 <= result['epochs'] * dataset.steps - deadline.total_steps < dataset.steps
         return deadline.used, result['epochs']
 
