@@ -216,7 +216,8 @@ def timed_step(settings, dataset):
     return StepSettings(
         network.model_name, network.alpha, network.input_size, settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
-        training.weight_decay, training.clip_norm, settings.data.class_weight), tables_folder(
+        training.weight_decay, training.clip_norm, settings.data.class_weight, network.head,
+        network.head_start), tables_folder(
             settings.records.logs_dir, settings.workers.worker_index)
 
 

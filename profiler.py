@@ -21,7 +21,16 @@ import numpy as np
 
 from elastic import command_line
 from elastic.files import check_writable, whole_folder
-from elastic.settings import BASELINES, ELASTIC, MODEL, TRAINING, settings_of, statistics_of
+from elastic.settings import (
+    BASELINES,
+    ELASTIC,
+    LAST,
+    MODEL,
+    RANDOM,
+    TRAINING,
+    settings_of,
+    statistics_of,
+)
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
 from elastic.timing.table import TensorTimings, chain_timings
@@ -53,6 +62,8 @@ class StepSettings(NamedTuple):
     weight_decay: float
     clip_norm: Optional[float]
     class_weight: Optional[str] = None
+    head: str = MODEL.head
+    head_start: str = MODEL.head_start
 
     @property
     def image_shape(self):
@@ -161,11 +172,14 @@ def prefix_cuts(prefixes, times, inputs, labels):
     return cuts, np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
 
 
-def table_path(logs_dir, model_name, input_size, num_classes, batch_size):
-    """Returns logs/<model>_<size>_<classes>_<batch>_profile/timings.json."""
+def table_path(logs_dir, model_name, input_size, num_classes, batch_size, head=''):
+    """Returns logs/<model>_<size>_<classes>_<batch>_profile/timings.json.
+
+    head: str, of tables that differ by it.
+    """
     name = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
-    return os.path.join(logs_dir, '{}_{}_{}_{}_profile'.format(
-        name, input_size, num_classes, batch_size), TABLE_FILE)
+    return os.path.join(logs_dir, '{}_{}_{}_{}{}_profile'.format(
+        name, input_size, num_classes, batch_size, head and '_' + head), TABLE_FILE)
 
 
 def stored_table(path, key):
@@ -191,7 +205,8 @@ def stored_table(path, key):
 def path_of_table(settings, logs_dir):
     """Returns the table_path of StepSettings."""
     return table_path(logs_dir, settings.model_name, settings.input_size, settings.num_classes,
-                      settings.batch_size)
+                      settings.batch_size, '' if (settings.head, settings.head_start) == (
+                          LAST, RANDOM) else settings.head)
 
 
 def table_for(settings, model, logs_dir, draw, again=False):

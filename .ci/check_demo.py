@@ -1,10 +1,11 @@
-"""Checks what scripts/run_demo.sh left in this folder: six runs, two pictures, their results."""
+"""Checks what scripts/run_demo.sh left in this folder: eight runs, two pictures, their results."""
 
 import json
 import os
 import sys
 
-RUNS = ('full', 'head', 'bn_bias', 'elastic0.5', 'elastic0.35', 'full_cut')
+RUNS = ('full', 'head', 'bn_bias', 'elastic0.5', 'elastic0.35', 'stages',
+        'stages_elastic0.35', 'full_cut')
 
 
 def summary(run):
@@ -14,7 +15,7 @@ def summary(run):
 
 def main():
     found = {run: summary(run) for run in RUNS}
-    full, half = found['full'], found['elastic0.5']
+    full, half, stages = found['full'], found['elastic0.5'], found['stages']
     share = half['train_seconds'] / full['train_seconds']
     lost = 100 * (full['final_accuracy'] - half['final_accuracy'])
     checks = {
@@ -22,7 +23,9 @@ def main():
                              for name in ('demo', 'demo_selection')),
         'full training above 97 %': full['final_accuracy'] > 0.97,
         'rho 0.5 loses at most 1.5 points': lost <= 1.5,
-        'rho 0.5 trains in at most 0.7 of its time': share <= 0.7}
+        'rho 0.5 trains in at most 0.7 of its time': share <= 0.7,
+        'the solved stages above 96 %': stages['final_accuracy'] > 0.96,
+        'in at most 0.2 of its time': stages['train_seconds'] <= 0.2 * full['train_seconds']}
     print('full training {:.1f} %; rho 0.5 loses {:.1f} points, in {:.2f} of its time'.format(
         100 * full['final_accuracy'], lost, share))
     for what, holds in checks.items():

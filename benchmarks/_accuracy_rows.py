@@ -224,7 +224,22 @@ def rows_from_imagenet(network):
                         elastic('elastic 0.35, no cache', 0.35)] + rows[at:] + [
                             elastic('elastic 0.15', 0.15)._replace(cached=True)] + [
                                 elastic('elastic 0.35, {}'.format(rule), 0.35, '--importance',
-                                        rule)._replace(cached=True) for rule in network.rules]
+                                        rule)._replace(cached=True) for rule in network.rules
+                                ] + rows_from_a_solved_head(network) * (network.weights != 'none')
+
+
+def rows_from_a_solved_head(network):
+    """Returns the Rows whose head is solved, and then trained for as many epochs as others."""
+    def after(n):
+        return ['--num_epochs', str(1 + -(-network.epochs // n))]
+    alone, stages = 'traditional_tl_training', ['--head', 'stages', '--head_start', 'solved']
+    rows = [Row('head, solved', alone, stages[2:] + ['--num_epochs', '1']),
+            Row('stages, solved', alone, stages + ['--num_epochs', '1'])]
+    rows += [elastic('stages, then {:g}'.format(rho), rho, *stages, *after(1))._replace(cached=True)
+             for rho in (0.5, 0.35, 0.25, 0.15)]
+    rows += [Row('stages, then BN + bias', 'bn_plus_bias_training', stages + after(1))]
+    return rows + [Row('stages, then {}'.format(FULL if n == 1 else in_a_part(n)), 'full_training',
+                       stages + after(n)) for n in (1, 2, 3)]
 
 
 def rows_for(network, args):

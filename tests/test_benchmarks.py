@@ -202,7 +202,10 @@ def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
         'full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs', 'full, 1/4 of the epochs',
         'head only', 'BN + bias', 'PruneTrain', 'the last two stages', 'elastic 0.35, no cache',
         'elastic 0.5, no cache', 'elastic 0.5', 'elastic 0.35', 'elastic 0.25', 'elastic 0.15'] + [
-            'elastic 0.35, ' + rule for rule in _accuracy_rows.RULES]
+            'elastic 0.35, ' + rule for rule in _accuracy_rows.RULES] + ['head, solved'] + [
+                'stages, ' + how for how in (
+                    'solved', 'then 0.5', 'then 0.35', 'then 0.25', 'then 0.15', 'then BN + bias',
+                    'then full', 'then full, 1/2 of the epochs', 'then full, 1/3 of the epochs')]
     flags = accuracy.flags_of(network, rows['BN + bias'], 3)
     assert flags[flags.index('--learning_rate') + 1] == '0.024'
     assert flags[flags.index('--weights') + 1] == 'imagenet'
