@@ -231,7 +231,8 @@ def rows_from_imagenet(network):
 def rows_from_a_solved_head(network):
     """Returns the Rows whose head is solved, and then trained for as many epochs as others."""
     def after(n):
-        return ['--num_epochs', str(1 + -(-network.epochs // n))]
+        name, epochs, *more = part_of(network, n)
+        return [name, str(1 + int(epochs))] + more
     alone, stages = 'traditional_tl_training', ['--head', 'stages', '--head_start', 'solved']
     rows = [Row('head, solved', alone, stages[2:] + ['--num_epochs', '1']),
             Row('stages, solved', alone, stages + ['--num_epochs', '1'])]
