@@ -153,7 +153,7 @@ def find_images(settings):
                         'images of {} classes'.format(name, images.train.size,
                                                       len(images.class_names)))
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
-    if training.warmup_steps >= max(1, steps):
+    if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
     return images

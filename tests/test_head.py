@@ -49,7 +49,7 @@ def accuracy(path, data):
 @pytest.mark.parametrize('head', ['last', 'stages'])
 def test_a_head_is_solved_in_one_epoch_and_saved_as_plain_keras(head, tmp_path, capsys):
     assert main.main(head_flags(tmp_path, '--head', head, '--head_start', 'solved', '--save_model',
-                                '--run_name', 'run')) == 0
+                                '--warmup_steps', '60', '--run_name', 'run')) == 0
     out = capsys.readouterr().out
     assert 'epoch 1/1' in out and 'no prefix cache' not in out
     run = read_run(str(tmp_path / 'run'))
