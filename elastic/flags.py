@@ -55,6 +55,7 @@ def parse_arguments(argv=None):
     args = parser.parse_args(command_line.with_files(argv),
                              argparse.Namespace(**dict.fromkeys(PLANNED + ('head',))))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
+    args.head = args.head or (LAST if args.deadline is None else STAGES)
     for name in set(PLANNED).difference(args.planned):
         setattr(args, name, DEFAULTS[name])
     return args
@@ -216,7 +217,6 @@ def check_head(args):
     """
     if args.deadline is not None:
         args.head_start = SOLVED
-    args.head = args.head or (LAST if args.deadline is None else STAGES)
     if args.head == STAGES and args.train_type == PRUNE or args.head_start == SOLVED and (
             args.train_type == PRUNE):
         raise UserError('prune_training removes channels, so it does not fit --head stages or '
