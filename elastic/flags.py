@@ -217,8 +217,7 @@ def check_head(args):
     """
     if args.deadline is not None:
         args.head_start = SOLVED
-    if args.head == STAGES and args.train_type == PRUNE or args.head_start == SOLVED and (
-            args.train_type == PRUNE):
+    if args.train_type == PRUNE and (args.head == STAGES or args.head_start == SOLVED):
         raise UserError('prune_training removes channels, so it does not fit --head stages or '
                         '--head_start solved: leave them out')
     if args.head != STAGES and args.head_features != DEFAULTS['head_features']:

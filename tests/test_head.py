@@ -12,6 +12,7 @@ import main
 import profiler
 from cached_runs import network
 from elastic.command_line import UserError
+from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs.folder import read_run
@@ -90,7 +91,6 @@ def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path, profiled):
 def test_the_first_step_does_not_raise_the_loss(tmp_path):
     import datasets
     import train
-    from elastic.compat import keras_stack
     from elastic.schemes.solved_head import safe_scale, solve_head
     from elastic.settings import Settings
     from elastic.steps.training_step import evaluation_function
@@ -135,6 +135,36 @@ def test_a_run_that_is_stopped_while_it_solves_begins_again(tmp_path, monkeypatc
         assert main.main(flags + ['--run_name', 'run']) == 143
     assert main.main(flags + ['--run_name', 'run']) == 0
     assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
+
+
+def test_a_resumed_run_keeps_the_scale_of_its_learning_rate(tmp_path, monkeypatch, capsys):
+    flags = quick_flags(tmp_path, *SOLVED, '--save_model', '--train_type', 'full_training')
+    flags[flags.index('--num_epochs') + 1] = '4'
+    assert main.main(flags + ['--run_name', 'unbroken']) == 0
+    assert 'learning rate times' in capsys.readouterr().out  # so this test shows something
+    from elastic.runs.signals import Signals
+    from elastic.schemes.fixed import FixedScheme
+    selected = []
+
+    def select(scheme, epoch, last):
+        selected.append(epoch)
+        return usual(scheme, epoch, last)
+
+    def stop(signals):
+        signals.caught = signal.SIGTERM if 3 in selected else None
+        return signals.caught is not None
+    usual = FixedScheme.select
+    with monkeypatch.context() as patch:  # as by SIGTERM in epoch 3
+        patch.setattr(FixedScheme, 'select', select)
+        patch.setattr(Signals, 'stop', stop)
+        assert main.main(flags + ['--run_name', 'run']) == 143
+    capsys.readouterr()
+    assert main.main(flags + ['--run_name', 'run']) == 0
+    assert 'resumes in epoch 3' in capsys.readouterr().out
+    rates = [read_run(str(tmp_path / name)).epochs['learning_rate'] for name in ('run', 'unbroken')]
+    assert rates[0] == rates[1]
+    if keras_stack.KERAS_3:  # Keras 2 cannot save the state of dropout (docs/long_runs.md)
+        assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
 
 
 @pytest.mark.thorough

@@ -25,8 +25,8 @@ from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone, output_layer
 from elastic.networks.stages import standardisation
 
-VIEWS = 2  # of each image, where they are augmented
-LEFT_OUT = 10  # one of so many images, where features are more than images
+VIEWS = 2  # augmented versions of each image
+LEFT_OUT = 10  # one image of ten, where the matrix of features is the smaller one
 PIECE = 512  # images that are added at once
 STEP = 10 ** 0.5  # from one strength to the next
 FIRST = 0.3  # strength, times the mean square of the features of an image, that is tried first
