@@ -32,7 +32,7 @@ from elastic.runs.folder import is_finished
 from elastic.runs.signals import Signals
 from elastic.schemes.fixed import HEAD, SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
-from elastic.settings import CHOSEN, PRUNE, run_settings
+from elastic.settings import CHOSEN, PRUNE, STAGES, run_settings
 from elastic.steps.epoch import Diverged
 from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 
@@ -65,6 +65,7 @@ def run(settings, records, cluster, signals):
     from elastic.export.litert import check_converter
     from elastic.export.saving import save_network
     from elastic.runs.session import here, joint_resume, open_session
+    from elastic.schemes.solved_head import standardise
     from elastic.selection.items import layers_of
     from elastic.steps.training_step import warn_of_probabilities
     from elastic.workers.agreement import check_start, joint_table
@@ -107,6 +108,8 @@ def run(settings, records, cluster, signals):
         session.recorder.flags(flag_lines(settings))
         penalty = penalty_of(model, dataset, training, resumed)
         with session.preparing():
+            if network.head == STAGES and not training.solves and resumed is None:
+                standardise(model, dataset, cluster)
             maker = train.step_maker(model, dataset, training, penalty, cluster)
             scheme = scheme_of(maker, dataset, training, table, cache)
         result, model = train.train(scheme, dataset, training, session, cache, deadline)
@@ -148,10 +151,6 @@ def find_images(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
-    if training.solves and images.train.size < len(images.class_names):
-        raise UserError('--head_start solved needs an image of each class: {} has {} training '
-                        'images of {} classes'.format(name, images.train.size,
-                                                      len(images.class_names)))
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
@@ -268,7 +267,7 @@ def elastic_cache(settings, table, layers, dataset, resumed=None):
 def deadline_of(settings, table, layers, dataset, resumed):
     """Returns the Deadline of this run, which holds a plan; prints it.
 
-    Raises UserError if the deadline is too short. The arguments are those of elastic_cache.
+    The arguments are those of elastic_cache.
     """
     from elastic.runs.deadline import Deadline, first_costs
     from elastic.selection.items import smallest_rho

@@ -88,6 +88,16 @@ def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path, profiled):
     assert rates[0] == pytest.approx(0.003) and rates[-1] < 1e-6  # the cosine begins in epoch 2
 
 
+def test_a_random_head_reads_standardised_stages(tmp_path):
+    flags = quick_flags(tmp_path, *HEAD_ONLY, '--head', 'stages', '--save_model')
+    assert main.main(flags + ['--run_name', 'run']) == 0
+    run = read_run(str(tmp_path / 'run'))
+    assert run.epochs['train_loss'][1] < run.epochs['train_loss'][0] < 5
+    with np.load(str(tmp_path / 'run' / 'checkpoint' / 'weights.npz')) as weights:
+        found = [array for array in weights.values() if array.shape == (88,)]
+    assert len(found) == 2 and not any(np.ptp(array) == 0 for array in found)
+
+
 def test_the_first_step_does_not_raise_the_loss(tmp_path):
     import datasets
     import train

@@ -77,6 +77,16 @@ def solve_head(model, dataset, cluster, pause=lambda: False):
     return loss, accuracy, features.ms
 
 
+def standardise(model, dataset, cluster):
+    """Standardises the features of a model with a random head, by PIECE images, unless they are."""
+    if not standardisation(model).weights[0].numpy().any():
+        features = _Features(model, dataset, lambda: False)
+        with cluster.watched():
+            z, _ = next(features.pieces(features.numbers[:PIECE]))
+            features.standardise(*cluster.of_chief(lambda: [z.mean(axis=0), z.std(axis=0)]))
+        features.keep()
+
+
 def safe_scale(step, scale, batches, evaluate, maker, cluster):
     """Halves the rates of a schedule until the first steps do not raise the loss of their batches.
 
