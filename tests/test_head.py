@@ -71,7 +71,7 @@ def test_a_head_is_solved_in_one_epoch_and_saved_as_plain_keras(head, tmp_path, 
 
 @pytest.mark.parametrize('scheme', [
     ['--train_type', 'full_training'], HEAD_ONLY, ['--train_type', 'bn_plus_bias_training'],
-    ['--rho', '0.7', '--interval', '2'], ['--train_tensors', 'head|conv2d_3']])
+    ['--rho', '0.7', '--interval', '2'], ['--train_tensors', 'head|bias']])
 def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path, profiled):
     flags = quick_flags(tmp_path, *SOLVED, '--learning_rate', '0.003')
     flags[flags.index('--num_epochs') + 1] = '4'
