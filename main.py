@@ -65,7 +65,7 @@ def run(settings, records, cluster, signals):
     from elastic.export.litert import check_converter
     from elastic.export.saving import save_network
     from elastic.runs.session import here, joint_resume, open_session
-    from elastic.schemes.solved_head import standardise
+    from elastic.schemes.solved_head import check_features, features_in_memory, standardise
     from elastic.selection.items import layers_of
     from elastic.steps.training_step import warn_of_probabilities
     from elastic.workers.agreement import check_start, joint_table
@@ -76,10 +76,15 @@ def run(settings, records, cluster, signals):
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images, network = find_images(settings), settings.model
+    features = network.head_features
+    if resumed is not None:
+        features = resumed['about']['head_features']
+    elif training.solves and network.head == STAGES:
+        features = cluster.of_chief(lambda: features_in_memory(features, images.train.size))
     model = build_model(network.model_name, network.image_shape, len(images.class_names),
                         network.weights, network.alpha, network.bn_statistics,
                         network.trust_model, network.keep_frozen, network.head,
-                        network.head_features, network.head_start)
+                        features, network.head_start)
     if training.train_tensors is not None:
         matching_mask(training.train_tensors, model)  # a mistake ends here
     dataset = load_data(settings, images)
@@ -87,21 +92,28 @@ def run(settings, records, cluster, signals):
     if is_saved(network.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
     if training.deadline is not None and solves_alone(settings, dataset, resumed):
-        training = training._replace(train_type=HEAD, num_epochs=1, deadline=None)
-        settings = settings._replace(training=training)
+        settings, training = solving_alone(settings)
     elastic, deadline = is_elastic(training.train_type), None
     timed = elastic or training.train_type == CHOSEN
     table = joint_table(cluster, profile(settings, model, dataset)) if timed else None
     layers = layers_of(model) if elastic and training.granularity == 'layer' else None
     if training.deadline is not None:
         deadline = deadline_of(settings, table, layers, dataset, resumed)
-        training = deadline.settings(training)
+        if resumed is None and deadline.plan.num_epochs == 1:  # there is no time to train
+            settings, training = solving_alone(settings)
+            elastic, deadline = False, None
+        else:
+            training = deadline.settings(training)
     if elastic:
         cache = elastic_cache(settings._replace(training=training), table, layers, dataset, resumed)
     else:
         cache = prefix_cache_of(settings, dataset)
 
-    with open_session(records, decisive, dataset, resumed, signals, cluster.is_chief) as session:
+    if training.solves and resumed is None:
+        check_features(model, dataset)
+    about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features)
+    with open_session(records, decisive, about, dataset, resumed, signals,
+                      cluster.is_chief) as session:
         if session is None:
             return already_finished(records.folder)
         print_start(settings, dataset, model, resumed)
@@ -232,6 +244,12 @@ def solves_alone(settings, dataset, resumed):
     print('deadline: {} left, too little to profile the network: only the head is solved'.format(
         duration_text(max(0.0, left))))
     return True
+
+
+def solving_alone(settings):
+    """Returns RunSettings that only solve the head, and their settings.Settings."""
+    training = settings.training._replace(train_type=HEAD, num_epochs=1, deadline=None)
+    return settings._replace(training=training), training
 
 
 def elastic_cache(settings, table, layers, dataset, resumed=None):

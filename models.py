@@ -8,7 +8,7 @@ from elastic.networks.names import canonical_name, check_weights, is_saved
 from elastic.networks.saved_model import from_saved_model
 from elastic.networks.stages import pooled
 from elastic.networks.weights import load_weights, save_weights
-from elastic.settings import LAST, MODEL, RANDOM, SOLVED, statistics_of
+from elastic.settings import MODEL, SOLVED, pools, statistics_of
 
 __all__ = ['build_model', 'canonical_name', 'load_weights', 'save_weights']
 
@@ -41,7 +41,7 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
     check_weights(weights)
     of_keras = weights.lower().endswith('.h5')
     bn_statistics = statistics_of(weights, bn_statistics)
-    pool = None if (head, head_start) == (LAST, RANDOM) else (head, head_features)
+    pool = (head, head_features) if pools(head, head_start) else None
     if is_saved(name):
         if weights == 'none' or of_keras:
             raise UserError("the saved model '{}' has its own weights: omit --weights {}, or use "

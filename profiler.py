@@ -24,10 +24,9 @@ from elastic.files import check_writable, whole_folder
 from elastic.settings import (
     BASELINES,
     ELASTIC,
-    LAST,
     MODEL,
-    RANDOM,
     TRAINING,
+    pools,
     settings_of,
     statistics_of,
 )
@@ -205,8 +204,8 @@ def stored_table(path, key):
 def path_of_table(settings, logs_dir):
     """Returns the table_path of StepSettings."""
     return table_path(logs_dir, settings.model_name, settings.input_size, settings.num_classes,
-                      settings.batch_size, '' if (settings.head, settings.head_start) == (
-                          LAST, RANDOM) else settings.head)
+                      settings.batch_size, settings.head if pools(
+                          settings.head, settings.head_start) else '')
 
 
 def table_for(settings, model, logs_dir, draw, again=False):

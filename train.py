@@ -38,15 +38,13 @@ from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import (
     READ,
-    SOLVE,
     Diverged,
     EpochProgress,
-    EpochResult,
     plain_calls,
     run_epoch,
     validate,
 )
-from elastic.steps.masked_step import StepMaker
+from elastic.steps.masked_step import ModelState, StepMaker
 from elastic.steps.training_step import evaluation_function, optimizer_for
 from elastic.workers.addresses import WorkerLost
 from elastic.workers.agreement import TABLE, average_statistics, slowest_table
@@ -56,14 +54,16 @@ from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
 def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
-    """Returns the StepMaker of a run, with its optimizer.
+    """Returns the StepMaker of a run, with its optimizer; a ModelState if no epoch trains.
 
     penalty: as in TrainingStep. cluster: workers.cluster.Cluster that trains the model.
     """
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
+    mean = StepMean(cluster) if cluster.size > 1 else None
+    if not settings.trained_epochs:  # tracing a step takes seconds
+        return ModelState(model, optimizer, mean)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                     penalty=penalty, class_weight=dataset.class_weight,
-                     mean=StepMean(cluster) if cluster.size > 1 else None)
+                     penalty=penalty, class_weight=dataset.class_weight, mean=mean)
 
 
 # ---------------------------------------------------------------- the loop
@@ -107,11 +107,9 @@ class _Run:
             self.cache.begin(self.step, choice.timings)
 
     def solve(self, dataset, pause):
-        """Solves the output layer in this epoch; `result` stays None if `pause` returned True."""
-        self.result = None
-        found = solve_head(self.maker.model, dataset, cluster_of(self.maker), pause)
-        if found is not None:
-            self.result = EpochResult(*found[:2], 0.0, {SOLVE: found[2]}, {SOLVE: [0.0]}, 0.0)
+        """Solves the output layer in this epoch; `result` is None if `pause` returned True."""
+        self.result = solve_head(self.maker.model, dataset, cluster_of(self.maker), pause)
+        if self.result is not None:
             self.choice = self.chosen = Choice(fixed_mask(HEAD, self.maker.model))
             self.maker.optimizer.iterations.assign(dataset.steps)  # as after any other epoch
 

@@ -37,6 +37,11 @@ class ModelSettings(NamedTuple):
         return self.input_size, self.input_size, 3
 
 
+def pools(head, head_start):
+    """Returns whether the output layer reads standardised features, of networks/stages.py."""
+    return (head, head_start) != (LAST, RANDOM)
+
+
 def statistics_of(weights, bn_statistics=None):
     """Returns `bn_statistics` if given, else 'train' for random weights and 'frozen' for others.
 

@@ -19,6 +19,7 @@ from elastic.runs.folder import read_run
 from elastic.settings import run_settings
 from fixed_tables import fixed_profile
 from refusals import assert_refused
+from small_models import saved
 from small_runs import outcome, quick_flags, script
 from worker_processes import ended, free_addresses, workers
 
@@ -211,8 +212,46 @@ def test_fewer_images_than_classes_are_refused(tmp_path):
     assert not os.path.exists(str(tmp_path / 'run'))
 
 
+@pytest.mark.parametrize('bias, words', [(-1e6, 'are the same'), (np.inf, 'are not finite')])
+def test_features_that_tell_nothing_are_refused_before_the_run_begins(bias, words, tmp_path):
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(4, 3, strides=4, activation='relu', bias_initializer=(
+        keras.initializers.Constant(bias)))(inputs)
+    path = saved(keras.Model(inputs, x), tmp_path)
+    with pytest.raises(UserError, match=words):
+        main.main(head_flags(tmp_path, *SOLVED, '--model_name', path, '--run_name', 'run'))
+    assert not os.path.exists(str(tmp_path / 'run'))
+
+
+def test_where_memory_is_short_the_head_reads_fewer_features(tmp_path, monkeypatch, capsys):
+    from elastic.schemes import solved_head
+    from elastic.schemes.ridge import needed_bytes
+    assert solved_head.features_in_memory(8192, 10 ** 6, 10 ** 12) == 8192
+    assert not capsys.readouterr().out
+    room = needed_bytes(20000, 4096)
+    assert solved_head.features_in_memory(8192, 10000, room) == 4096
+    assert solved_head.features_in_memory(8192, 10000, room - 1) == 2048
+    assert '2,048 features instead of 8,192' in capsys.readouterr().out
+    flags = head_flags(tmp_path, *SOLVED, '--head_features', '64', '--validation_share', '0.2',
+                       '--run_name', 'run')
+    from elastic.runs.signals import Signals
+    asked = []
+
+    def stop(signals):  # as by SIGTERM while it solves
+        asked.append(0)
+        signals.caught = signal.SIGTERM if len(asked) > 20 else None
+        return signals.caught is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Signals, 'stop', stop)
+        patch.setattr(solved_head, 'available_bytes', lambda: 45000)
+        assert main.main(flags) == 143
+    assert '32 features instead of 64' in capsys.readouterr().out
+    assert main.main(flags) == 0  # with memory for all
+    assert 'resumes in epoch 1' in capsys.readouterr().out
+
+
 def test_a_limit_below_one_stage_is_refused(tmp_path):
-    with pytest.raises(UserError, match='less than the 16 of the last stage'):
+    with pytest.raises(UserError, match='fewer than the 16 of the last stage'):
         main.main(quick_flags(tmp_path, *HEAD_ONLY, *SOLVED, '--head_features', '15'))
 
 

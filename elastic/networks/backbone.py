@@ -132,6 +132,11 @@ def _readable(error, name, input_shape, weights):
     return UserError('{} cannot be built: {}'.format(name, text[:500]))
 
 
+def backbone_of(model):
+    """Returns the Backbone of a model from models.build_model."""
+    return next(layer for layer in model.layers if isinstance(layer, Backbone))
+
+
 def output_layer(model):
     """Returns the last layer that has weights, also inside nested models."""
     while isinstance(model, Backbone) or getattr(model, 'layers', None):

@@ -111,8 +111,9 @@ def _chosen(found, most):
         if total <= most:
             chosen.append(number)
         elif number == last:
-            raise UserError('--head_features {} is less than the {} of the last stage; allowed: {} '
-                            'or more'.format(most, total, total))
+            raise UserError('{} features (--head_features, or what fits into memory) are fewer '
+                            'than the {} of the last stage; allowed: {} or more, or --head last'
+                            .format(most, total, total))
     return [found[number] for number in sorted(chosen)]
 
 

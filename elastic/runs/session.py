@@ -80,12 +80,12 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(records, decisive, dataset, resumed, signals, keeps=True):
+def open_session(records, decisive, about, dataset, resumed, signals, keeps=True):
     """Yields the Session of a run that begins to train; None if it is already finished.
 
     records: settings.RecordSettings. decisive, resumed: as in open_run. dataset: datasets.Dataset.
     signals: signals.Signals, which from now on stop the loop only between steps.
-    keeps: whether to write checkpoints.
+    about: dict that goes into each checkpoint. keeps: whether to write checkpoints.
     Raises UserError as open_run does, if a run resumes on other images, and with the path of an
     image that becomes unreadable within this context.
     """
@@ -96,7 +96,7 @@ def open_session(records, decisive, dataset, resumed, signals, keeps=True):
     if claim is None:
         yield None
         return
-    about = dict(here(), settings=decisive, images=dataset.fingerprint, views=dataset.views)
+    about = dict(about, settings=decisive, **here())
     keeper = checkpoint.Keeper(records.folder if keeps else None, records.checkpoint_minutes,
                                about, signals.stop, resumed)
     with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (

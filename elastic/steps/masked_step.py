@@ -27,7 +27,49 @@ from elastic.steps.step_graph import analyse, check_effects
 from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep, checked_mask
 
 
-class StepMaker:
+class ModelState:
+    """Holds what training may change of a model, and makes no steps.
+
+    optimizer: may be None. mean: as for StepMaker.
+    """
+
+    def __init__(self, model, optimizer, mean=None):
+        self.model, self.optimizer, self.mean, self.loss_scale = model, optimizer, mean, None
+        # Kept because Keras takes milliseconds to collect them.
+        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
+
+    @property
+    def state(self):
+        """Returns the variables of model, optimizer and loss scale that an update may change."""
+        of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
+        return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
+            self.loss_scale.variables if self.loss_scale else [])
+
+    @property
+    def everything(self):
+        """Returns all tf.Variables that training may change: `state`, statistics, random states."""
+        found = {id(variable): variable for variable in
+                 self.state + [keras_stack.raw(v) for v in self.model.variables] + self._outside()}
+        return list(found.values())
+
+    def _outside(self):
+        """Returns the variables that the steps use and that are in no layer."""
+        return []
+
+    @property
+    def moving(self):
+        """Returns the variables of `everything` that are moving statistics which steps change."""
+        return []
+
+    def assign(self, values):
+        """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
+        variables = self.everything
+        if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
+            raise UserError('the checkpoint is of another network; to start over, use --restart')
+        keras_stack.assign_arrays(variables, values)
+
+
+class StepMaker(ModelState):
     """Makes the training step of a model for any mask, its forward pass, and its gradients.
 
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
@@ -41,12 +83,8 @@ class StepMaker:
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
                  loss_scale=None, class_weight=None, mean=None):
-        self.model = model
-        self.optimizer = optimizer
-        self.mean = mean
+        super().__init__(model, optimizer, mean)
         self.penalty, self.class_weight = penalty, class_weight
-        # Kept because Keras takes milliseconds to collect them.
-        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
                             penalty=penalty, loss_scale=loss_scale, class_weight=class_weight)
@@ -77,39 +115,19 @@ class StepMaker:
         self._gradients = {}
         self.config = tf_internals.step_config()
 
-    @property
-    def state(self):
-        """Returns the variables of model, optimizer and loss scale that an update may change."""
-        of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
-        return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
-            self.loss_scale.variables if self.loss_scale else [])
-
-    @property
-    def everything(self):
-        """Returns all tf.Variables that training may change: `state`, statistics, random states."""
-        rest = [keras_stack.raw(v) for v in self.model.variables]
-        # Random states outside layers: TensorFlow lists them in any order, and names may repeat.
+    def _outside(self):
+        # Random states: TensorFlow lists them in any order, and names may repeat.
         places = {id(handle): place for place, handle in enumerate(self.captured)}
-        rest += sorted(self.concrete.variables, key=lambda variable: places[id(variable.handle)])
-        found = {id(variable): variable for variable in self.state + rest}
-        return list(found.values())
+        return sorted(self.concrete.variables, key=lambda variable: places[id(variable.handle)])
 
     @property
     def moving(self):
-        """Returns the variables of `everything` that are moving statistics which steps change."""
         written = {self.cutter.nodes[name].input[0] for name in self.effects(set()).values()}
         arguments = self.cutter.function.signature.input_arg[len(self.shapes):]
         handles = {id(handle) for argument, handle in zip(arguments, self.captured)
                    if argument.name in written}
         return [variable for variable in self.everything[len(self.state):]
                 if id(variable.handle) in handles and variable.dtype.is_floating]
-
-    def assign(self, values):
-        """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
-        variables = self.everything
-        if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-            raise UserError('the checkpoint is of another network; to start over, use --restart')
-        keras_stack.assign_arrays(variables, values)
 
     def left_out(self, mask):
         """Returns the update nodes that serve only tensors outside the (N,) bool mask."""

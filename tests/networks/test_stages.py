@@ -64,7 +64,7 @@ def test_the_narrowest_places_are_read_beside_the_last_one():
     found = pooled(base, 'stages', 10)(images, training=False).numpy()
     np.testing.assert_allclose(found, np.hstack([x.mean(axis=(1, 2)), x.max(axis=(1, 2))]),
                                rtol=1e-5)
-    with pytest.raises(UserError, match='less than the 10 of the last stage; allowed: 10'):
+    with pytest.raises(UserError, match='fewer than the 10 of the last stage; allowed: 10'):
         pooled(base, 'stages', 9)
 
 

@@ -11,7 +11,8 @@ import models
 from elastic.command_line import UserError
 from elastic.networks.stages import standardisation
 from elastic.schemes import solved_head
-from elastic.schemes.solved_head import FIRST, STEP, _best_strength, solve_head
+from elastic.schemes.ridge import FIRST, STEP, _best_strength, _fitted
+from elastic.schemes.solved_head import solve_head
 from elastic.workers.cluster import ALONE
 from small_models import saved
 
@@ -66,9 +67,9 @@ def softmax_loss(logits, labels, weights):
 def test_few_images_are_left_out_in_turn(augmentation, weights, tmp_path):
     """The strength, the factor of the softmax, and the layer are those of refits without each."""
     data, model = Images(augmentation, weights), network(tmp_path, 200)
-    loss, accuracy, ms = solve_head(model, data, ALONE)
+    result = solve_head(model, data, ALONE)
     views = range(1 if augmentation == 'none' else 2)
-    assert len(ms) == len(views) * IMAGES // BATCH
+    assert len(result.ms['solve']) == len(views) * IMAGES // BATCH
     x = np.concatenate([features_of(model, data.view(np.arange(IMAGES), v)) for v in views])
     y, weights = np.tile(data.labels, len(views)), np.ones(3) if weights is None else weights
     targets, of_image = np.eye(CLASSES)[y], np.tile(np.arange(IMAGES), len(views))
@@ -84,24 +85,25 @@ def test_few_images_are_left_out_in_turn(augmentation, weights, tmp_path):
                 x[of_image == image])
         return scores
     strengths = [FIRST * STEP ** power for power in range(-10, 11)]
-    errors = [(weights[y][:, None] * (left_out(s) - targets) ** 2).sum() for s in strengths]
+    errors = [_fitted(left_out(s), y, weights).loss for s in strengths]
     best = strengths[int(np.argmin(errors))]
     assert 0 < np.argmin(errors) < 20
     scores, expected = left_out(best), fit(best, slice(None))
-    assert accuracy == np.mean(scores.argmax(axis=1) == y)
+    assert result.accuracy == np.mean(scores.argmax(axis=1) == y)
     kernel, bias = [v.numpy().astype(float) for v in model.layers[-1].weights]
     factor = np.linalg.norm(kernel) / np.linalg.norm(expected.coef_)
     np.testing.assert_allclose(kernel, factor * expected.coef_.T, atol=2e-3 * np.abs(kernel).max())
     logits = x @ kernel + bias - factor * expected.predict(x)
     assert np.ptp(logits) < 5e-3 * factor
     losses = [softmax_loss(f * factor * scores, y, weights) for f in (0.9, 1.0, 1.1)]
-    assert losses[1] < min(losses[0], losses[2]) and loss == pytest.approx(losses[1], rel=1e-3)
+    assert losses[1] < min(losses[0], losses[2])
+    assert result.loss == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize('weights', [None, np.array([1.0, 2.0, 0.5])])
 def test_of_many_images_a_part_is_left_out(weights, tmp_path):
     data, model = Images('none', weights), network(tmp_path, 5)
-    loss, accuracy, _ = solve_head(model, data, ALONE)
+    result = solve_head(model, data, ALONE)
     x, y = features_of(model, data.images), data.labels
     weights = np.ones(3) if weights is None else weights
     order = np.random.RandomState(0).permutation(IMAGES)
@@ -110,16 +112,15 @@ def test_of_many_images_a_part_is_left_out(weights, tmp_path):
     targets = np.eye(CLASSES)[y]
     fits = [Ridge(FIRST * STEP ** power * square).fit(x[rest], targets[rest], weights[y[rest]])
             for power in range(-10, 11)]
-    errors = [(weights[y[out]][:, None] * (fit.predict(x[out]) - targets[out]) ** 2).sum()
-              for fit in fits]
+    errors = [_fitted(fit.predict(x[out]), y[out], weights).loss for fit in fits]
     best = int(np.argmin(errors))
     scores = fits[best].predict(x[out])
-    assert accuracy == np.mean(scores.argmax(axis=1) == y[out])
+    assert result.accuracy == np.mean(scores.argmax(axis=1) == y[out])
     expected = Ridge(fits[best].alpha).fit(x, targets, weights[y])
     kernel, bias = [v.numpy().astype(float) for v in model.layers[-1].weights]
     factor = np.linalg.norm(kernel) / np.linalg.norm(expected.coef_)
     np.testing.assert_allclose(kernel, factor * expected.coef_.T, atol=2e-3 * np.abs(kernel).max())
-    assert loss == pytest.approx(softmax_loss(factor * scores, y[out], weights), rel=1e-3)
+    assert result.loss == pytest.approx(softmax_loss(factor * scores, y[out], weights), rel=1e-3)
 
 
 def test_features_are_standardised_and_rare_ones_are_not_blown_up(tmp_path):
@@ -159,6 +160,6 @@ def test_the_best_strength_is_searched_from_the_first(power):
 
     def error_of(strength):
         tried.append(strength)
-        return abs(np.log(strength / FIRST) / np.log(STEP) - power), strength
+        return [abs(np.log(strength / FIRST) / np.log(STEP) - power)], strength
     assert _best_strength(error_of)[1] == pytest.approx(FIRST * STEP ** power)
     assert len(tried) == len(set(tried)) <= abs(power) + 3

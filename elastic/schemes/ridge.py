@@ -1,0 +1,230 @@
+"""Ridge regression with the strength that suits images which were left out.
+
+With few images, the n x n matrix of their products is factored, and each image is left out in turn
+in closed form: its error is r_i / (1 - h_i), with the residual r and the diagonal h of the hat
+matrix. Else the matrix of the features' products is summed up piece by piece, without a tenth of
+the images, which are left out; several workers add theirs.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+from scipy.linalg import blas, lapack
+
+LEFT_OUT = 10  # one image of ten, where the matrix of features is the smaller one
+PIECE = 512  # images that are added at once
+STEP = 10 ** 0.5  # from one strength to the next
+FIRST = 0.3  # strength, times the mean square of the features of an image, that is tried first
+
+
+def is_many(rows, count):
+    """Returns whether the matrix of products of features takes less memory than that of images."""
+    return rows * (rows + count) > count ** 2
+
+
+def needed_bytes(rows, count):
+    """Returns the bytes that solving takes. rows: images. count: features."""
+    return 4 * (count * (count + rows // LEFT_OUT) if is_many(rows, count) else
+                rows * (rows + count))
+
+
+class _Fitted(NamedTuple):
+    """Holds how scores fit the images that were left out, once multiplied by `factor`."""
+    loss: float
+    accuracy: float
+    factor: float
+
+
+def _fitted(scores, labels, weights, total=np.sum):
+    """Returns the _Fitted of scores, (n, C), of images with these labels, (n,).
+
+    weights: (C,), of the classes. total: sums up values of these images, over all workers.
+    """
+    count, each = total(np.ones(len(labels))), weights[labels]
+    own = scores[np.arange(len(labels)), labels]
+
+    def loss(power):
+        factor = np.exp(power)
+        return -total(each * (factor * own - scipy.special.logsumexp(factor * scores, axis=1))
+                      ) / count
+    found = scipy.optimize.minimize_scalar(loss, bounds=(-2.0, 6.0), method='bounded')
+    right = total(scores.argmax(axis=1) == labels)
+    return _Fitted(float(found.fun), float(right / count), float(np.exp(found.x)))
+
+
+class _Ridge:
+    """Solves (A + strength) X = B for one symmetric matrix A and many strengths, in its memory.
+
+    matrix: (n, n) float32 in Fortran order, of which the part above the diagonal is A's. The other
+    part, with the diagonal, takes the factors.
+    """
+
+    def __init__(self, matrix):
+        self.matrix, self.diagonal = matrix, matrix.diagonal().copy()
+
+    def solve(self, strength, right):
+        """Returns X, (n, C); None if rounding leaves no positive definite matrix."""
+        a = self.matrix
+        for begin in range(0, len(a), PIECE):
+            end = begin + PIECE
+            a[begin:end, :begin] = a[:begin, begin:end].T
+            above = np.triu(a[begin:end, begin:end], 1)
+            a[begin:end, begin:end] = above + above.T
+        np.fill_diagonal(a, self.diagonal + np.float32(strength))
+        _, wrong = lapack.spotrf(a, lower=1, clean=0, overwrite_a=1)
+        return None if wrong else lapack.spotrs(a, right, lower=1)[0]
+
+    def inverse(self):
+        """Inverts the last A + strength; returns its part below the diagonal in `matrix`."""
+        lapack.spotri(self.matrix, lower=1, overwrite_c=1)
+        return self.matrix
+
+
+def _best_strength(error_of):
+    """Returns the result of error_of, (error, ...), for the strength of the least error.
+
+    error_of: (strength) -> (_Fitted or [inf], ...), of one minimum. strength: relative to FIRST.
+    """
+    tried = {}
+
+    def at(power):
+        if power not in tried:
+            tried[power] = error_of(FIRST * STEP ** power)
+        return tried[power][0][0]
+    best = 0
+    for direction in (-1, 1):
+        while abs(best) < 10 and at(best + direction) < at(best):
+            del tried[best]
+            best += direction
+        if best:
+            break
+    return tried[best]
+
+
+def solve_few(features, _):
+    """Leaves out each image, with all its views, in turn; see solve_many."""
+    pieces = list(features.pieces(features.numbers, rows=0))
+    z, labels = map(np.concatenate, zip(*pieces))
+    del pieces
+    mean, deviation = z.mean(axis=0), z.std(axis=0)
+    features.standardise(mean, deviation)
+    z -= mean
+    z /= features.deviation
+    weights = features.weights[labels]
+    root, total_weight = np.sqrt(weights)[:, None], weights.sum()
+    middle, targets = weights @ z / total_weight, features.one_hot(labels)
+    z -= middle
+    z *= root
+    mean_target = weights @ targets / total_weight
+    scaled = (targets - mean_target) * root
+    ridge = _Ridge(blas.ssyrk(1.0, z.T, trans=1))
+    square = float(np.trace(ridge.matrix)) / total_weight
+    images, views = len(features.numbers), features.views
+    firsts = np.arange(images)
+
+    def error_of(strength):
+        strength *= square
+        alpha = ridge.solve(strength, scaled)
+        if alpha is None:
+            return [np.inf], None
+        inverse = ridge.inverse()
+        blocks = np.empty((images, views, views), np.float32)
+        for i in range(views):
+            for j in range(views):
+                blocks[:, i, j] = inverse[max(i, j) * images + firsts, min(i, j) * images + firsts]
+                blocks[:, i, j] -= (root[i * images:][:images, 0] * root[j * images:][:images, 0]
+                                    / (strength * total_weight))
+        errors = np.linalg.solve(blocks, alpha.reshape(views, images, -1).swapaxes(0, 1))
+        errors = errors.swapaxes(0, 1).reshape(alpha.shape)
+        return _fitted(targets - errors / root, labels, features.weights), alpha
+    fitted, alpha = _best_strength(error_of)
+    kernel = z.T @ alpha
+    return kernel, mean_target - middle @ kernel, fitted
+
+
+class _Sums:
+    """Sums up the products of standardised features over images, over all workers."""
+
+    def __init__(self, features, cluster):
+        self._features, self._cluster = features, cluster
+        count, classes = features.count, features.classes
+        self._arrays = [np.zeros(shape, np.float32) for shape in (
+            (count, count), (count, classes), count, classes, 1)]
+
+    def add(self, pieces):
+        """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers."""
+        matrix, products, first, target, weight = self._arrays
+        if not self._cluster.is_chief:
+            for array in self._arrays:
+                array[:] = 0  # what was added before
+        for z, labels in pieces:
+            weights = self._features.weights[labels]
+            targets, scaled = self._features.one_hot(labels), z * np.sqrt(weights)[:, None]
+            blas.ssyrk(1.0, scaled.T, beta=1.0, c=matrix.T, overwrite_c=1)
+            products += z.T @ (targets * weights[:, None])
+            first += weights @ z
+            target += weights @ targets
+            weight += weights.sum()
+        self._arrays = [self._cluster.total(array) for array in self._arrays]
+
+    def ridge(self):
+        """Returns the _Ridge of the features minus their means; `restore` takes it back."""
+        matrix, _, first, _, weight = self._arrays
+        blas.ssyr(-1 / weight[0], first, a=matrix.T, overwrite_a=1)
+        return _Ridge(matrix.T)
+
+    def restore(self, ridge):
+        matrix, _, first, _, weight = self._arrays
+        np.fill_diagonal(matrix, ridge.diagonal)
+        blas.ssyr(1 / weight[0], first, a=matrix.T, overwrite_a=1)
+
+    @property
+    def right(self):
+        """Returns (F, C), the products of features and one-hot labels, both minus their means."""
+        _, products, first, target, weight = self._arrays
+        return products - np.outer(first, target) / weight
+
+    @property
+    def weight(self):
+        """Returns the sum of the weights of the images."""
+        return float(self._arrays[-1][0])
+
+    def bias(self, kernel):
+        """Returns (C,), to add to features @ kernel."""
+        _, _, first, target, weight = self._arrays
+        return (target - first @ kernel) / weight
+
+
+def solve_many(features, cluster):
+    """Leaves a part of the images out, to find the strength, and then adds it.
+
+    Returns (kernel, (F, C), for standardised features; bias, (C,); _Fitted).
+    """
+    def total(values):
+        return float(cluster.total(np.array([np.sum(values, dtype=np.float64)]))[0])
+    every = max(2, min(LEFT_OUT, len(features.numbers) // PIECE))
+    z, labels = map(np.concatenate, zip(*features.pieces(features.numbers[::every])))
+    number = total(np.ones(len(z)))
+    mean = cluster.total(z.sum(axis=0, dtype=np.float64)) / number
+    variance = sum(np.square(part - mean).sum(axis=0) for part in np.array_split(
+        z, -(-len(z) // PIECE)))
+    features.standardise(mean, np.sqrt(cluster.total(variance) / number))
+    z -= features.mean
+    z /= features.deviation
+    sums = _Sums(features, cluster)
+    sums.add(features.pieces(np.delete(features.numbers, slice(None, None, every))))
+    ridge, right = sums.ridge(), sums.right
+    square = float(ridge.diagonal.sum()) / sums.weight
+
+    def error_of(strength):
+        kernel = ridge.solve(strength * square, right)
+        if kernel is None:
+            return [np.inf], strength
+        return _fitted(z @ kernel + sums.bias(kernel), labels, features.weights, total), strength
+    fitted, strength = _best_strength(error_of)
+    sums.restore(ridge)
+    sums.add([(z, labels)])
+    kernel = sums.ridge().solve(strength * square, sums.right)
+    return kernel, sums.bias(kernel), fitted
