@@ -17,37 +17,20 @@ import time
 
 import numpy as np
 
-from elastic.compat import keras_stack
-from elastic.runs.best_epoch import BestEpoch
-from elastic.runs.checkpoint import Interrupted
-from elastic.runs.progress import (
-    announce,
-    epoch_label,
-    print_epoch,
-    record_epoch,
-    summary_of,
-)
-from elastic.runs.tally import Tally
+from elastic.cache.prefix_cache import NoCache
+from elastic.runs.deadline import AllEpochs
+from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
-from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
 from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.dates import due_epochs, until
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
-from elastic.steps.epoch import (
-    READ,
-    Diverged,
-    EpochProgress,
-    plain_calls,
-    run_epoch,
-    validate,
-)
+from elastic.steps.epoch import READ, Diverged
 from elastic.steps.masked_step import ModelState, StepMaker
-from elastic.steps.training_step import evaluation_function, optimizer_for
-from elastic.workers.addresses import WorkerLost
-from elastic.workers.agreement import TABLE, average_statistics, slowest_table
+from elastic.steps.training_step import optimizer_for
+from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
 from selection_solver_DP import choose_cached_tensors, choose_tensors
@@ -66,251 +49,37 @@ def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
                      penalty=penalty, class_weight=dataset.class_weight, mean=mean)
 
 
-# ---------------------------------------------------------------- the loop
-
-class _Run:
-    """Holds what changes while a run trains.
-
-    epoch: the current or next one, from 1. progress: its EpochProgress; None between epochs.
-    choice: the Choice in use. chosen: the same if it was made before this epoch, else None.
-    tally: Tally of the epochs so far.
-    best: BestEpoch; None without validation images.
-    before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
-    """
-
-    def __init__(self, scheme, clock, cache, best):
-        self.scheme, self.clock, self.cache, self.best = scheme, clock, cache, best
-        self._use(scheme.maker)
-        if cache is not None:
-            cache.attach(scheme.maker)
-        self.epoch, self.choice, self.chosen = 1, None, None
-        self.progress = self.result = None
-        self.tally = Tally()
-        self.before, self.importance_before = dict.fromkeys(clock.seconds, 0.0), 0.0
-
-    def _use(self, maker):
-        self.maker, self.step, self.evaluate = maker, None, evaluation_function(maker.model)
-
-    def select(self):
-        """Asks the scheme what to train in the next epoch, and makes its step."""
-        self.importance_before = self.scheme.importance_seconds
-        self.chosen = self.scheme.select(self.epoch, self.result)
-        if self.chosen is None:
-            return
-        self.choice = choice = self.chosen
-        if self.scheme.maker is not self.maker:
-            self._use(self.scheme.maker)
-        if self.step is None or (choice.mask != self.step.mask).any():
-            self.step = None  # frees the old graph before the new one is made
-            self.step = self.maker.step(choice.mask)
-        if self.cache is not None:
-            self.cache.begin(self.step, choice.timings)
-
-    def solve(self, dataset, pause):
-        """Solves the output layer in this epoch; `result` is None if `pause` returned True."""
-        self.result = solve_head(self.maker.model, dataset, cluster_of(self.maker), pause)
-        if self.result is not None:
-            self.choice = self.chosen = Choice(fixed_mask(HEAD, self.maker.model))
-            self.maker.optimizer.iterations.assign(dataset.steps)  # as after any other epoch
-
-    def keep_steady(self, dataset):
-        """Finds the scale of the learning rate for the first epoch after the head was solved."""
-        scale = safe_scale(
-            self.step, keras_stack.schedule(self.maker.optimizer).scale,
-            list(dataset.batches(dataset.order(self.epoch)[:TRIED], dataset.view(self.epoch))),
-            self.evaluate, self.maker, cluster_of(self.maker))
-        if scale < 1:
-            print('learning rate times {:.2g}: the first steps from the solved head would raise '
-                  'the loss'.format(scale))
-
-    def calls(self, dataset):
-        """Returns the remaining Calls of the epoch."""
-        done = self.progress.count
-        if self.cache is not None:
-            return self.cache.calls(self.step, self.epoch, done)
-        return plain_calls(self.step, dataset.batches(dataset.order(self.epoch)[done:],
-                                                      dataset.view(self.epoch)))
-
-    def trains(self, num_epochs):
-        """Returns whether an epoch is left to train."""
-        over = self.best is not None and self.best.is_over(self.tally.epochs)
-        return self.epoch <= num_epochs and not over
-
-    def judge(self, dataset, pause):
-        """Returns the Evaluation after the epoch, on the test images if there are no others."""
-        images = dataset.test if self.best is None else dataset.validation
-        judged = validate(self.evaluate, images, pause)
-        if judged is not None:  # rounding may differ between boards, but not a decision
-            loss, accuracy = cluster_of(self.maker).of_chief(lambda: judged[:2])
-            judged = judged._replace(loss=loss, accuracy=accuracy)
-        if judged is not None and self.best is not None:
-            self.best.judge(self.epoch, judged.loss, judged.accuracy, self.maker.model)
-        return judged
-
-    def test(self, dataset, pause):
-        """Returns the Evaluation of the kept weights on the test images."""
-        self.best.put_back(self.maker.model)
-        return validate(self.evaluate, dataset.test, pause)
-
-    @property
-    def learning_rate(self):
-        return float(keras_stack.learning_rate(self.maker.optimizer))
-
-    def row(self, judged):
-        """Returns the record of the epoch that has ended. judged: from `judge`."""
-        result, seconds = self.result, self.clock.seconds
-        images = 'test' if self.best is None else 'validation'
-        return dict(
-            {images + '_accuracy': judged.accuracy, images + '_loss': judged.loss},
-            epoch=self.epoch, learning_rate=self.learning_rate, train_accuracy=result.accuracy,
-            train_loss=result.loss, train_penalty=result.penalty,
-            step_ms=float(np.median(result.step_ms)),
-            importance_seconds=self.scheme.importance_seconds - self.importance_before,
-            train_seconds=self.clock.train_seconds, **self.clock.monitor.epoch(),
-            **{name + '_seconds': seconds[name] - self.before[name] for name in seconds})
-
-    def next_epoch(self, row):
-        """Moves on to the next epoch. row: the record of the one that has ended."""
-        self.tally.add(row, self.result.ms)
-        self.before, self.progress = dict(self.clock.seconds), None
-        self.epoch += 1
-
-    # ------------------------------------------------------------------------- checkpoints
-
-    PLAIN_FIELDS = ('epoch', 'choice', 'result', 'before', 'importance_before')
-
-    def state(self):
-        """Returns the tree of a checkpoint, between two steps."""
-        return dict(
-            {name: getattr(self, name) for name in self.PLAIN_FIELDS},
-            has_chosen=self.chosen is not None, progress=self.progress and vars(self.progress),
-            tally=self.tally.state(), variables=self.maker.everything, scheme=self.scheme.state(),
-            best=self.best and self.best.state(),
-            cache=self.cache and self.cache.state(), clock=self.clock.state())
-
-    def restore(self, state):
-        """Resumes from the tree of a checkpoint."""
-        for name in self.PLAIN_FIELDS:
-            setattr(self, name, state[name])
-        self.chosen = self.choice if state['has_chosen'] else None
-        self.progress = state['progress'] and EpochProgress(state['progress'])
-        self.tally.restore(state['tally'])
-        if self.best is not None:
-            self.best.restore(state['best'])
-        self.scheme.restore(state['scheme'], self.choice)
-        self._use(self.scheme.maker)
-        self.maker.assign(state['variables'])
-        if self.choice is not None:
-            self.step = self.maker.step(self.choice.mask)
-            self.step.again = True
-        if self.cache is not None:
-            self.cache.restore(state['cache'], self.step)
-        self.clock.restore(state['clock'])
-
-
-def train(scheme, dataset, settings, session, cache=None, deadline=None):
+def train(scheme, dataset, settings, session, cache=None, plan=None):
     """Trains and records every epoch; returns (measured part of the summary, trained model).
 
     With validation images, these judge each epoch, and the test images only the kept weights.
-    scheme: scheme.Scheme, whose maker holds the model. cache: prefix_cache.PrefixCache or None.
-    deadline: deadline.Deadline that ends the run, or None. Raises Diverged if the loss is not
-    finite. After trying to write a checkpoint, raises Interrupted if the session's keeper says
-    stop, and WorkerLost if another worker does not answer.
+    scheme: scheme.Scheme, whose maker holds the model. cache: PrefixCache; default: NoCache.
+    plan: deadline.Deadline that ends the run; default: deadline.AllEpochs. Raises Diverged if the
+    loss is not finite. After trying to write a checkpoint, raises Interrupted if the session's
+    keeper says stop, and WorkerLost if another worker does not answer.
     """
-    clock, keeper, tested = session.clock, session.keeper, None
-    cluster = cluster_of(scheme.maker)
-    best = None if dataset.validation is None else BestEpoch(settings.keep, settings.patience)
+    clock = session.clock
     with session.preparing():
-        run = _Run(scheme, clock, cache, best)
-        if session.resumed is not None:
-            run.restore(session.resumed.pop('run'))  # pop: it is as large as the model
-            clock.seconds['lost'] += session.resumed['lost_seconds']
-    if deadline is not None:
-        with clock('validation'):
-            deadline.time_evaluation(run.evaluate, dataset.validation)
-
-    def keep():
-        with clock('checkpoint'):
-            kept = keeper.keep(lambda: dict(run=run.state(), records=session.recorder.state(),
-                                            deadline=deadline and deadline.state()))
-        if keeper.stop() and run.trains(settings.num_epochs):
-            raise Interrupted(run.epoch, run.progress.count if run.progress else 0, kept)
-        if keeper.stop() and best is not None:  # the final test is left
-            raise Interrupted(run.tally.epochs, dataset.steps, kept)
-
-    def train_epoch():
-        if run.progress is None:
-            with clock('selection'), cluster.watched():
-                run.select()
-                if settings.solves and run.epoch == 2:
-                    run.keep_steady(dataset)
-            if run.chosen is not None:
-                announce(run.chosen, settings, clock.seconds['selection'] - run.before['selection'],
-                         cache)
-            run.progress = EpochProgress()
-        with clock('step'):
-            calls, run.result, lost = run.calls(dataset), None, None
-            if deadline is not None:
-                calls = deadline.within(calls)
-        while run.result is None:
-            with clock('step'):
-                try:
-                    with cluster.watched():
-                        run.result = run_epoch(calls, dataset.steps,
-                                               epoch_label(run.epoch, settings.num_epochs),
-                                               run.progress, keeper.due)
-                except Diverged as error:
-                    raise Diverged('{} (it was {:.3g})'.format(error, run.learning_rate))
-                except WorkerLost as error:
-                    lost = error
-            if run.result is None:
-                keep()
-            if lost is not None:
-                raise WorkerLost(*lost.args, 'in epoch {} after step {}'.format(
-                    run.epoch, run.progress.count))
-        clock.move(run.result.first_call_seconds, 'step', 'selection')
-        clock.move(run.result.again_seconds, 'step', 'resume')
-
-    if keeper.stop():
-        keep()
-    while run.trains(settings.num_epochs):
-        if settings.solves and run.epoch == 1:
+        run = Run(scheme, dataset, settings, session, cache or NoCache(dataset),
+                  plan or AllEpochs())
+        run.resume()
+    with clock('validation'):
+        run.plan.begin_training(run)
+    run.pause(run.keeper.stop)
+    while run.goes_on:
+        if run.solves:
             with clock('head'):
-                run.solve(dataset, keeper.stop)
-            if run.result is None:
-                keep()  # raises
+                run.solve()
         else:
-            train_epoch()
-        with clock('validation'):
-            average_statistics(run.maker)
-            judged = run.judge(dataset, keeper.stop)
-        if judged is None:
-            keep()  # raises: only a stop ends validation early
-        row = run.row(judged)
-        record_epoch(session.recorder, scheme, run.chosen, row, run.result, cache)
-        if best is None and run.epoch == settings.num_epochs:
-            session.recorder.predictions(dataset, judged)
-        run.next_epoch(row)
-        print_epoch(row, settings.num_epochs)
-        if deadline is not None:
-            settings = deadline.after(row, judged, run, settings)
-            scheme.replan(settings)
-            keras_stack.schedule(run.maker.optimizer).end_at(deadline.total_steps)
-        if keeper.pays():
-            keep()
-    if run.epoch <= settings.num_epochs:
-        print('training ends: no epoch was better than epoch {} for {} epochs'.format(
-            best.epoch, settings.patience))
-    if best is not None:
-        with clock('validation'):
-            tested = run.test(dataset, keeper.stop)
-        if tested is None:
-            keep()  # raises
-        session.recorder.predictions(dataset, tested)
-    if cache is not None:
-        cache.end()
-    outcome = run.tally.outcome() if best is None else best.outcome(run.tally, tested)
-    return summary_of(run.tally, clock, scheme, cache, outcome), scheme.maker.model
+            if not run.progress:  # else the checkpoint is from within an epoch
+                with clock('selection'):
+                    run.choose()
+                run.announce()
+            with clock('step'):
+                run.train_epoch()
+        run.end_epoch()
+        run.pause(run.keeper.pays)
+    return run.summary(), scheme.maker.model
 
 
 # ---------------------------------------------------------------- elastic training
@@ -372,7 +141,6 @@ class ElasticScheme(Scheme):
         return epoch in due_epochs(self._settings)
 
     def replan(self, settings):
-        """Uses these settings.Settings, of other epochs or another rho, from now on."""
         self._settings = settings
 
     def _head(self):

@@ -96,7 +96,12 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
          'elastic 0.15': 0.003, 'elastic 0.35, fisher': 0.003, 'elastic 0.35, lisa': 0.024,
          'elastic 0.35, depth': 0.006, 'elastic 0.35, autofreeze': 0.006,
          'elastic 0.35, egeria': 0.006, 'elastic 0.35, betti': 0.006,
-         'the last two stages': 0.006}  # by --tune, on lite0_fashion
+         'the last two stages': 0.006, 'full, 2 times the epochs': 0.0015,
+         'full, 4 times the epochs': 0.0015, 'stages, then 0.5': 0.0015,
+         'stages, then 0.35': 0.0015, 'stages, then 0.25': 0.0015, 'stages, then 0.15': 0.0015,
+         'stages, then BN + bias': 0.006, 'stages, then full': 0.0008,
+         'stages, then full, 1/2 of the epochs': 0.0008,
+         'stages, then full, 1/3 of the epochs': 0.0008}  # by --tune, on lite0_fashion
 # By --tune, on lite0_digits. Fisher, LISA and Betti have half of the rate that it found: at 0.012,
 # one seed of five fails.
 TUNED_ON_DIGITS = dict(TUNED, **{
@@ -218,7 +223,8 @@ def rows_from_imagenet(network):
     """Returns the Rows of a network with ImageNet weights."""
     rows = rows_of_repeated(network)
     at = 1 + [row.label for row in rows].index('head only')
-    return rows[:at] + [Row('BN + bias', 'bn_plus_bias_training'),
+    return rows[:at] + longer(network) + [
+                        Row('BN + bias', 'bn_plus_bias_training'),
                         Row('PruneTrain', 'prune_training'),
                         Row('the last two stages', CHOSEN, ['--train_tensors', LAST], cached=True),
                         elastic('elastic 0.35, no cache', 0.35)] + rows[at:] + [
@@ -226,6 +232,12 @@ def rows_from_imagenet(network):
                                 elastic('elastic 0.35, {}'.format(rule), 0.35, '--importance',
                                         rule)._replace(cached=True) for rule in network.rules
                                 ] + rows_from_a_solved_head(network) * (network.weights != 'none')
+
+
+def longer(network):
+    """Returns the Rows of full training that shows what more time reaches."""
+    return [Row('full, {} times the epochs'.format(n), 'full_training',
+                ['--num_epochs', str(n * network.epochs)]) for n in (2, 4)]
 
 
 def rows_from_a_solved_head(network):

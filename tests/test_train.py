@@ -14,6 +14,7 @@ from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
 from elastic.runs.clock import Clock
+from elastic.runs.deadline import AllEpochs
 from elastic.runs.folder import EPOCH_COLUMNS, VARIED, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
@@ -46,7 +47,7 @@ def timings():
     return fixed_profile(new_model(), SMALL, 10, BATCH)
 
 
-def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
+def run(folder, dataset, name, settings, timings=None, model=None, spy=None, plan=None):
     """Runs the real loop; returns (result, model)."""
     recorder, model = Recorder(str(folder)), model or new_model()
     session = Session(recorder)
@@ -56,7 +57,7 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
             maker, dataset.probe, timings, settings)
     if spy:
         scheme.select = spy(scheme.select)
-    result, model = train.train(scheme, dataset, settings, session)
+    result, model = train.train(scheme, dataset, settings, session, plan=plan)
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', dataset_name='d',
                          seed=0, stack='s', host='h', **dict.fromkeys(VARIED)))
     return result, model
@@ -225,15 +226,13 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
 def test_old_step_functions_are_released(tmp_path, dataset, timings):
     """The masks must differ, so that every epoch builds a new function."""
     graphs = []
-    original = train.run_epoch
 
-    def watching(calls, *arguments):
-        def watched():
+    class Watching(AllEpochs):
+        def within(self, calls):
             for i, call in enumerate(calls):
                 if not i:
                     graphs.append(weakref.ref(call.step))
                 yield call
-        return original(watched(), *arguments)
 
     def alternate(select):
         def other(epoch, last):
@@ -245,12 +244,8 @@ def test_old_step_functions_are_released(tmp_path, dataset, timings):
             return choice._replace(mask=mask)
         return other
 
-    train.run_epoch = watching
-    try:
-        run(tmp_path / 'r', dataset, 'elastic_training',
-            Settings(num_epochs=4, interval=1, rho=0.6), timings, spy=alternate)
-    finally:
-        train.run_epoch = original
+    run(tmp_path / 'r', dataset, 'elastic_training', Settings(num_epochs=4, interval=1, rho=0.6),
+        timings, spy=alternate, plan=Watching())
     gc.collect()
     assert len(graphs) == 4 and [graph() for graph in graphs] == [None] * 4
 

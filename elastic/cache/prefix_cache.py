@@ -20,6 +20,38 @@ from elastic.steps.training_step import NUM_RESULTS, StepResult
 TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}
 
 
+class NoCache:
+    """Stands for the PrefixCache of a run that has none: every step computes all of it."""
+    cut, totals = None, {}
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def attach(self, maker):
+        """Cuts the steps of this masked_step.StepMaker from now on."""
+
+    def begin(self, step, timings=None):
+        """Prepares the cache for a MaskedStep."""
+
+    def end(self):
+        """Frees what it holds."""
+
+    def lines(self, timings=None):
+        """Returns the lines that describe the cache at the present cut; timings: as in begin."""
+        return []
+
+    def state(self):
+        """Returns the tree that `restore` takes."""
+
+    def restore(self, state, step):
+        """Resumes from `state`."""
+
+    def calls(self, step, epoch, done=0):
+        """Returns an iterator over the Calls of an epoch, without its first `done`."""
+        numbers, view = self.dataset.order(epoch)[done:], self.dataset.view(epoch)
+        return plain_calls(step, self.dataset.batches(numbers, view))
+
+
 class PrefixCache(CopyCosts):
     """Caches for one run: call `attach` once, `begin` after each selection, `calls` each epoch.
 
@@ -118,8 +150,14 @@ class PrefixCache(CopyCosts):
         self._close()
         self.cut = self._cut_step = self.skipped = None
 
-    def describe(self, timings=None):
-        """Returns one line on the present cache; timings: as in begin."""
+    def lines(self, timings=None):
+        """Returns the lines that describe the cache at the present cut; timings: as in begin."""
+        if self.cut is not None:
+            return [self._described(timings)]
+        why = None if timings is None else self.too_large(timings.cut_bytes)
+        return [] if why is None else ['without the prefix cache: ' + why]
+
+    def _described(self, timings):
         nbytes = self.cut.nbytes + 4  # and the label
         text = 'prefix cache: {:,.0f} kB an image, {:,.0f} MB in all'.format(
             nbytes / 1e3, nbytes * self.dataset.num_images / 1e6)

@@ -18,17 +18,25 @@ class Clock:
     def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)
         self.meter, self.monitor = meter or Meter([]), monitor or Monitor()
+        self._bucket, self._begin, self._watches = None, 0.0, contextlib.ExitStack()
 
     @contextlib.contextmanager
     def __call__(self, bucket):
-        with contextlib.ExitStack() as stack:
-            for watch in (self.meter, self.monitor) if bucket in self.TRAINING else ():
-                stack.enter_context(watch.running())
-            begin = time.perf_counter()
-            try:
-                yield
-            finally:
-                self.seconds[bucket] += time.perf_counter() - begin
+        """Counts in `bucket` within this context; the bucket around it pauses."""
+        outer = self._bucket
+        self._switch(bucket)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def _switch(self, bucket):
+        if self._bucket is not None:
+            self.seconds[self._bucket] += time.perf_counter() - self._begin
+        self._watches.close()
+        for watch in (self.meter, self.monitor) if bucket in self.TRAINING else ():
+            self._watches.enter_context(watch.running())
+        self._bucket, self._begin = bucket, time.perf_counter()
 
     def move(self, seconds, source, target):
         """Moves seconds that were counted in bucket `source` to bucket `target`."""

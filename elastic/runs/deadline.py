@@ -9,6 +9,7 @@ import os
 import time
 from typing import NamedTuple
 
+from elastic.compat import keras_stack
 from elastic.durations import duration_text
 from elastic.schemes.solved_head import views_of
 from elastic.selection.dates import due_epochs
@@ -137,7 +138,24 @@ def head_is_enough(head, more, images):
     return error <= VISIBLE and more[0] <= head[0] and more[1] >= head[1]
 
 
-class Deadline:
+class AllEpochs:
+    """Plans a run without a deadline: all its epochs, each with all its steps."""
+
+    def begin_training(self, run):
+        """Prepares for the first epoch of a run.Run."""
+
+    def within(self, calls):
+        """Returns the Calls of an epoch for which there is time."""
+        return calls
+
+    def after(self, row, judged, run):
+        """Plans what is left after an epoch. row: its record. judged: its Evaluation."""
+
+    def state(self):
+        """Returns the tree that `restore` takes."""
+
+
+class Deadline(AllEpochs):
     """Ends a run after `seconds`, counted from the start of the process.
 
     costs: Costs. saving: seconds to keep for the end, beside the final test.
@@ -192,6 +210,9 @@ class Deadline:
             rho=self.plan.rho, num_epochs=self.plan.num_epochs,
             warmup_steps=min(settings.warmup_steps, most))
 
+    def begin_training(self, run):
+        self.time_evaluation(run.evaluate, run.dataset.validation)
+
     def time_evaluation(self, evaluate, images):
         """Learns what judging an image costs here, so that the first epoch can end in time.
 
@@ -217,14 +238,10 @@ class Deadline:
                 self.stopped = True
                 return
 
-    def after(self, row, judged, run, settings):
-        """Takes what an epoch cost, plans what is left, and returns the settings.Settings for it.
-
-        row: the record of the epoch. judged: its Evaluation. run: train._Run, after the epoch.
-        Prints a Plan that differs.
-        """
-        choice, images = run.choice, len(judged.labels)
-        self._learn(row, choice, run.result, run.chosen is not None, images)
+    def after(self, row, judged, run):
+        """Takes what an epoch cost, and plans what is left; prints a Plan that differs."""
+        choice, settings, images = run.choice, run.settings, len(judged.labels)
+        self._learn(row, choice, run.result, run.choice_is_new, images)
         done, self._end = row['epoch'], math.inf
         ended = self.plan._replace(num_epochs=done)
         if self.stopped or done >= MOST or self._ends_with_head(images):
@@ -236,7 +253,9 @@ class Deadline:
             each = rho * self.costs.steps * self.costs.full_step + self.costs.epoch
             found, self._end = carried_on(self.plan, self.left, each, done)
         self._change(found)
-        return self.settings(settings)
+        run.settings = self.settings(settings)
+        run.scheme.replan(run.settings)
+        keras_stack.schedule(run.maker.optimizer).end_at(self.total_steps)
 
     @property
     def total_steps(self):
@@ -287,7 +306,6 @@ class Deadline:
         return True
 
     def state(self):
-        """Returns the tree that `restore` takes."""
         return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS}, used=self.used,
                     rho=self.plan.rho, num_epochs=self.plan.num_epochs)
 

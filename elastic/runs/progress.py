@@ -9,15 +9,14 @@ from elastic.runs.folder import judged_on
 def summary_of(tally, clock, scheme, cache, outcome):
     """Returns the measured part of summary.json, a dict.
 
-    tally: Tally of the epochs. scheme, cache: as in train.train. outcome: of the Tally or of a
-    BestEpoch.
+    tally: Tally of the epochs. scheme, cache: as in run.Run. outcome: of its judge.
     """
     found = dict(
         epochs=tally.epochs, throttled_epochs=tally.throttled, step_ms=tally.step_ms,
         train_seconds=clock.train_seconds, importance_seconds=scheme.importance_seconds,
         **{bucket + '_seconds': seconds for bucket, seconds in clock.seconds.items()},
         **outcome, **scheme.summary)
-    if cache is not None:
+    if cache.totals:
         found.update(cache.totals, **{kind + '_step_ms': ms for kind, ms in tally.medians.items()})
     return found
 
@@ -29,7 +28,7 @@ def record_epoch(recorder, scheme, choice, row, result, cache):
     recorder.epoch(row)
     if scheme.name.startswith('elastic'):
         recorder.elastic({'step_ms': row['step_ms'], 'wait_ms': result.wait_ms}, row['epoch'])
-    if cache is not None:
+    if cache.totals:
         totals, tried = cache.totals, cache.totals['cache_hits'] + cache.totals['cache_misses']
         share = totals['cache_hits'] / max(1, tried)
         recorder.elastic(dict(totals, cache_share_read=share), row['epoch'])
@@ -72,12 +71,8 @@ def announce(choice, settings, seconds, cache):
                   / max(choice.importance[choice.importance > 0].sum(), 1e-12),
                   choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
                   '; {:.2f} left'.format(choice.rho) if left else '', seconds))
-    if cache is not None and cache.cut is not None:
-        print('  ' + cache.describe(choice.timings))
-    elif cache is not None and choice.timings is not None:
-        why = cache.too_large(choice.timings.cut_bytes)
-        if why is not None:
-            print('  without the prefix cache: ' + why)
+    for line in cache.lines(choice.timings):
+        print('  ' + line)
     if any(trial.scale < 1 for trial in choice.trials):
         print('  a full trial update overshoots: importance measured at {:g} of it'.format(
             min(trial.scale for trial in choice.trials)))

@@ -68,6 +68,9 @@ class Scheme:
         epoch: from 1. last: EpochResult of the previous epoch, None before the first.
         """
 
+    def replan(self, settings):
+        """Uses these settings.Settings, of other epochs or another rho, from now on."""
+
     def state(self):
         """Returns the tree that `restore` takes, or None."""
 

@@ -35,30 +35,23 @@ def views_of(dataset):
     return 1 if dataset.augmentation == 'none' else VIEWS
 
 
-class Paused(Exception):
-    """Signals that the run is to stop."""
-
-
-def solve_head(model, dataset, cluster, pause=lambda: False):
+def solve_head(model, dataset, cluster, pause=lambda: None):
     """Solves the output layer of a model from models.build_model, for standardised features.
 
     dataset: datasets.Dataset, whose weights of classes count. cluster: workers.cluster.Cluster.
-    pause: () -> bool, called after each batch. Returns the EpochResult, with loss and accuracy on
-    the images left out; None if pause returned True.
+    pause: called after each batch; it may raise. Returns the EpochResult, with loss and accuracy on
+    the images left out.
     Raises UserError if features are not finite, if none varies, or if all images are of one class.
     """
     features = _Features(model, dataset, pause)
-    try:
-        with cluster.watched():
-            solve = solve_many if features.many or cluster.size > 1 else solve_few
-            weights, bias, fitted = solve(features, cluster)
-            if np.count_nonzero(cluster.total(features.seen)) < 2:
-                raise UserError('all training images are of one class: there is nothing that '
-                                '--head_start solved could tell apart')
-            values = cluster.of_chief(
-                lambda: [fitted.factor / features.scale * weights, fitted.factor * bias])
-    except Paused:
-        return None
+    with cluster.watched():
+        solve = solve_many if features.many or cluster.size > 1 else solve_few
+        weights, bias, fitted = solve(features, cluster)
+        if np.count_nonzero(cluster.total(features.seen)) < 2:
+            raise UserError('all training images are of one class: there is nothing that '
+                            '--head_start solved could tell apart')
+        values = cluster.of_chief(
+            lambda: [fitted.factor / features.scale * weights, fitted.factor * bias])
     features.keep()
     keras_stack.assign_arrays(output_layer(model).weights, values)
     return EpochResult(fitted.loss, fitted.accuracy, 0.0, {SOLVE: features.ms}, {SOLVE: [0.0]}, 0.0)
@@ -92,7 +85,7 @@ def check_features(model, dataset):
 def standardise(model, dataset, cluster):
     """Standardises the features of a model with a random head, by PIECE images, unless they are."""
     if not standardisation(model).weights[0].numpy().any():
-        features = _Features(model, dataset, lambda: False)
+        features = _Features(model, dataset, lambda: None)
         with cluster.watched():
             z, _ = next(features.pieces(features.numbers[:PIECE]))
             features.standardise(*cluster.of_chief(lambda: [z.mean(axis=0), z.std(axis=0)]))
@@ -188,8 +181,7 @@ class _Features:
                 self.ms.append(1e3 * (now - begin))
                 begin = now
                 self._bar.update()
-                if self._pause():
-                    raise Paused
+                self._pause()
                 if len(found) * size + size > rows or not left:
                     yield self._joined(found)
                     found = []

@@ -114,11 +114,11 @@ class EpochProgress:
                            extra[1] / 1e3)
 
 
-def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
+def run_epoch(calls, num_steps, title, progress=None, pause=lambda: None):
     """Runs and times all Calls, with a progress bar; returns the EpochResult.
 
-    progress: EpochProgress to continue. pause: () -> bool, called after every step; if it returns
-    True, run_epoch returns None, and a later call can continue with the iterator `calls`.
+    progress: EpochProgress to continue. pause: called after every step, outside its time; it may
+    raise to end the epoch, which a later call can continue with the iterator `calls`.
     Raises Diverged if the loss is not finite.
     """
     progress = EpochProgress() if progress is None else progress
@@ -139,10 +139,9 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: False):
             bar.set_postfix(loss='{:.3f}'.format(progress.loss / progress.count),
                             acc='{:.1f}%'.format(100 * progress.correct / progress.seen),
                             ms='{:.1f}'.format(1e3 * (now - begin)), refresh=False)
-            begin = now
             bar.update()
-            if pause():
-                return None
+            pause()
+            begin = time.perf_counter()
     return progress.result()
 
 
@@ -159,10 +158,10 @@ class Evaluation(NamedTuple):
     probability: np.ndarray
 
 
-def validate(evaluate, batches, pause=lambda: False):
+def validate(evaluate, batches, pause=lambda: None):
     """Returns the Evaluation of these batches. evaluate: from training_step.evaluation_function.
 
-    pause: () -> bool, called after every batch; if it returns True, validate returns None.
+    pause: called after every batch; it may raise.
     """
     loss, correct, rows = 0.0, 0, []
     for images, labels in batches:
@@ -170,7 +169,6 @@ def validate(evaluate, batches, pause=lambda: False):
         loss += float(batch_loss)
         correct += int(hits)
         rows.append([each.numpy() for each in [labels] + found])
-        if pause():
-            return None
+        pause()
     labels, predicted, probability = map(np.concatenate, zip(*rows))
     return Evaluation(loss / len(labels), correct / len(labels), labels, predicted, probability)

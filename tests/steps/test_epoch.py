@@ -37,8 +37,12 @@ def test_an_epoch_gives_the_means_of_its_steps(by_hand, stop):
     batches = (batch(seed=seed) for seed in range(STEPS))
     calls = plain_calls(step, batches)
     if stop is not None:
-        paused = run_epoch(calls, STEPS, 'epoch', progress, lambda: progress.count == stop)
-        assert paused is None and progress.count == stop
+        def pause():
+            if progress.count == stop:
+                raise InterruptedError
+        with pytest.raises(InterruptedError):
+            run_epoch(calls, STEPS, 'epoch', progress, pause)
+        assert progress.count == stop
         progress = EpochProgress(dict(vars(progress)))
     result = run_epoch(calls, STEPS, 'epoch', progress)
     for name in ('loss', 'penalty'):

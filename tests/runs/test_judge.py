@@ -5,7 +5,7 @@ import pytest
 
 import train
 from cached_runs import bits, digits, network
-from elastic.runs.best_epoch import BestEpoch
+from elastic.runs.judge import BestEpoch
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
@@ -21,7 +21,7 @@ def test_the_best_epoch_has_the_highest_accuracy_then_the_lowest_loss():
     for epoch, (accuracy, loss) in enumerate(JUDGED, 1):
         best.judge(epoch, loss, accuracy, model)
         over.append(best.is_over(epoch))
-    assert best.epoch == 3 and over == [False, False, False, False, True]
+    assert best.best == 3 and over == [False, False, False, False, True]
     assert not BestEpoch('best').is_over(10 ** 6)
 
 
