@@ -11,14 +11,10 @@ import resource
 import sys
 import tempfile
 
-import numpy as np
-
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.data.image_folder import FOLDER
-from elastic.device.sensors import NO_ANSWER
-from elastic.durations import duration_text
-from elastic.files import check_writable, make_folder, printable
+from elastic.files import check_writable
 from elastic.flags import (
     check_arguments,
     decisive_settings,
@@ -30,13 +26,11 @@ from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
 from elastic.runs.signals import Signals
-from elastic.schemes.fixed import HEAD, SCHEMES, FixedScheme, matching_mask
+from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, STAGES, run_settings
 from elastic.steps.epoch import Diverged
 from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
-
-CLASSES_SHOWN = 10  # in the last lines of a run
 
 
 def join_and_run(settings, signals):
@@ -60,57 +54,25 @@ def run(settings, records, cluster, signals):
 
     records: settings.RecordSettings of this worker of the workers.cluster.Cluster.
     """
-    training = settings.training
     import train
     from elastic.export.litert import check_converter
-    from elastic.export.saving import save_network
+    from elastic.planning.plans import plans_of
+    from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
-    from elastic.schemes.solved_head import check_features, features_in_memory, standardise
-    from elastic.selection.items import layers_of
-    from elastic.steps.training_step import warn_of_probabilities
-    from elastic.workers.agreement import check_start, joint_table
-    from models import build_model
+    from elastic.workers.agreement import joint_table
     if records.export:
         check_converter()
     decisive = decisive_settings(settings)
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
-    images, network = find_images(settings), settings.model
-    features = network.head_features
-    if resumed is not None:
-        features = resumed['about']['head_features']
-    elif training.solves and network.head == STAGES:
-        features = cluster.of_chief(lambda: features_in_memory(features, images.train.size))
-    model = build_model(network.model_name, network.image_shape, len(images.class_names),
-                        network.weights, network.alpha, network.bn_statistics,
-                        network.trust_model, network.keep_frozen, network.head,
-                        features, network.head_start)
-    if training.train_tensors is not None:
-        matching_mask(training.train_tensors, model)  # a mistake ends here
+    images = find_images(settings)
+    features = features_to_read(settings, images, cluster, resumed)
+    model = model_of(settings, images, features)
     dataset = load_data(settings, images)
-    check_start(cluster, model, dataset)
-    if is_saved(network.model_name):
-        warn_of_probabilities(model, next(iter(dataset.test))[0])
-    if training.deadline is not None and solves_alone(settings, dataset, resumed):
-        settings, training = solving_alone(settings)
-    elastic, deadline = is_elastic(training.train_type), None
-    timed = elastic or training.train_type == CHOSEN
-    table = joint_table(cluster, profile(settings, model, dataset)) if timed else None
-    layers = layers_of(model) if elastic and training.granularity == 'layer' else None
-    if training.deadline is not None:
-        deadline = deadline_of(settings, table, layers, dataset, resumed)
-        if resumed is None and deadline.plan.num_epochs == 1:  # there is no time to train
-            settings, training = solving_alone(settings)
-            elastic, deadline = False, None
-        else:
-            training = deadline.settings(training)
-    if elastic:
-        cache = elastic_cache(settings._replace(training=training), table, layers, dataset, resumed)
-    else:
-        cache = prefix_cache_of(settings, dataset)
+    check_model(settings, model, dataset, cluster)
+    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset),
+                     lambda: joint_table(cluster, profile(settings, model, dataset)))
 
-    if training.solves and resumed is None:
-        check_features(model, dataset)
     about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features)
     with open_session(records, decisive, about, dataset, resumed, signals,
                       cluster.is_chief) as session:
@@ -118,34 +80,24 @@ def run(settings, records, cluster, signals):
             return already_finished(records.folder)
         print_start(settings, dataset, model, resumed)
         session.recorder.flags(flag_lines(settings))
-        penalty = penalty_of(model, dataset, training, resumed)
         with session.preparing():
-            if network.head == STAGES and not training.solves and resumed is None:
-                standardise(model, dataset, cluster)
-            maker = train.step_maker(model, dataset, training, penalty, cluster)
-            scheme = scheme_of(maker, dataset, training, table, cache)
-        result, model = train.train(scheme, dataset, training, session, cache, deadline)
+            maker = maker_of(model, dataset, plans.settings, cluster, resumed)
+            scheme = scheme_of(maker, dataset, plans.settings.training, plans.table, plans.cache)
+        result, model = train.train(scheme, dataset, plans.settings.training, session, plans.cache,
+                                    plans.epochs)
         cluster.leave()
+        keep_model(records, model, dataset)
+        summary = dict(
+            decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
+            run_name=records.run_name, scheme=plans.settings.training.train_type,
+            **plans.epochs.summary)
         if records.save_txt:
             session.recorder.text()
-        if records.save_model or records.export:
-            save_network(os.path.join(records.folder, 'checkpoint'), model, dataset,
-                         records.export)
-        summary = dict(
-            decisive, **result, **measured_beside(settings, dataset, cache, session.clock),
-            **here(), run_name=records.run_name, scheme=training.train_type)
-        if deadline is not None:
-            summary.update(rho=deadline.plan.rho, seconds_used=deadline.used)
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
-    if records.export:
-        print_accuracy_of_export(records.folder, dataset)
-    if records.meter_csv:
-        try:
-            metered.add_to_run(records.folder, records.meter_csv)
-        except UserError as error:
-            print('energy not measured: {}'.format(error), file=sys.stderr)
+    print_accuracy_of_export(records, dataset)
+    add_metered_energy(records)
     return 0
 
 
@@ -177,37 +129,38 @@ def load_data(settings, images=None):
                         images=images or find_images(settings), **settings.data._asdict())
 
 
-def prefix_cache_of(settings, dataset, table=None):
-    """Returns the prefix_cache.PrefixCache of this run; None if it has none.
+def features_to_read(settings, images, cluster, resumed):
+    """Returns the most features that the head reads; the same when a run resumes."""
+    network = settings.model
+    if resumed is not None:
+        return resumed['about']['head_features']
+    if network.head != STAGES or not settings.training.solves:
+        return network.head_features
+    from elastic.schemes.solved_head import features_in_memory
+    return cluster.of_chief(lambda: features_in_memory(network.head_features, images.train.size))
 
-    table: TensorTimings of elastic training. Raises UserError if --prefix_cache on is impossible.
-    """
-    wanted, scheme = settings.cache.prefix_cache, settings.training.train_type
-    if wanted == 'off' or not SCHEMES[scheme].frozen_front:
-        if wanted == 'on':  # no error: for any scheme, the flag also sets --views held
-            print('no prefix cache: {} freezes no layers next to the input'.format(scheme))
-        return None
-    reason = None
-    if not settings.training.trained_epochs:
-        return None
-    if settings.training.trained_epochs == 1:
-        reason = 'no image comes back in one epoch'
-    elif dataset.view(1) != dataset.view(2):
-        reason = ('each epoch draws new augmentations; --views held keeps them for --interval '
-                  'epochs')
-    elif table is not None and not np.isfinite(table.cut_bytes).any():
-        reason = ('no part of the network can be cut off whose outputs have a row for each image, '
-                  'independent of the other images (batch statistics?)')
-    if reason and wanted == 'on':
-        raise UserError('--prefix_cache on: ' + reason)
-    if reason:
-        print('no prefix cache: ' + reason)
-        return None
-    from elastic.cache.prefix_cache import PrefixCache
-    logs_dir = settings.records.logs_dir
-    make_folder(logs_dir)
-    return PrefixCache(dataset, settings.cache.cache_dir or logs_dir, settings.cache.cache_gb,
-                       exact=settings.deterministic)
+
+def model_of(settings, images, features):
+    """Returns the model of a run for these Images. features: the most that its head reads."""
+    from models import build_model
+    network = settings.model
+    return build_model(network.model_name, network.image_shape, len(images.class_names),
+                       network.weights, network.alpha, network.bn_statistics, network.trust_model,
+                       network.keep_frozen, network.head, features, network.head_start)
+
+
+def check_model(settings, model, dataset, cluster):
+    """Raises UserError for what the run would find out late; warns of outputs that sum to 1."""
+    from elastic.schemes.solved_head import check_features
+    from elastic.steps.training_step import warn_of_probabilities
+    from elastic.workers.agreement import check_start
+    if settings.training.train_tensors is not None:
+        matching_mask(settings.training.train_tensors, model)
+    check_start(cluster, model, dataset)
+    if settings.training.solves:
+        check_features(model, dataset)
+    if is_saved(settings.model.model_name):
+        warn_of_probabilities(model, next(iter(dataset.test))[0])
 
 
 # ---------------------------------------------------------------- timing table and scheme
@@ -218,6 +171,12 @@ def profile(settings, model, dataset):
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
     step, folder = timed_step(settings, dataset)
     return profiler.table_for(step, model, folder, lambda: batch)
+
+
+def path_of_timings(settings, dataset):
+    """Returns the path of this run's timing table, measured or not."""
+    from profiler import path_of_table
+    return path_of_table(*timed_step(settings, dataset))
 
 
 def timed_step(settings, dataset):
@@ -232,80 +191,6 @@ def timed_step(settings, dataset):
             settings.records.logs_dir, settings.workers.worker_index)
 
 
-def solves_alone(settings, dataset, resumed):
-    """Returns whether a run with a deadline has no time for a profile, and only solves the head."""
-    from elastic.runs.deadline import PROFILE, process_seconds
-    from profiler import path_of_table
-    if resumed is not None:
-        return resumed['deadline'] is None
-    left = settings.training.deadline - process_seconds()
-    if left >= PROFILE or os.path.exists(path_of_table(*timed_step(settings, dataset))):
-        return False
-    print('deadline: {} left, too little to profile the network: only the head is solved'.format(
-        duration_text(max(0.0, left))))
-    return True
-
-
-def solving_alone(settings):
-    """Returns RunSettings that only solve the head, and their settings.Settings."""
-    training = settings.training._replace(train_type=HEAD, num_epochs=1, deadline=None)
-    return settings._replace(training=training), training
-
-
-def elastic_cache(settings, table, layers, dataset, resumed=None):
-    """Returns the PrefixCache of elastic training, or None.
-
-    With --views auto, holds views if rho is out of reach without a cache; a run that resumes keeps
-    what it began with. Raises UserError if rho is still out of reach, unless the run resumes.
-    table: TensorTimings. layers: as in items.items_of. resumed: as in session.open_session.
-    """
-    from elastic.selection.cache_costs import CacheCosts
-    from elastic.selection.items import out_of_reach
-    training = settings.training
-    if resumed is not None:
-        held = resumed['about'].get('views') == 'held'
-    else:
-        held = settings.data.views == 'auto' and np.isfinite(table.cut_bytes).any() and (
-            out_of_reach(table, training.rho, layers))
-    if held:
-        dataset.hold_views()
-    cache = prefix_cache_of(settings, dataset, table)
-    costed = table if cache is None else CacheCosts(cache, table, 1, training.num_epochs + 1).table
-    reason = out_of_reach(costed, training.rho, layers)
-    if reason and resumed is None:
-        raise UserError('--' + reason)
-    if settings.data.views == 'auto' and dataset.views == 'held':
-        interval = settings.data.interval
-        print('--views held, as rho {:g} is out of reach without the prefix cache: each image '
-              'keeps its augmentation for {}'.format(training.rho, '{} epochs'.format(
-                  interval) if interval else 'the whole run (--interval 4 loses less accuracy)'))
-    return cache
-
-
-def deadline_of(settings, table, layers, dataset, resumed):
-    """Returns the Deadline of this run, which holds a plan; prints it.
-
-    The arguments are those of elastic_cache.
-    """
-    from elastic.runs.deadline import Deadline, first_costs
-    from elastic.selection.items import smallest_rho
-    training = settings.training
-    caches = settings.cache.prefix_cache != 'off' and np.isfinite(table.cut_bytes).any() and (
-        settings.data.views != 'fresh' or dataset.view(1) == dataset.view(2))
-    least = smallest_rho(table, layers)
-    costs, saving = first_costs(table, dataset, settings.batch_size, training.interval,
-                                (least, 0.0 if caches else least), settings.records.export)
-    if resumed is None:
-        deadline = Deadline(training.deadline, costs, saving)
-        deadline.begin()
-    else:
-        before = resumed['deadline']
-        deadline = Deadline(training.deadline, costs, saving,
-                            before['used'] + resumed['lost_seconds'])
-        deadline.restore(before)
-    return deadline
-
-
 def penalty_of(model, dataset, settings, resumed):
     """Returns PruneTrain's penalty, with the old coefficient if the run resumes; else None."""
     if settings.train_type != PRUNE:
@@ -318,8 +203,22 @@ def penalty_of(model, dataset, settings, resumed):
     return penalty
 
 
+def maker_of(model, dataset, settings, cluster, resumed):
+    """Returns the StepMaker of a run; a random head of all stages reads standardised features."""
+    import train
+    from elastic.schemes.solved_head import standardise
+    if settings.model.head == STAGES and not settings.training.solves and resumed is None:
+        standardise(model, dataset, cluster)
+    penalty = penalty_of(model, dataset, settings.training, resumed)
+    return train.step_maker(model, dataset, settings.training, penalty, cluster)
+
+
 def scheme_of(maker, dataset, settings, table, cache):
-    """Returns the scheme.Scheme of --train_type. table, cache: from timing_table."""
+    """Returns the scheme.Scheme of --train_type.
+
+    maker: StepMaker. settings: settings.Settings. table: TensorTimings of elastic training and of
+    chosen tensors. cache: PrefixCache or NoCache.
+    """
     if is_elastic(settings.train_type):
         from train import ElasticScheme
         return ElasticScheme(maker, dataset.probe, table, settings, cache)
@@ -332,18 +231,26 @@ def scheme_of(maker, dataset, settings, table, cache):
 
 def chosen(maker, settings, table, cache):
     """Returns the Choice of --train_tensors, with the predicted time of its step."""
-    from elastic.selection.cache_costs import CacheCosts
+    from elastic.planning.cache_offers import CacheOffers
     mask = matching_mask(settings.train_tensors, maker.model)
-    if cache is not None:
+    if cache.used:
         cache.attach(maker)
-        table = CacheCosts(cache, table, 1, settings.num_epochs + 1).at_own_cut(mask)
+        table = CacheOffers(cache, table, 1, settings.num_epochs + 1).at_own_cut(mask)
     return Choice(mask, timings=table)
 
 
 # ---------------------------------------------------------------- what a run leaves
 
-def measured_beside(settings, dataset, cache, clock):
+def keep_model(records, model, dataset):
+    """Saves the trained model, if that was asked."""
+    from elastic.export.saving import save_network
+    if records.save_model or records.export:
+        save_network(os.path.join(records.folder, 'checkpoint'), model, dataset, records.export)
+
+
+def measured_beside(plans, dataset, clock):
     """Returns what the summary says of sensors, memory, cache, images and classes."""
+    settings = plans.settings
     found = dict(clock.meter.result(), device_note=clock.monitor.note, views=dataset.views,
                  augmentation=dataset.augmentation, class_names=list(dataset.class_names),
                  peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
@@ -351,7 +258,7 @@ def measured_beside(settings, dataset, cache, clock):
         found.update(energy_joules=None, energy_source=None,
                      energy_note='{} was not read'.format(settings.records.meter_csv))
     if SCHEMES[settings.training.train_type].frozen_front:
-        found['prefix_cache'] = 'off' if cache is None else 'on'
+        found['prefix_cache'] = 'on' if plans.cache.used else 'off'
     if dataset.class_weights is not None:
         found['class_weights'] = dataset.class_weights.records(dataset.class_names)
     if settings.data.skip_bad_images:
@@ -359,58 +266,23 @@ def measured_beside(settings, dataset, cache, clock):
     return found
 
 
-# ---------------------------------------------------------------- what a person sees
-
-def print_start(settings, dataset, model, resumed):
-    """Prints what is trained, on which data, and from where it resumes."""
-    from elastic.networks.saved_model import count_trainable
-    tensors = len(model.trainable_variables)
-    if settings.model.keep_frozen:
-        tensors = '{} of {}'.format(tensors, count_trainable(model))
-    print('{}: {} on {}, {} images, {} tensors'.format(
-        settings.records.run_name, settings.model.model_name, settings.dataset_name,
-        dataset.train_size, tensors))
-    for note in dataset.notes:
-        print(note)
-    if dataset.class_weights is not None:
-        print(dataset.class_weights.describe(dataset.class_names))
-    if resumed is not None:
-        progress = resumed['run']['progress']
-        print('resumes in epoch {} after step {}'.format(
-            resumed['run']['epoch'], progress['count'] if progress else 0))
-
-
-def print_end(summary, dataset):
-    """Prints how the run ended, and which output is which class. summary: of summary.json."""
-    names = summary['class_names']
-    shown = names[:CLASSES_SHOWN] + ['... (all {} in summary.json)'.format(len(names))] * (
-        len(names) > CLASSES_SHOWN)
-    print('classes in the order of the outputs: ' + ', '.join(shown))
-    if dataset.left_out:
-        print('{} images could not be read and were left out: {}'.format(
-            len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
-    joules = summary['energy_joules']
-    for note in (summary['device_note'], summary['energy_note']):
-        if note is not None and NO_ANSWER in note:
-            print('not recorded: {}'.format(note))
-    if summary['best_accuracy'] is None:
-        beside = 'epoch {}, validation {:.1f} %'.format(
-            summary['kept_epoch'], 100 * summary['validation_accuracy'])
-    else:
-        beside = 'best {:.1f} %'.format(100 * summary['best_accuracy'])
-    print('final test accuracy {:.1f} % ({}), trained in {:.1f} s (selection {:.1f} s)'
-          .format(100 * summary['final_accuracy'], beside,
-                  summary['train_seconds'], summary['selection_seconds'])
-          + ('' if joules is None else ', {:,.0f} J'.format(joules)))
-
-
-def print_accuracy_of_export(folder, dataset):
-    """Prints the test accuracy of the LiteRT file that a run has saved."""
+def print_accuracy_of_export(records, dataset):
+    """Prints the test accuracy of the LiteRT file that a run has saved, if it has."""
     from elastic.export import litert
     from elastic.export.saving import accuracy_of
-    path = os.path.join(folder, 'checkpoint', litert.FILE)
-    print('{}: test accuracy {:.1f} %, {:.1f} MB'.format(
-        path, 100 * accuracy_of(path, dataset), os.path.getsize(path) / 1e6))
+    if records.export:
+        path = os.path.join(records.folder, 'checkpoint', litert.FILE)
+        print('{}: test accuracy {:.1f} %, {:.1f} MB'.format(
+            path, 100 * accuracy_of(path, dataset), os.path.getsize(path) / 1e6))
+
+
+def add_metered_energy(records):
+    """Adds the energy of --meter_csv to the summary; prints why, where that fails."""
+    if records.meter_csv:
+        try:
+            metered.add_to_run(records.folder, records.meter_csv)
+        except UserError as error:
+            print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
 def already_finished(folder):

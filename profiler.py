@@ -339,30 +339,30 @@ def peak_bytes(settings, model):
 def print_costs(way, table, path, images, peaks, joint=None):
     """Prints what each way to train costs, and stores measured copy costs and peaks in the table.
 
-    way: costs.Way that others derive from. path: of the table. peaks: train type -> bytes.
+    way: ways.Way that others derive from. path: of the table. peaks: train type -> bytes.
     images: numbers of (training, test) images. joint: TensorTimings of several workers, whose costs
     are printed; default: `table`.
     """
-    from elastic import costs
-    from elastic.cache.copy_costs import CopyCosts
+    from elastic.cache.copy_times import CopyTimes
+    from elastic.planning import ways
     folder, profile = os.path.dirname(path), table.profile
     row_ms = dict(profile.row_ms)
-    copy_costs = CopyCosts(images[0], way.batch_size, folder, measured=row_ms)
+    copy_times = CopyTimes(images[0], way.batch_size, folder, measured=row_ms)
     joint = table if joint is None else joint
-    found = [costs.cost_of(each, joint, copy_costs, images, peaks)
-             for each in costs.ways_like(way, joint)]
+    found = [ways.forecast_of(each, joint, copy_times, images, peaks)
+             for each in ways.ways_like(way, joint)]
     if (peaks, row_ms) != (profile.peak_bytes, profile.row_ms):
         table._replace(profile=profile._replace(peak_bytes=peaks, row_ms=row_ms)).save(path)
-    print(costs.describe(found))
-    print('\n' + '\n'.join(costs.notes_on(way, table)))
+    print(ways.describe(found))
+    print('\n' + '\n'.join(ways.notes_on(way, table)))
 
 
 def main(argv=None):
     args = parse_arguments(argv)
-    from elastic import costs
     from elastic.data.class_weights import check_class_weight
     from elastic.data.images import augmentation_of, check_dataset_name
     from elastic.networks.names import canonical_name
+    from elastic.planning import ways
     check_class_weight(args.class_weight)
     check_writable(args.logs_dir, '--logs_dir', folder=True)
     args.augmentation = augmentation_of(check_dataset_name(args.dataset_name),
@@ -378,7 +378,7 @@ def main(argv=None):
     from models import build_model
     cluster = Cluster(workers, args.worker_timeout)
     cluster.join()
-    classes, *images = costs.sizes_of(args.dataset_name, args.input_size, args.batch_size,
+    classes, *images = ways.sizes_of(args.dataset_name, args.input_size, args.batch_size,
                                       args.data_dir)
     args.num_classes = args.num_classes or classes
     settings = settings_of(args, StepSettings)
@@ -404,7 +404,7 @@ def main(argv=None):
     images[0] //= cluster.size
     print(f'\n{args.model_name} on {args.dataset_name} on this device, {epochs} of {images[0]:,} '
           f'images, {args.batch_size} at a time\n')
-    way = costs.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
+    way = ways.Way('full_training', args.dataset_name, args.batch_size, args.num_epochs,
                     augmentation=args.augmentation)
     print_costs(way, table, path, images, peaks, joint)
     return 0

@@ -258,7 +258,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
 
     Chooses by each table of `costs`. The better choice gets its cheapest cut. The budget that this
     leaves buys further tensors, the most important first, each at the cut of the wider mask.
-    costs: cache_costs.CacheCosts. importance, rho, layers, fallback: as in choose_tensors; if rho
+    costs: cache_offers.CacheOffers. importance, rho, layers, fallback: as in choose_tensors; if rho
     has become too small, the smallest rho takes its place.
     The table has the CacheCost of the chosen cut, whose `cut` is None if no cache pays.
     """

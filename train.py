@@ -18,13 +18,13 @@ import time
 import numpy as np
 
 from elastic.cache.prefix_cache import NoCache
-from elastic.runs.deadline import AllEpochs
+from elastic.planning.cache_offers import Budget, CacheOffers
+from elastic.planning.dates import due_epochs, until
+from elastic.planning.deadline import AllEpochs
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
-from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
-from elastic.selection.dates import due_epochs, until
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import READ, Diverged
@@ -89,18 +89,19 @@ class ElasticScheme(Scheme):
 
     Paper, section 4. The selector (selection_solver_DP.py) weighs the importance of each tensor
     (importance.py) against its cost at the present speed of the device (closed_loop.py) and with
-    the prefix cache (cache_costs.py). If steps drift so far from their predicted time that this
+    the prefix cache (cache_offers.py). If steps drift so far from their predicted time that this
     costs more than selecting, tensors are selected early, by the last importance.
     maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
     the next batches. timings: TensorTimings of this model on this machine.
     settings: settings.Settings; with closed_loop, timings follow the speed of the device.
-    cache: prefix_cache.PrefixCache or None. With one, rho holds for the whole run.
+    cache: prefix_cache.PrefixCache. With one, rho holds for the whole run.
     The first selection raises InfeasibleBudget if rho is out of reach: check smallest_rho before.
     """
 
     def __init__(self, maker, probe, timings, settings, cache=None):
         super().__init__('elastic_training', maker)
-        self._timings, self._settings, self._cache = timings, settings, cache
+        self._timings, self._settings = timings, settings
+        self._cache = cache if cache and cache.used else None
         self._batches, self._drawn = iter(probe), 0
         self._cluster = cluster_of(maker)
         self._evaluator = Evaluator(maker, settings.seed)
@@ -147,7 +148,7 @@ class ElasticScheme(Scheme):
         """Returns the Choice of the head alone."""
         mask, table = fixed_mask(HEAD, self.maker.model), self._timings
         if self._cache is not None:
-            table = CacheCosts(self._cache, table, 1, self._settings.head_epochs + 1).at_own_cut(
+            table = CacheOffers(self._cache, table, 1, self._settings.head_epochs + 1).at_own_cut(
                 mask)
         self._current = Choice(mask, timings=table)
         return self._current
@@ -223,7 +224,7 @@ class ElasticScheme(Scheme):
         if self._cache is None:
             rho = reachable(table, rho, self._layers)
             return choose_tensors(table, importance, rho, self._layers) + (table,)
-        costs = CacheCosts(self._cache, table, epoch, self._settings.num_epochs + 1)
+        costs = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < costs.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
         return choose_cached_tensors(costs, importance, rho, self._layers)

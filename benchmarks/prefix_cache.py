@@ -82,7 +82,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
     """Returns the result of one network: a row for each place and each rho within reach."""
     prepared = _bench.prepare(name, input_size, seed, data='digits', batch_size=batch_size)
     from datasets import load_dataset
-    from elastic.selection.cache_costs import CacheCosts
+    from elastic.planning.cache_offers import CacheOffers
     from elastic.selection.items import smallest_rho
     maker = prepared.maker
     table, importance, loop = _bench.chosen_by(prepared)
@@ -94,7 +94,7 @@ def run_model(name, input_size, rhos, places, interval, rounds, seed, batch_size
                            leave=False, disable=None):
         caches = caches_in[place]
         drift = loop.update(*prepared.batch)
-        costs = CacheCosts(caches[0], loop.timings, 1, interval + 1)
+        costs = CacheOffers(caches[0], loop.timings, 1, interval + 1)
         least.setdefault(place, float(costs.smallest_rho()))
         if rho >= costs.smallest_rho():
             rows.append(row_of(maker, loop, costs, importance, rho, caches, full, rounds,

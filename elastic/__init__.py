@@ -1,17 +1,19 @@
-"""What the scripts in the root are made of. A folder imports only from those above it here.
+"""What the scripts in the root are made of.
 
-    compat/      the only code that knows versions of TensorFlow and Keras
-    (here)       command line, files, figure files, settings, trees of arrays
-    steps/       the training step, its graph, the reduced step of a mask, the cut for the cache
-    networks/    backbone and head, saved models, weights
-    data/        digits, image folders, TensorFlow Datasets; augmentation and batches
-    device/      host, energy, temperature and clock
-    timing/      from the trace of a step to the timing table
-    cache/       activations of the frozen layers, stored and reused
-    schemes/     what is trained when: fixed masks, PruneTrain
-    export/      trained networks for use elsewhere: plain Keras, LiteRT, predictions
-    workers/     several boards, one model: joint steps, the cost of the wire
-    selection/   importance, costs with the cache, the timing table kept true as speed changes
-    runs/        run folder, records, checkpoints, signals, tables of runs
-    (here)       flags of main.py, costs of a way to train
+A folder or module imports only from lines above its own. This is the only map, and a test reads it.
+
+    compat/                         the only code that knows versions of TensorFlow and Keras
+    settings, durations, trees      defaults; times as text; trees of arrays
+    regular_file, output            what is read; where text goes
+    command_line                    flags, errors in one line, the start of TensorFlow
+    files                           whole files, JSON, arrays
+    figure_file                     what all figures look like
+    device/                         host, energy, temperature and clock
+    steps/, networks/, data/        the reduced step of a mask; backbone and head; images
+    timing/, cache/, export/        timing table; activations kept and reused; LiteRT
+    schemes/                        what is trained when: fixed masks, PruneTrain, solved head
+    selection/, workers/            importance, items, the closed loop; several boards
+    planning/                       what a run can afford: ways, deadline, cache
+    runs/                           the run, its folder, records, checkpoints, tables of runs
+    flags                           the flags of main.py
 """

@@ -13,8 +13,9 @@ from elastic.device.meter_log import check_meter
 from elastic.durations import duration
 from elastic.export.litert import KINDS
 from elastic.networks.names import canonical_name, check_weights
+from elastic.planning.cache_plan import plan_cache
 from elastic.runs.names import checked_run_name, default_run_name
-from elastic.schemes.fixed import HEAD, SCHEMES
+from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.metrics import METRICS
 from elastic.settings import (
     CHOSEN,
@@ -312,26 +313,17 @@ def views_of(args):
 
     Raises UserError where --prefix_cache on is impossible.
     """
-    change = augmentation_of(args.dataset_name, args.augmentation) != 'none'
-    caches = SCHEMES[args.train_type].frozen_front and args.prefix_cache != 'off'
-    if args.prefix_cache == 'on':
-        if args.bn_statistics == 'train':
-            raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch '
-                            "statistics, an image's activations depend on the rest of its batch")
-        if caches and args.num_epochs - (args.head_start == SOLVED) == 1:
-            raise UserError('--prefix_cache on: no image comes back in one epoch')
-        if caches and change and args.interval == 1:
-            raise UserError('--prefix_cache on: each epoch draws new augmentations with --interval '
-                            '1; use a longer one')
-        return 'held'
-    undecided = caches and change and is_elastic(args.train_type) and (
-        args.bn_statistics == 'frozen' and args.num_epochs > 1 and args.interval != 1)
-    return 'fresh' if args.views == 'auto' and not undecided else args.views
-
-
-def is_elastic(train_type):
-    """Returns whether the scheme selects tensors while the run trains."""
-    return train_type.startswith('elastic')
+    if args.prefix_cache == 'on' and args.bn_statistics == 'train':
+        raise UserError('--prefix_cache on needs --bn_statistics frozen: with batch statistics, an '
+                        "image's activations depend on the rest of its batch")
+    plan = plan_cache(
+        args.prefix_cache, args.views, args.train_type,
+        args.num_epochs - (args.head_start == SOLVED), args.interval,
+        augmentation_of(args.dataset_name, args.augmentation) != 'none',
+        args.bn_statistics == 'train')
+    if args.prefix_cache == 'on' and plan.why_not and SCHEMES[args.train_type].frozen_front:
+        raise UserError('--prefix_cache on: ' + plan.why_not)
+    return plan.views
 
 
 NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',

@@ -35,8 +35,8 @@ def arguments_of(run):
 
 
 def way_of(run):
-    """Returns the costs.Way of a run."""
-    from elastic.costs import Way
+    """Returns the ways.Way of a run."""
+    from elastic.planning.ways import Way
     return settings_of(arguments_of(run), Way)
 
 

@@ -9,10 +9,11 @@ from tensorflow import keras
 
 import main
 import profiler
-import train
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.files import read_json
+from elastic.planning.plans import prefix_cache_of
+from elastic.runs import run
 from elastic.runs.folder import read_run
 from fixed_tables import fixed_profile
 from refusals import assert_refused
@@ -60,66 +61,39 @@ def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):
 # ---------------------------------------------------------------- which runs have a cache
 
 def cache_of(tmp_path, *more):
-    """Returns the PrefixCache, or None, of a run on the digits with these flags."""
+    """Returns the PrefixCache, or NoCache, of a run on the digits with these flags."""
     settings = main.run_settings(checked(tmp_path, *(FROZEN + list(more))))
-    return main.prefix_cache_of(settings, main.load_data(settings))
+    return prefix_cache_of(settings, main.load_data(settings))
 
 
 AUGMENTED = ['--augmentation', 'flip+rotate']
-FRESH = 'no prefix cache: each epoch draws new augmentations; --views held keeps them'
-ONE_EPOCH = 'no prefix cache: no image comes back in one epoch'
 
 
-@pytest.mark.parametrize('more, line', [
-    (AUGMENTED, FRESH), (AUGMENTED + ['--train_type', 'traditional_tl_training'], FRESH),
-    (AUGMENTED + ['--views', 'held', '--interval', '1'], FRESH),
-    (['--num_epochs', '1'], ONE_EPOCH)])
-def test_auto_says_in_one_line_why_there_is_no_cache(tmp_path, capsys, more, line):
-    assert cache_of(tmp_path, *more) is None
-    out = capsys.readouterr().out
-    assert out.startswith(line) and out.count('\n') == 1
-
-
-@pytest.mark.parametrize('more', [
-    ['--prefix_cache', 'off'], ['--prefix_cache', 'off'] + AUGMENTED,
-    ['--train_type', 'full_training'], ['--train_type', 'bn_plus_bias_training']])
-def test_a_scheme_without_use_for_a_cache_says_nothing(tmp_path, capsys, more):
-    assert cache_of(tmp_path, *more) is None and not capsys.readouterr().out
-
-
-@pytest.mark.parametrize('more', [
-    [], ['--interval', '0'], ['--interval', '1'], AUGMENTED + ['--views', 'held'],
-    AUGMENTED + ['--prefix_cache', 'on'],
-    ['--train_type', 'traditional_tl_training', '--interval', '1']])
-def test_images_that_come_back_unchanged_are_cached(tmp_path, capsys, more):
-    assert cache_of(tmp_path, *more) is not None and not capsys.readouterr().out
+@pytest.mark.parametrize('more, lines', [
+    (['--views', 'fresh'] + AUGMENTED, ['no prefix cache: each epoch draws new augmentations; '
+                                        '--views held keeps them for --interval epochs']),
+    (['--prefix_cache', 'off'], []), (['--train_type', 'full_training'], [])])
+def test_a_run_says_why_it_has_no_cache_unless_that_is_plain(tmp_path, capsys, more, lines):
+    assert not cache_of(tmp_path, *more).used
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_deterministic_run_asks_the_cache_for_exact_bits(tmp_path):
     assert cache_of(tmp_path, '--deterministic').exact and not cache_of(tmp_path).exact
 
 
-ELASTIC = ['--bn_statistics', 'frozen', '--num_epochs', '4', '--interval', '2'] + AUGMENTED
-
-
-@pytest.mark.parametrize('more, views', [
-    ([], 'auto'), (['--interval', '0'], 'auto'), (['--augmentation', 'flip'], 'auto'),
-    (['--views', 'fresh'], 'fresh'), (['--views', 'held'], 'held'),
-    (['--prefix_cache', 'on'], 'held'), (['--prefix_cache', 'off'], 'fresh'),
-    (['--augmentation', 'none'], 'fresh'), (['--bn_statistics', 'train'], 'fresh'),
-    (['--num_epochs', '1'], 'fresh'), (['--interval', '1'], 'fresh'),
-    (['--train_type', 'full_training'], 'fresh'),
-    (['--train_type', 'traditional_tl_training'], 'fresh'),
-    (['--train_type', 'traditional_tl_training', '--prefix_cache', 'on'], 'held')])
-def test_views_stay_open_only_where_the_timing_table_decides(tmp_path, more, views):
-    assert checked(tmp_path, *(ELASTIC + more)).views == views
+def test_views_stay_open_only_where_the_timing_table_decides(tmp_path):
+    more = ['--bn_statistics', 'frozen', '--num_epochs', '4', '--interval', '2']
+    assert checked(tmp_path, *(more + AUGMENTED)).views == 'auto'
+    assert checked(tmp_path, *more).views == 'fresh'
+    assert checked(tmp_path, *(more + ['--prefix_cache', 'on'])).views == 'held'
 
 
 def test_prefix_cache_on_is_refused_where_no_image_comes_back(tmp_path):
     with pytest.raises(UserError, match='--prefix_cache on: no image comes back in one epoch'):
-        cache_of(tmp_path, '--prefix_cache', 'on', '--num_epochs', '1')
+        checked(tmp_path, *FROZEN, '--prefix_cache', 'on', '--num_epochs', '1')
     with pytest.raises(UserError, match='--prefix_cache on: each epoch draws new augmentations'):
-        cache_of(tmp_path, '--prefix_cache', 'on', '--interval', '1', *AUGMENTED)
+        checked(tmp_path, *FROZEN, '--prefix_cache', 'on', '--interval', '1', *AUGMENTED)
 
 
 # ---------------------------------------------------------------- runs
@@ -203,9 +177,9 @@ def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys
     keras.backend.clear_session()  # layers get the names of a new process
     assert main.main(augmented(tmp_path, 'whole', '--rho', '0.3')) == 0
     keras.backend.clear_session()
-    show = train.print_epoch
+    show = run.print_epoch
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'print_epoch', lambda row, epochs: (
+        patch.setattr(run, 'print_epoch', lambda row, epochs: (
             show(row, epochs), os.kill(os.getpid(), signal.SIGTERM)))
         assert main.main(augmented(tmp_path, 'parts', '--rho', '0.3')) == 128 + signal.SIGTERM
     for folder in tmp_path.glob('*_profile'):

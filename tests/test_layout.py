@@ -8,11 +8,9 @@ import elastic
 from small_runs import ROOT
 
 SCRIPTS = {os.path.basename(path)[:-len('.py')] for path in glob.glob(os.path.join(ROOT, '*.py'))}
-# From the bottom up. Folders (or lone modules) in one list import nothing from each other.
-ORDER = [['compat'], ['settings', 'durations', 'trees'], ['regular_file', 'output'],
-         ['command_line'], ['files'], ['figure_file'], ['device'], ['steps', 'networks', 'data'],
-         ['timing', 'cache', 'schemes', 'export'], ['selection', 'workers'], ['runs'],
-         ['flags', 'costs']]
+# Of the map: from the bottom up, the names in each line, which import nothing from each other.
+ORDER = [[name.strip('/') for name in line.split('   ')[0].split(', ')]
+         for line in (line[4:] for line in elastic.__doc__.split('\n') if line.startswith('    '))]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 

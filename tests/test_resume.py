@@ -12,7 +12,7 @@ from tensorflow import keras
 import main
 import train
 from cached_runs import BATCH, SIZE, NearlyAlone, behind, bits, digits, network
-from elastic.cache.prefix_cache import PrefixCache
+from elastic.cache.prefix_cache import NoCache, PrefixCache
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.runs import checkpoint
@@ -109,7 +109,7 @@ class Setting:
         keras.backend.clear_session()  # layers get the names of a new process
         dataset, model = digits(**self.data), self.model()
         resumed = checkpoint.read(self.folder, RECORDS)
-        cache = None
+        cache = NoCache(dataset)
         if self.cache:
             cache = PrefixCache(dataset, self.folder, exact=True,
                                 memory_bytes=0 if self.cache == 'file' else None)
@@ -125,8 +125,7 @@ class Setting:
             return None
         finally:
             recorder.writer.close()
-            if cache is not None:
-                cache.end()
+            cache.end()
 
     def kept(self):
         """Returns the state of the scheme in the last checkpoint."""

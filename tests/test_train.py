@@ -13,8 +13,8 @@ import train
 from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
+from elastic.planning.deadline import AllEpochs
 from elastic.runs.clock import Clock
-from elastic.runs.deadline import AllEpochs
 from elastic.runs.folder import EPOCH_COLUMNS, VARIED, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
@@ -172,6 +172,21 @@ def test_interval_0_selects_once_however_long_steps_take(tmp_path, dataset, timi
     run(tmp_path / 'r', dataset, 'elastic_training',
         Settings(num_epochs=2, interval=0, rho=0.6), timings, spy=slower)
     assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
+
+
+def test_a_bucket_pauses_while_another_one_within_it_counts():
+    clock, begin = Clock(), time.perf_counter()
+    with pytest.raises(InterruptedError), clock('step'):
+        with clock('checkpoint'):
+            time.sleep(0.05)
+        assert clock.seconds['step'] > 0 and clock.seconds['checkpoint'] >= 0.05
+        with clock('checkpoint'):
+            raise InterruptedError
+    counted, passed = sum(clock.seconds.values()), time.perf_counter() - begin
+    assert counted <= passed
+    with clock('validation'):
+        pass
+    assert clock.seconds['step'] + clock.seconds['checkpoint'] == counted
 
 
 @pytest.mark.timing

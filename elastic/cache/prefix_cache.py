@@ -9,7 +9,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic.cache import stores
-from elastic.cache.copy_costs import CopyCosts
+from elastic.cache.copy_times import CopyTimes
 from elastic.cache.stores import CacheLost, Field
 from elastic.steps.epoch import FILL, READ, Call, plain_calls
 from elastic.steps.prefix_cut import READ_MS, ROUNDING
@@ -22,7 +22,7 @@ TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}
 
 class NoCache:
     """Stands for the PrefixCache of a run that has none: every step computes all of it."""
-    cut, totals = None, {}
+    used, totals = False, {}
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -52,12 +52,13 @@ class NoCache:
         return plain_calls(step, self.dataset.batches(numbers, view))
 
 
-class PrefixCache(CopyCosts):
+class PrefixCache(CopyTimes):
     """Caches for one run: call `attach` once, `begin` after each selection, `calls` each epoch.
 
-    dataset: datasets.Dataset. folder, cache_gb, memory_bytes: as in CopyCosts.
+    dataset: datasets.Dataset. folder, cache_gb, memory_bytes: as in CopyTimes.
     exact: whether the run should give the bits of one without a cache; it prints if it may not.
     """
+    used = True
 
     def __init__(self, dataset, folder, cache_gb=None, memory_bytes=None, exact=False):
         super().__init__(dataset.num_images, int(dataset.train.element_spec[0].shape[0]), folder,
@@ -66,7 +67,7 @@ class PrefixCache(CopyCosts):
         self.prefixes = None  # PrefixSteps, once attached
         self.view = None      # dataset.view of the cached images
         self.skipped = None   # share of the forward pass that a reading step skips
-        self.chain_cuts = {}  # of CacheCosts, the same in the whole run
+        self.chain_cuts = {}  # of CacheOffers, the same in the whole run
         self._cut_step = self._apart = None
         self._computed = []   # image numbers of each batch in the store, in the order of computing
         self._totals = dict(cache_hits=0, cache_misses=0, cache_bytes=0, cache_bytes_written=0,

@@ -3,7 +3,12 @@
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.device.sensors import NO_ANSWER
+from elastic.files import printable
+from elastic.networks.saved_model import count_trainable
 from elastic.runs.folder import judged_on
+
+CLASSES_SHOWN = 10  # in the last lines of a run
 
 
 def summary_of(tally, clock, scheme, cache, outcome):
@@ -100,3 +105,45 @@ def print_epoch(row, num_epochs):
               row['train_loss'], penalty, images, 100 * row[images + '_accuracy'],
               row[images + '_loss'],
               row['step_ms'], row['train_seconds'], '   throttled' if row['throttled'] else ''))
+
+
+def print_start(settings, dataset, model, resumed):
+    """Prints what is trained, on which data, and from where it resumes."""
+    tensors = len(model.trainable_variables)
+    if settings.model.keep_frozen:
+        tensors = '{} of {}'.format(tensors, count_trainable(model))
+    print('{}: {} on {}, {} images, {} tensors'.format(
+        settings.records.run_name, settings.model.model_name, settings.dataset_name,
+        dataset.train_size, tensors))
+    for note in dataset.notes:
+        print(note)
+    if dataset.class_weights is not None:
+        print(dataset.class_weights.describe(dataset.class_names))
+    if resumed is not None:
+        progress = resumed['run']['progress']
+        print('resumes in epoch {} after step {}'.format(
+            resumed['run']['epoch'], progress['count'] if progress else 0))
+
+
+def print_end(summary, dataset):
+    """Prints how the run ended, and which output is which class. summary: of summary.json."""
+    names = summary['class_names']
+    shown = names[:CLASSES_SHOWN] + ['... (all {} in summary.json)'.format(len(names))] * (
+        len(names) > CLASSES_SHOWN)
+    print('classes in the order of the outputs: ' + ', '.join(shown))
+    if dataset.left_out:
+        print('{} images could not be read and were left out: {}'.format(
+            len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
+    joules = summary['energy_joules']
+    for note in (summary['device_note'], summary['energy_note']):
+        if note is not None and NO_ANSWER in note:
+            print('not recorded: {}'.format(note))
+    if summary['best_accuracy'] is None:
+        beside = 'epoch {}, validation {:.1f} %'.format(
+            summary['kept_epoch'], 100 * summary['validation_accuracy'])
+    else:
+        beside = 'best {:.1f} %'.format(100 * summary['best_accuracy'])
+    print('final test accuracy {:.1f} % ({}), trained in {:.1f} s (selection {:.1f} s)'
+          .format(100 * summary['final_accuracy'], beside,
+                  summary['train_seconds'], summary['selection_seconds'])
+          + ('' if joules is None else ', {:,.0f} J'.format(joules)))

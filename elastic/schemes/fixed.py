@@ -66,6 +66,11 @@ SCHEMES.update(
     elastic_training_grad_magnitude=SchemeKind('Elastic, gradient magnitude', '#E69F00', 'X'))
 
 
+def is_elastic(train_type):
+    """Returns whether the scheme selects tensors while the run trains."""
+    return train_type.startswith('elastic')
+
+
 class FixedScheme(Scheme):
     """Trains the same tensors throughout a run.
 

@@ -45,7 +45,7 @@ class Profile(NamedTuple):
     traced_ms: (G,) ms of the groups of ops in the trace, whose shares gave group_ms.
     kernel_share: share of the full step in which a GPU ran kernels, 0..1; None on a CPU.
     peak_bytes: train type -> the most memory that it held, bytes; {}: not measured.
-    row_ms: ms to copy cached activations, as copy_costs.CopyCosts measured them.
+    row_ms: ms to copy cached activations, as copy_times.CopyTimes measured them.
     A table's file keeps the fields in STORED.
     """
     estimated: np.ndarray

@@ -39,10 +39,10 @@ from cached_runs import (
 from elastic.cache import stores
 from elastic.cache.prefix_cache import PrefixCache, fill_share, left_over
 from elastic.compat import keras_stack
+from elastic.planning.cache_offers import CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
-from elastic.selection.cache_costs import CacheCosts
 from elastic.selection.items import smallest_rho
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
@@ -293,7 +293,7 @@ def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, ca
                                                             timings):
     monkeypatch.setattr(stores, 'room', lambda *_: (10 ** 5, 10 ** 9))
     with files_of_at_most(10 ** 5):
-        cost = CacheCosts(PrefixCache(dataset, str(tmp_path)), timings, 1, 3).table.cache
+        cost = CacheOffers(PrefixCache(dataset, str(tmp_path)), timings, 1, 3).table.cache
     in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert in_memory.any() and not in_memory.all()
     assert (np.isfinite(cost.read_ms) == in_memory).all()
@@ -307,7 +307,7 @@ def test_a_cache_that_does_not_fit_has_infinite_cost(tmp_path, dataset, timings,
                                                              monkeypatch):
     cache = PrefixCache(dataset, str(tmp_path))
     monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 5))
-    cost = CacheCosts(cache, timings, 1, 3).table.cache
+    cost = CacheOffers(cache, timings, 1, 3).table.cache
     there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert there.any() and not there.all()
     assert (np.isfinite(cost.read_ms) == there).all()

@@ -14,11 +14,11 @@ import attack_images
 import datasets
 import main
 import tfds_archives
-from elastic import costs
 from elastic.command_line import UserError
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.records import CHECKED
 from elastic.flags import check_arguments, parse_arguments
+from elastic.planning import ways
 from elastic.runs.folder import read_run
 from elastic.settings import DataSettings
 from image_folders import arrays, encoded
@@ -96,7 +96,7 @@ def test_a_set_loads_with_its_splits_and_class_names(name, classes, train_size, 
     for images, labels in arrays(data.train) + arrays(data.test):
         assert images.shape == labels.shape + (16, 16, 3) and 0 <= images.min() <= images.max()
         assert labels.min() >= 0 and labels.max() < classes
-    assert costs.sizes_of('tfds:' + name, 16, 2, tfds_dir) == (classes, train_size, test_size)
+    assert ways.sizes_of('tfds:' + name, 16, 2, tfds_dir) == (classes, train_size, test_size)
     assert datasets.batch_at_hand('tfds:' + name, 16, 2, classes, tfds_dir)[1] is None
 
 
@@ -165,7 +165,7 @@ def test_a_name_of_another_form_is_refused_before_anything_is_imported(name):
     ('cifar10/x', 'cannot use tfds:cifar10/x: ')])
 def test_an_unknown_set_configuration_or_version_is_refused(name, words, tfds_dir, offline):
     for check in (lambda: loaded(name, tfds_dir),
-                  lambda: costs.sizes_of('tfds:' + name, 16, 2, tfds_dir)):
+                  lambda: ways.sizes_of('tfds:' + name, 16, 2, tfds_dir)):
         with pytest.raises(UserError, match=words) as error:
             check()
         assert '\n' not in str(error.value)
@@ -182,7 +182,7 @@ def test_an_unknown_set_configuration_or_version_is_refused(name, words, tfds_di
     ('binarized_mnist', 'it has no class label')])
 def test_a_set_of_another_kind_is_refused_before_it_is_downloaded(name, words, tmp_path, offline):
     for check in (lambda: loaded(name, str(tmp_path)),
-                  lambda: costs.sizes_of('tfds:' + name, 16, 2, str(tmp_path))):
+                  lambda: ways.sizes_of('tfds:' + name, 16, 2, str(tmp_path))):
         with pytest.raises(UserError, match='cannot train on tfds:{}: .*{}'.format(
                 name, words)) as error:
             check()

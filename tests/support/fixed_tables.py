@@ -13,7 +13,7 @@ from elastic.timing.totals import build_table
 from timing_tables import totals_as_traced
 
 RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, for every type of op
-# ms per batch to read and to write each of TRIED_BYTES (copy_costs.CopyCosts).
+# ms per batch to read and to write each of TRIED_BYTES (copy_times.CopyTimes).
 COPY_MS = {place: [(0.001, 0.001), (0.05, 0.05)] for place in ('memory', 'disk')}
 
 

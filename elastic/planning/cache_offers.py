@@ -35,7 +35,7 @@ class Budget:
         return self.left / (self._num_epochs + 1 - epoch)
 
 
-class CacheCosts:
+class CacheOffers:
     """Computes the costs of a prefix cache in the epochs from `epoch` to `until` - 1.
 
     cache: prefix_cache.PrefixCache. timings: TensorTimings.
@@ -94,7 +94,7 @@ class CacheCosts:
                          cut=cache.cut).only_for(cache.serves)
 
     def _costs_of_cuts(self, mask):
-        """Returns the CacheCosts of new caches at the deepest tensor's cut and the mask's own."""
+        """Returns the CacheOffers of new caches at the deepest tensor's cut and the mask's own."""
         timings, prefixes, k = self._timings, self._cache.prefixes, self._timings.deepest(mask)
         cut, chain = self._chain(k)
         if cut is None or not np.isfinite(timings.cut_bytes[k]):

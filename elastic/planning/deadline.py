@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from elastic.compat import keras_stack
 from elastic.durations import duration_text
+from elastic.planning.dates import due_epochs
 from elastic.schemes.solved_head import views_of
-from elastic.selection.dates import due_epochs
 from elastic.steps.epoch import validate
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
                                                   's' * (self.num_epochs > 1))
 
 
-class Costs(NamedTuple):
+class Pace(NamedTuple):
     """Holds what training costs here, in seconds.
 
     steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
@@ -76,20 +76,20 @@ class Costs(NamedTuple):
         return max(FLOOR, self.lows[epochs > 1])
 
 
-def plan(seconds, costs, done=0):
+def plan(seconds, pace, done=0):
     """Returns the Plan for these seconds after `done` epochs; None if no epoch fits.
 
     Lowers rho to FLOOR before it gives up epochs: of the same time, fewer epochs lose more. What is
     left beyond ENOUGH buys more epochs, up to MOST.
     """
     goal = max(1, GOAL - done)
-    epochs = next((n for n in range(goal, 0, -1) if costs.rho(seconds, n) >= costs.least(n)), None)
+    epochs = next((n for n in range(goal, 0, -1) if pace.rho(seconds, n) >= pace.least(n)), None)
     if epochs is None:
         return None
-    while costs.rho(seconds, epochs) > ENOUGH and done + epochs < MOST:
+    while pace.rho(seconds, epochs) > ENOUGH and done + epochs < MOST:
         epochs += 1
-    rho = math.floor(1e3 * min(ENOUGH, costs.rho(seconds, epochs))) / 1e3
-    return Plan(max(rho, costs.least(epochs)), done + epochs)
+    rho = math.floor(1e3 * min(ENOUGH, pace.rho(seconds, epochs))) / 1e3
+    return Plan(max(rho, pace.least(epochs)), done + epochs)
 
 
 def carried_on(found, seconds, each, done):
@@ -101,18 +101,18 @@ def carried_on(found, seconds, each, done):
     return found._replace(num_epochs=math.ceil(end - WORTH_WHILE)), end
 
 
-def first_costs(table, dataset, batch_size, interval, lows, export=None):
-    """Returns (Costs by the timing table, seconds to keep for saving at the end of the run).
+def first_pace(table, dataset, batch_size, interval, lows, export=None):
+    """Returns (Pace by the timing table, seconds to keep for saving at the end of the run).
 
-    table: TensorTimings. dataset: datasets.Dataset. lows: as in Costs. export: of RecordSettings.
+    table: TensorTimings. dataset: datasets.Dataset. lows: as in Pace. export: of RecordSettings.
     """
     full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
-    costs = Costs(dataset.steps, full_step, judged * one_image, SELECTION[0]
+    pace = Pace(dataset.steps, full_step, judged * one_image, SELECTION[0]
                   + SELECTION[1] * full_step, interval, lows, SOLVING
                   + views_of(dataset) * dataset.num_images * one_image, one_image, judged,
                   dataset.test_size)
-    return costs, FINISH + (EXPORT if export else 0.0)
+    return pace, FINISH + (EXPORT if export else 0.0)
 
 
 def process_seconds():
@@ -139,7 +139,11 @@ def head_is_enough(head, more, images):
 
 
 class AllEpochs:
-    """Plans a run without a deadline: all its epochs, each with all its steps."""
+    """Plans a run without a deadline: all its epochs, each with all its steps.
+
+    summary: what summary.json says of it.
+    """
+    summary = {}
 
     def begin_training(self, run):
         """Prepares for the first epoch of a run.Run."""
@@ -158,14 +162,14 @@ class AllEpochs:
 class Deadline(AllEpochs):
     """Ends a run after `seconds`, counted from the start of the process.
 
-    costs: Costs. saving: seconds to keep for the end, beside the final test.
+    pace: Pace. saving: seconds to keep for the end, beside the final test.
     resumed: seconds that earlier processes used. now: () -> seconds since this process started.
     plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
     """
     PLAIN_FIELDS = ('_head', '_more', '_warmup_epochs')
 
-    def __init__(self, seconds, costs, saving, resumed=0.0, now=process_seconds):
-        self.seconds, self.costs, self._saving = seconds, costs, saving
+    def __init__(self, seconds, pace, saving, resumed=0.0, now=process_seconds):
+        self.seconds, self.pace, self._saving = seconds, pace, saving
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._warmup_epochs = None, 0
         self._head = self._more = None  # best accuracy and loss of the head alone, and of more
@@ -178,7 +182,7 @@ class Deadline(AllEpochs):
 
     @property
     def _finish(self):
-        return self._saving + self.costs.test
+        return self._saving + self.pace.test
 
     @property
     def left(self):
@@ -187,8 +191,8 @@ class Deadline(AllEpochs):
 
     def begin(self):
         """Makes the first plan, and prints it. Its first epoch solves the head, in any case."""
-        found = plan(self.left - self.costs.head, self.costs, 1)
-        self.plan = found = found or Plan(self.costs.least(1), 1)
+        found = plan(self.left - self.pace.head, self.pace, 1)
+        self.plan = found = found or Plan(self.pace.least(1), 1)
         self._warmup_epochs = found.num_epochs / 4
         print('deadline {}, {} used: the head is solved first, then {}'.format(
             duration_text(self.seconds), duration_text(self.used),
@@ -196,16 +200,20 @@ class Deadline(AllEpochs):
             'no time is left to train'))
 
     def _why(self, found):
-        if found.num_epochs == MOST and self.costs.rho(self.left, MOST) > ENOUGH:
+        if found.num_epochs == MOST and self.pace.rho(self.left, MOST) > ENOUGH:
             return '; more would gain little, so the run will end early'
         if found.num_epochs < GOAL:
             return '; {} at that rho would need {}'.format(GOAL, duration_text(
                 self.used + self._finish + self.left * GOAL / found.num_epochs))
         return ''
 
+    @property
+    def summary(self):
+        return dict(rho=self.plan.rho, seconds_used=self.used)
+
     def settings(self, settings):
         """Returns the settings.Settings with the present Plan."""
-        most = int(self._warmup_epochs * self.costs.steps)
+        most = int(self._warmup_epochs * self.pace.steps)
         return settings._replace(
             rho=self.plan.rho, num_epochs=self.plan.num_epochs,
             warmup_steps=min(settings.warmup_steps, most))
@@ -224,9 +232,9 @@ class Deadline(AllEpochs):
         validate(evaluate, [first])
         begin = self.used
         judged = validate(evaluate, itertools.chain([first], batches))
-        image = max(self.costs.image, (self.used - begin) / len(judged.labels))
-        self.costs = self.costs._replace(
-            image=image, epoch=max(self.costs.epoch, self.costs.validation_images * image))
+        image = max(self.pace.image, (self.used - begin) / len(judged.labels))
+        self.pace = self.pace._replace(
+            image=image, epoch=max(self.pace.epoch, self.pace.validation_images * image))
 
     def within(self, calls):
         """Yields the Calls of an epoch, the first in any case, until there is no time for more."""
@@ -234,7 +242,7 @@ class Deadline(AllEpochs):
         for call in calls:
             yield call
             begin, self._step = self.used, self.used - begin
-            if self.left < self.costs.epoch + self._step:
+            if self.left < self.pace.epoch + self._step:
                 self.stopped = True
                 return
 
@@ -247,10 +255,10 @@ class Deadline(AllEpochs):
         if self.stopped or done >= MOST or self._ends_with_head(images):
             found = ended
         elif done + 1 in due_epochs(settings._replace(num_epochs=done + 1)):
-            found = plan(self.left, self.costs, done) or ended
+            found = plan(self.left, self.pace, done) or ended
         else:
             rho = choice.predicted_ms / choice.timings.t_step
-            each = rho * self.costs.steps * self.costs.full_step + self.costs.epoch
+            each = rho * self.pace.steps * self.pace.full_step + self.pace.epoch
             found, self._end = carried_on(self.plan, self.left, each, done)
         self._change(found)
         run.settings = self.settings(settings)
@@ -260,7 +268,7 @@ class Deadline(AllEpochs):
     @property
     def total_steps(self):
         """Returns the number of steps after which the learning rate is to reach 0."""
-        return int(self.costs.steps * min(self._end, self.plan.num_epochs))
+        return int(self.pace.steps * min(self._end, self.plan.num_epochs))
 
     def _change(self, found):
         before, self.plan = self.plan, found
@@ -272,10 +280,10 @@ class Deadline(AllEpochs):
                 duration_text(max(0.0, self.left)), found, before))
 
     def _learn(self, row, choice, result, selected, images):
-        used, costs = self.used, self.costs
+        used, pace = self.used, self.pace
         if self._epoch_ended is not None:  # the first one also has first calls
             beside = used - self._epoch_ended - row['step_seconds'] - row['selection_seconds']
-            costs = costs._replace(epoch=max(0.0, beside),
+            pace = pace._replace(epoch=max(0.0, beside),
                                    image=row['validation_seconds'] / images)
         self._epoch_ended = used
         reached = row['validation_accuracy'], row['validation_loss']
@@ -286,11 +294,11 @@ class Deadline(AllEpochs):
                         for kind, count in result.counts.items() if kind in result.ms)
         steps = sum(result.counts.values())
         mean_ms = sum(result.step_ms) / len(result.step_ms)
-        costs = costs._replace(full_step=choice.timings.t_step / 1e3
+        pace = pace._replace(full_step=choice.timings.t_step / 1e3
                                * mean_ms / (predicted / steps))
         if selected:
-            costs = costs._replace(selection=row['selection_seconds'])
-        self.costs, self._more = costs, best_of(self._more, reached)
+            pace = pace._replace(selection=row['selection_seconds'])
+        self.pace, self._more = pace, best_of(self._more, reached)
 
     def _ends_with_head(self, images):
         """Returns whether training more than the head has gained nothing in JUDGED of the time."""
@@ -310,7 +318,7 @@ class Deadline(AllEpochs):
                     rho=self.plan.rho, num_epochs=self.plan.num_epochs)
 
     def restore(self, state):
-        """Resumes from `state`; __init__ gets what earlier processes used, and measured costs."""
+        """Resumes from `state`; __init__ gets what earlier processes used, and the Pace."""
         self.plan = Plan(state['rho'], state['num_epochs'])
         for name in self.PLAIN_FIELDS:
             setattr(self, name, state[name])

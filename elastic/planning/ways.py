@@ -10,6 +10,7 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError, first_line
 from elastic.data.images import augmentation_of, prepared_sizes
+from elastic.planning.cache_plan import plan_cache
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.items import out_of_reach, smallest_rho
 from elastic.settings import BASELINES, ELASTIC, PRUNE, TRAINING
@@ -49,17 +50,17 @@ class Way(NamedTuple):
         fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
         return self.num_epochs / fillings
 
-    def with_cache_cost(self, table, copy_costs=None):
+    def with_cache_cost(self, table, copy_times=None):
         """Returns the TensorTimings with the cost of a prefix cache, if this way uses one.
 
-        copy_costs: CopyCosts; None: copying is free.
+        copy_times: CopyTimes; None: copying is free.
         """
         if self.prefix_cache != 'on':
             return table
         best = table.cached_at_best(self.cache_epochs)
-        if copy_costs is None:
+        if copy_times is None:
             return best
-        read, write = copy_costs.copying(table.cut_bytes)
+        read, write = copy_times.copying(table.cut_bytes)
         return best._replace(cache=best.cache._replace(read_ms=read, write_ms=write))
 
     def why_not(self, table):
@@ -68,7 +69,7 @@ class Way(NamedTuple):
             return None
         reason = out_of_reach(self.with_cache_cost(table), self.rho)
         held = self._replace(prefix_cache='on')
-        if reason and self != held and can_use_cache(self, table) and not held.why_not(table):
+        if reason and self != held and not why_no_cache(self, table) and not held.why_not(table):
             reason += '; with --prefix_cache on, which holds views, it may be within reach'
         return reason
 
@@ -94,7 +95,7 @@ class Way(NamedTuple):
         return self.num_epochs * (steps * self.step_ms(table) + tests * table.t_fp) / 3.6e6
 
 
-class Cost(NamedTuple):
+class Forecast(NamedTuple):
     """Holds the costs of a Way; step_ms, hours, speed_up: None if rho is out of reach."""
     way: Way
     smallest_rho: Optional[float]  # None unless training is elastic
@@ -129,28 +130,29 @@ def sizes_of(dataset_name, input_size, batch_size, data_dir=None):
     return classes, train, test
 
 
-def can_use_cache(way, table):
-    """Returns whether a run could cache activations of this network."""
-    return bool(way.num_epochs > 1 and np.isfinite(table.cut_bytes).any())
+def why_no_cache(way, table):
+    """Returns why no run could cache activations of this network, or None."""
+    return plan_cache('auto', 'held', ELASTIC, way.num_epochs, 0, way.augments,
+                      table=table).why_not
 
 
 def ways_like(way, table):
     """Yields the Ways to compare: baselines, then RHOS; with and without a prefix cache."""
     for train_type in BASELINES + (ELASTIC,):
-        cached = can_use_cache(way, table) and SCHEMES[train_type].frozen_front
+        cached = not why_no_cache(way, table) and SCHEMES[train_type].frozen_front
         for rho in RHOS if train_type == ELASTIC else (1.0,):
             for cache in ('off', 'on') if cached else ('off',):
                 yield way._replace(train_type=train_type, rho=rho, prefix_cache=cache)
 
 
-def cost_of(way, table, copy_costs, images, peaks):
-    """Returns the Cost of a Way.
+def forecast_of(way, table, copy_times, images, peaks):
+    """Returns the Forecast of a Way.
 
-    images: (training, test) images. peaks: train type -> bytes or None. copy_costs: CopyCosts.
+    images: (training, test) images. peaks: train type -> bytes or None. copy_times: CopyTimes.
     """
-    table, elastic = way.with_cache_cost(table, copy_costs), way.train_type == ELASTIC
+    table, elastic = way.with_cache_cost(table, copy_times), way.train_type == ELASTIC
     least = smallest_rho(table) if elastic else None
-    cost = Cost(way, least, peaks[way.train_type])
+    cost = Forecast(way, least, peaks[way.train_type])
     if elastic and way.rho < least:
         return cost
     step_ms = way.step_ms(table)
@@ -163,10 +165,9 @@ def cost_of(way, table, copy_costs, images, peaks):
 
 def notes_on(way, table):
     """Returns the lines of text below the table."""
-    if way.num_epochs == 1:
-        cache = 'no prefix cache: no image comes back in one epoch'
-    elif not can_use_cache(way, table):
-        cache = 'no prefix cache: no part of this network can be cut off (batch statistics?)'
+    why = why_no_cache(way, table)
+    if why:
+        cache = 'no prefix cache: ' + why
     elif way.augments:
         cache = ('prefix cache: holds the augmentation of each image for --interval epochs; by '
                  'default only where rho needs it')

@@ -31,11 +31,11 @@ from cached_runs import (
 from elastic.cache import stores
 from elastic.cache.prefix_cache import fill_share
 from elastic.compat import keras_stack
+from elastic.planning import dates as selection_dates
+from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice
-from elastic.selection import dates as selection_dates
-from elastic.selection.cache_costs import Budget, CacheCosts
 from elastic.selection.items import layers_of
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
@@ -74,7 +74,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
         if before is not None:
             before(epoch, cache)
         until = selection_dates.until(dates, epoch, num_epochs)
-        costs = CacheCosts(cache, table, epoch, until)
+        costs = CacheOffers(cache, table, epoch, until)
         choices[epoch] = Choice(masks[epoch], timings=costs.at_own_cut(masks[epoch]))
         return choices[epoch]
     with_cache, _ = ran(folder, dataset, {epoch: epoch for epoch in masks}, cache, num_epochs,
@@ -94,7 +94,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
 
 def costs_of(cache, table, epoch, until):
     cache.attach(maker_of(network()))
-    return CacheCosts(cache, table, epoch, until)
+    return CacheOffers(cache, table, epoch, until)
 
 
 def test_a_run_that_reads_its_cache_stays_within_budget(tmp_path, dataset, table):
@@ -169,15 +169,15 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
         if epoch < 3:
             return
         for until in (4, 9):
-            seen[until] = CacheCosts(cache, table, 3, until).table
+            seen[until] = CacheOffers(cache, table, 3, until).table
             assert cache.store.stored.all() and cache.skipped > 0
         cache.view, view = 7, cache.view
-        seen['view'] = CacheCosts(cache, table, 3, 9).table  # for a new augmentation
+        seen['view'] = CacheOffers(cache, table, 3, 9).table  # for a new augmentation
         cache.view = view
     compared(tmp_path, dataset, table, {1: MIDDLE, 3: MIDDLE}, before=look)
     new = Watched(dataset, str(tmp_path))
     for until in (4, 9):
-        fresh, costed = CacheCosts(new, table, 3, until).table, seen[until]
+        fresh, costed = CacheOffers(new, table, 3, until).table, seen[until]
         assert (fresh.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
         kept = (costed.cache.fill_share == 0) & costed.cache.serves
@@ -188,7 +188,7 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
         assert (costed.at_deepest[kept] < fresh.at_deepest[kept]).all()
         np.testing.assert_allclose(costed.at_deepest[~kept], fresh.at_deepest[~kept], rtol=0.05)
         np.testing.assert_allclose(costed.cache.skipped[kept], old)
-    fresh = CacheCosts(new, table, 3, 9).table
+    fresh = CacheOffers(new, table, 3, 9).table
     np.testing.assert_allclose(seen['view'].at_deepest, fresh.at_deepest, rtol=0.05)
 
 
@@ -243,7 +243,7 @@ def mask_of(model, *layers):
 def test_the_own_cut_of_a_mask_costs_no_more_than_that_of_its_chain(tmp_path, dataset, branching):
     model = branches()
     cache, better = attached(tmp_path, dataset, model), 0
-    costs = CacheCosts(cache, branching, 1, 5)
+    costs = CacheOffers(cache, branching, 1, 5)
     for mask in list(random_masks(len(branching.names), 20)) + [
             mask_of(model, name, 'head') for name in ('a1', 'b1', 'c1', 'a2')]:
         costed, chain = costs.at_own_cut(mask), costs.table
@@ -279,17 +279,17 @@ def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, d
     first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
     # The chain's cut stores the stem's output; this one stores those of other branches as well.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
-    costs = CacheCosts(cache, branching, 1, 5)
+    costs = CacheOffers(cache, branching, 1, 5)
     own, chain = costs.at_own_cut(mask).cache.cut, costs.table
     k = chain.deepest(mask)
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
     monkeypatch.setattr(stores, 'room', lambda *_: (between, between))
-    costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
+    costed = CacheOffers(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut.nbytes == branching.cut_bytes[k]
     assert costed.step_time(mask) == pytest.approx(chain.step_time(mask))
     monkeypatch.setattr(stores, 'room', lambda *_: (0, 10))
-    costed = CacheCosts(cache, branching, 1, 5).at_own_cut(mask)
+    costed = CacheOffers(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut is None and not costed.is_cached(mask)
 
 
@@ -312,7 +312,7 @@ def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, 
     model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)
     cache, of = attached(tmp_path, dataset, model), layers_of(model)
     group, given = (of, of) if layers else (np.arange(n), None)
-    costs = CacheCosts(cache, branching, 1, 5)
+    costs = CacheOffers(cache, branching, 1, 5)
     for _ in range(240):
         importance = rng.randn(n)
         rho = rng.uniform(costs.smallest_rho(given), 0.8)
@@ -339,7 +339,7 @@ def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset,
 
     def look(epoch, cache):
         if epoch == 4:
-            costs = CacheCosts(cache, branching, 4, 5)
+            costs = CacheOffers(cache, branching, 4, 5)
             least = costs.smallest_rho()
             rho = costs.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
             found.append((costs.table.step_time(mask) / branching.t_step, rho, least,
@@ -357,5 +357,5 @@ def test_a_cut_is_placed_by_the_measured_cost_of_copying(tmp_path, dataset, bran
     read_ms = cache.read_ms_by_size(1e3)
     expected = float(cache.copying(np.array([5e4]))[0][0])
     assert float(read_ms(5e4 + 4)) == pytest.approx(expected) and expected > 0
-    own = CacheCosts(cache, branching, 1, 5).at_own_cut(mask).cache.cut
+    own = CacheOffers(cache, branching, 1, 5).at_own_cut(mask).cache.cut
     assert own == cache.prefixes.cut_off(mask, branching.op_rates, read_ms)

@@ -10,11 +10,11 @@ import pytest
 
 import profiler
 from drawn_tables import tangled_table
-from elastic import costs
-from elastic.cache.copy_costs import CopyCosts
+from elastic.cache.copy_times import CopyTimes
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.flags import parse_arguments
+from elastic.planning import ways
 from elastic.schemes.fixed import fixed_mask
 from elastic.selection.items import smallest_rho
 from elastic.settings import settings_of
@@ -22,12 +22,12 @@ from elastic.timing.table import TensorTimings
 from figure_grid import CUB, runs_of
 from fixed_tables import COPY_MS, fixed_profile
 from small_models import SMALL, small_classifier, user_classifier
+from small_runs import ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEAKS = {'full_training': 9 * 10 ** 8, 'traditional_tl_training': 7 * 10 ** 8,
          'bn_plus_bias_training': None, 'elastic_training': 10 ** 9}
 IMAGES = (640, 100)
-WAY = costs.Way('full_training', 'digits', 8, 12)  # its images are the same in every epoch
+WAY = ways.Way('full_training', 'digits', 8, 12)  # its images are the same in every epoch
 
 
 @pytest.fixture(scope='module')
@@ -36,30 +36,30 @@ def profiled():
 
 
 @pytest.fixture
-def copy_costs(tmp_path):
-    return CopyCosts(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9, measured=dict(COPY_MS))
+def copy_times(tmp_path):
+    return CopyTimes(IMAGES[0], 8, str(tmp_path), memory_bytes=10 ** 9, measured=dict(COPY_MS))
 
 
 @pytest.fixture
-def found(profiled, copy_costs):
-    """Returns {(train type, rho, prefix cache): Cost} of small_classifier."""
-    return {way[:1] + (way.rho, way.prefix_cache): costs.cost_of(
-        way, profiled, copy_costs, IMAGES, PEAKS) for way in costs.ways_like(WAY, profiled)}
+def found(profiled, copy_times):
+    """Returns {(train type, rho, prefix cache): Forecast} of small_classifier."""
+    return {way[:1] + (way.rho, way.prefix_cache): ways.forecast_of(
+        way, profiled, copy_times, IMAGES, PEAKS) for way in ways.ways_like(WAY, profiled)}
 
 
 # --- rows
 
 
 @pytest.mark.parametrize('build', [small_classifier, user_classifier])
-@pytest.mark.parametrize('name', costs.BASELINES)
+@pytest.mark.parametrize('name', ways.BASELINES)
 def test_names_alone_give_the_mask_that_a_fixed_scheme_trains(name, build):
     model = build()
     names = [keras_stack.variable_name(v) for v in model.trainable_variables]
-    np.testing.assert_array_equal(costs.mask_of(name, names), fixed_mask(name, model))
+    np.testing.assert_array_equal(ways.mask_of(name, names), fixed_mask(name, model))
 
 
 def test_steps_and_hours_are_those_of_the_timing_table(profiled, found):
-    full, head, bias = [found[name, 1.0, 'off'] for name in costs.BASELINES]
+    full, head, bias = [found[name, 1.0, 'off'] for name in ways.BASELINES]
     assert full.step_ms == pytest.approx(profiled.t_step)
     assert head.step_ms == profiled.plain_time(
         [name.startswith('head/') for name in profiled.names])
@@ -72,7 +72,7 @@ def test_steps_and_hours_are_those_of_the_timing_table(profiled, found):
 
 def test_elastic_steps_are_what_rho_may_spend_and_out_of_reach_below_the_smallest(profiled, found):
     least = smallest_rho(profiled)
-    for rho in costs.RHOS:
+    for rho in ways.RHOS:
         cost = found['elastic_training', rho, 'off']
         assert cost.smallest_rho == least and cost.peak_bytes == 10 ** 9
         if rho < least:
@@ -82,12 +82,12 @@ def test_elastic_steps_are_what_rho_may_spend_and_out_of_reach_below_the_smalles
     assert found['elastic_training', 0.25, 'on'].smallest_rho < least
 
 
-def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(profiled, copy_costs,
+def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(profiled, copy_times,
                                                                             found):
     cached, without = [found['traditional_tl_training', 1.0, cache] for cache in ('on', 'off')]
     mask = np.array([name.startswith('head/') for name in profiled.names])
     k = profiled.deepest(mask)
-    read, write = [ms[k] for ms in copy_costs.copying(profiled.cut_bytes)]
+    read, write = [ms[k] for ms in copy_times.copying(profiled.cut_bytes)]
     reading = without.step_ms + read - profiled.t_prefix[k]
     assert cached.step_ms == pytest.approx((without.step_ms + write) / 12 + 11 / 12 * reading)
 
@@ -100,29 +100,29 @@ def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(prof
 def test_the_notes_say_what_a_prefix_cache_needs(profiled, way, cut, says):
     table = profiled if cut else profiled._replace(
         cut_bytes=np.full(len(profiled.names), np.inf))
-    notes = costs.notes_on(way, table)
+    notes = ways.notes_on(way, table)
     assert says in notes[-1] and max(map(len, notes)) <= 120
-    assert ('on' in {each.prefix_cache for each in costs.ways_like(way, table)}) == (
+    assert ('on' in {each.prefix_cache for each in ways.ways_like(way, table)}) == (
         not notes[-1].startswith('no '))
 
 
 def test_the_printed_table_has_a_row_a_way_and_says_what_is_missing(found):
-    lines = costs.describe(list(found.values())).split('\n')
+    lines = ways.describe(list(found.values())).split('\n')
     assert len([line for line in lines if line.startswith('elastic_training rho ')]) == 8
     bias, = [line for line in lines if line.startswith('bn_plus_bias_training')]
     assert bias.endswith('not measured') and max(map(len, lines)) <= 120
     beyond = found['elastic_training', 0.25, 'off']._replace(
         step_ms=None, hours=None, speed_up=None, smallest_rho=0.3121)
-    line = costs.describe([found['full_training', 1.0, 'off'], beyond])
+    line = ways.describe([found['full_training', 1.0, 'off'], beyond])
     assert 'elastic_training rho 0.25  off           out of reach                   0.313' in line
 
 
-def test_the_table_says_where_views_are_held(profiled, copy_costs):
+def test_the_table_says_where_views_are_held(profiled, copy_times):
     way = WAY._replace(augmentation='flip')
-    lines = costs.describe([costs.cost_of(each, profiled, copy_costs, IMAGES, PEAKS)
-                            for each in costs.ways_like(way, profiled)]).split('\n')
+    lines = ways.describe([ways.forecast_of(each, profiled, copy_times, IMAGES, PEAKS)
+                            for each in ways.ways_like(way, profiled)]).split('\n')
     cached = [line for line in lines if '  on, held views  ' in line]
-    assert len(cached) == 1 + len(costs.RHOS) and max(map(len, lines)) <= 120
+    assert len(cached) == 1 + len(ways.RHOS) and max(map(len, lines)) <= 120
     assert 'out of reach' not in cached[-1] and '  off  ' in lines[-2]
 
 
@@ -164,20 +164,21 @@ def prefix_table():
 
 
 def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
-    ways = [settings_of(parse_arguments(list(run.flags)), costs.Way)
-            for run in runs_of('cache')]
+    found = [settings_of(parse_arguments(list(run.flags)), ways.Way)
+             for run in runs_of('cache')]
     table = prefix_table()
-    assert [way.rho for way in ways if way.why_not(table) is None
+    assert [way.rho for way in found if way.why_not(table) is None
             and way.prefix_cache == 'off'] == [0.5, 0.5]
-    beyond = [way.why_not(table) for way in ways if way.why_not(table)]
+    beyond = [way.why_not(table) for way in found if way.why_not(table)]
     assert len(beyond) == 2 and all(reason.endswith(
         'with --prefix_cache on, which holds views, it may be within reach') for reason in beyond)
-    assert all(way.why_not(table) is None for way in ways if way.prefix_cache == 'on')
+    assert all(way.why_not(table) is None for way in found if way.prefix_cache == 'on')
     lost = table._replace(cut_bytes=np.full(len(table.names), np.inf))  # no cut anywhere
-    assert 'out of reach' in ways[-1].why_not(lost)
-    assert '--prefix_cache on' not in ways[1].why_not(lost)
+    assert 'out of reach' in found[-1].why_not(lost)
+    assert '--prefix_cache on' not in found[1].why_not(lost)
     least = smallest_rho(table.cached_at_best(4))
-    assert 'the prefix cache has to be filled' in ways[-1]._replace(rho=0.99 * least).why_not(table)
+    below = found[-1]._replace(rho=0.99 * least)
+    assert 'the prefix cache has to be filled' in below.why_not(table)
 
 
 @pytest.mark.parametrize('data, epochs, interval, each', [
@@ -217,4 +218,4 @@ def test_wrong_arguments_are_refused_before_anything_heavy(flags, says):
 
 def test_a_batch_larger_than_the_data_set_is_refused_before_the_profile():
     with pytest.raises(UserError, match='20000 does not fit into the 10776 training images'):
-        costs.sizes_of('digits', 16, 20000)
+        ways.sizes_of('digits', 16, 20000)

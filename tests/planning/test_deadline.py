@@ -10,17 +10,16 @@ import main
 import profiler
 import train
 from cached_runs import BATCH, SIZE, digits, network
+from elastic.cache.prefix_cache import NoCache
 from elastic.compat import keras_stack
 from elastic.durations import duration, duration_text
-from elastic.runs import checkpoint
-from elastic.runs.checkpoint import Interrupted, Keeper
-from elastic.runs.deadline import (
+from elastic.planning.deadline import (
     ENOUGH,
     FLOOR,
     GOAL,
     MOST,
-    Costs,
     Deadline,
+    Pace,
     Plan,
     best_of,
     carried_on,
@@ -28,6 +27,8 @@ from elastic.runs.deadline import (
     plan,
     process_seconds,
 )
+from elastic.runs import checkpoint
+from elastic.runs.checkpoint import Interrupted, Keeper
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import RECORDS, Session
 from elastic.settings import Settings
@@ -40,7 +41,7 @@ from small_runs import quick_flags, script
 
 # An epoch of full training takes 100 s; with tests and selections as below, a whole run of GOAL
 # epochs at FLOOR takes 12 x (30 + 2) + 3 x 5 = 399 s.
-COSTS = Costs(steps=100, full_step=1.0, epoch=2.0, selection=5.0, interval=4, lows=(0.4, 0.2))
+PACE = Pace(steps=100, full_step=1.0, epoch=2.0, selection=5.0, interval=4, lows=(0.4, 0.2))
 
 
 # ---------------------------------------------------------------- durations
@@ -86,18 +87,18 @@ def test_wrong_flags_are_refused_before_anything_begins(tmp_path, given, said):
     (6.9 * 32 + 10, Plan(0.348, 6)),  # no time is left over
     (47, Plan(0.4, 1)), (46.9, None)])  # a single epoch has no cache: rho 0.4 is the smallest
 def test_a_plan_uses_the_time(seconds, planned):
-    assert plan(seconds, COSTS) == planned
+    assert plan(seconds, PACE) == planned
 
 
 def test_time_beyond_the_goal_buys_epochs():
-    found = plan(12 * 52 + 15 + 3 * 52, COSTS)
+    found = plan(12 * 52 + 15 + 3 * 52, PACE)
     assert found.num_epochs == 15 and ENOUGH - 0.02 < found.rho <= ENOUGH
 
 
 def test_what_is_left_of_a_run_is_planned_like_a_whole_one():
-    assert plan(4 * 42 + 5, COSTS, done=8) == Plan(0.4, 12)
-    assert plan(2 * 32 + 5, COSTS, done=8) == Plan(FLOOR, 10)
-    assert plan(1, COSTS, done=8) is None
+    assert plan(4 * 42 + 5, PACE, done=8) == Plan(0.4, 12)
+    assert plan(2 * 32 + 5, PACE, done=8) == Plan(FLOOR, 10)
+    assert plan(1, PACE, done=8) is None
 
 
 class Watch:
@@ -122,7 +123,7 @@ def test_time_that_is_left_trains_more_epochs_than_were_planned(left, epochs, en
                                    'then rho 0.44 for 2 epochs; 12 at that rho')])
 def test_the_head_is_solved_in_any_case(seconds, planned, said, capsys):
     """10 s have passed, 10 s solve the head, 4 s end the run, 51 s take an epoch of training."""
-    deadline = Deadline(seconds, COSTS._replace(head=10.0), 4.0, now=Watch())
+    deadline = Deadline(seconds, PACE._replace(head=10.0), 4.0, now=Watch())
     deadline.begin()
     assert deadline.plan == planned and said in capsys.readouterr().out
 
@@ -131,7 +132,7 @@ def test_the_head_is_solved_in_any_case(seconds, planned, said, capsys):
 def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
     """Seven steps of 1 s; 2 s for the tests, 4 s for the end."""
     watch = Watch()
-    deadline = Deadline(watch.seconds + 4 + left, COSTS, 4.0, now=watch)
+    deadline = Deadline(watch.seconds + 4 + left, PACE, 4.0, now=watch)
 
     taken = 0
     for _ in deadline.within(Call(PLAIN, None, None, 8) for _ in range(7)):
@@ -201,11 +202,11 @@ def test_judging_is_timed_before_training_without_its_first_call(image, learned)
         watch.seconds += 0.5 * len(labels) if calls else 99
         calls.append(len(labels))
         return evaluate(images, labels)
-    costs = COSTS._replace(image=image, validation_images=20, test_images=100)
-    deadline = Deadline(600, costs, 4.0, now=watch)
+    pace = PACE._replace(image=image, validation_images=20, test_images=100)
+    deadline = Deadline(600, pace, 4.0, now=watch)
     deadline.time_evaluation(slow, digits(validation_share=0.2).validation)
-    assert deadline.costs.image == learned
-    assert deadline.costs.epoch == 20 * learned and deadline.costs.test == 100 * learned
+    assert deadline.pace.image == learned
+    assert deadline.pace.epoch == 20 * learned and deadline.pace.test == 100 * learned
     assert 2 <= len(calls) <= 5
 
 
@@ -229,7 +230,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     def model():
         return build_model(path, (SIZE, SIZE, 3), 10, head='stages', head_start='solved')
     table = fixed_profile(model(), (SIZE, SIZE, 3), 10, BATCH)
-    costs = Costs(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3))
+    pace = Pace(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3))
     settings = Settings(interval=2, learning_rate=0.05, closed_loop=False, keep='best',
                         deadline=10 + 4 + 600, head_start='solved')
     taken = []
@@ -238,15 +239,15 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
         keras.backend.clear_session()
         watch, resumed = Watch(), checkpoint.read(str(tmp_path), RECORDS)
         if resumed is None:
-            deadline = Deadline(settings.deadline, costs, 4.0, now=watch)
+            deadline = Deadline(settings.deadline, pace, 4.0, now=watch)
             deadline.begin()
         else:
             watch.seconds = 0.0
-            deadline = Deadline(settings.deadline, costs, 4.0, resumed['deadline']['used'], watch)
+            deadline = Deadline(settings.deadline, pace, 4.0, resumed['deadline']['used'], watch)
             deadline.restore(resumed['deadline'])
         planned = deadline.settings(settings)
         maker = train.step_maker(model(), dataset, planned)
-        scheme = main.scheme_of(maker, dataset, planned, table, None)
+        scheme = main.scheme_of(maker, dataset, planned, table, NoCache(dataset))
         recorder = Recorder(str(tmp_path), resumed=resumed and resumed['records'])
 
         class Timed(StopsAfter):

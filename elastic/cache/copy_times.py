@@ -8,7 +8,7 @@ from elastic.cache.stores import CacheLost
 TRIED_BYTES = (1 << 12, 1 << 18)  # an image; sizes between and beyond lie on a line through both
 
 
-class CopyCosts:
+class CopyTimes:
     """Computes the cost of copying cached activations to and from the store of a run.
 
     num_images: training images, one record each. folder: for what does not fit into memory.
