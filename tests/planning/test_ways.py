@@ -94,7 +94,7 @@ def test_the_head_with_a_prefix_cache_costs_the_mean_of_reading_and_filling(prof
 
 @pytest.mark.parametrize('way, cut, says', [
     (WAY._replace(num_epochs=1), True, 'no image comes back in one epoch'),
-    (WAY, False, 'no part of this network can be cut off'),
+    (WAY, False, 'no part of the network can be cut off'),
     (WAY._replace(augmentation='flip+rotate'), True, 'only where rho needs it'),
     (WAY, True, 'used by default')])
 def test_the_notes_say_what_a_prefix_cache_needs(profiled, way, cut, says):
