@@ -250,7 +250,7 @@ def result_of(network, row, runs, full):
         return [run.summary[key] for run in runs]
 
     def ratios(key):
-        return [whole.summary[key] / run.summary[key] for run, whole in pairs]
+        return [whole.summary[key] / (run.summary[key] or float('nan')) for run, whole in pairs]
     result = dict(
         model=network.name, label=row.label, scheme=row.scheme, flags=row.flags, rho=row.rho,
         variant=row.variant, cached=row.cached, n=len(runs), cached_goals=network.goals,
