@@ -200,7 +200,8 @@ def test_a_network_from_imagenet_has_all_ways_at_their_own_rates():
     rows = {row.label: row for row in _accuracy_rows.rows_of(network, variants=False)}
     assert list(rows) == [
         'full', 'full, 1/2 of the epochs', 'full, 1/3 of the epochs', 'full, 1/4 of the epochs',
-        'head only', 'BN + bias', 'PruneTrain', 'the last two stages', 'elastic 0.35, no cache',
+        'head only', 'full, 2 times the epochs', 'full, 4 times the epochs', 'BN + bias',
+        'PruneTrain', 'the last two stages', 'elastic 0.35, no cache',
         'elastic 0.5, no cache', 'elastic 0.5', 'elastic 0.35', 'elastic 0.25', 'elastic 0.15'] + [
             'elastic 0.35, ' + rule for rule in _accuracy_rows.RULES] + ['head, solved'] + [
                 'stages, ' + how for how in (

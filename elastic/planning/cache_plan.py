@@ -51,7 +51,6 @@ def plan_cache(asked, views, scheme, epochs, interval, augments, batch_statistic
         return CachePlan(views, 'each epoch draws new augmentations with --interval 1; use a '
                                 'longer one')
     if not can_be_cut:
-        return CachePlan(views, 'no part of the network can be cut off whose outputs have a row '
-                                'for each image, independent of the other images (batch '
-                                'statistics?)')
+        return CachePlan(views, 'no part of the network can be cut off so that each image has its '
+                                'own outputs (batch statistics?)')
     return CachePlan(views)
