@@ -17,13 +17,12 @@ import reproduce
 from cached_runs import network
 from elastic.command_line import UserError
 from elastic.compat.keras_stack import MODEL_FILE
-from elastic.selection.items import smallest_rho
 from elastic.settings import ELASTIC
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, runs_of
 from made_runs import make_run
 from small_runs import ROOT
-from timing_tables import op_times, stored, table_of
+from timing_tables import op_times, table_of
 
 # The number of runs of a figure and of its elastic runs, and what they differ in, apart from the
 # scheme.
@@ -170,29 +169,6 @@ def test_a_stopped_grid_stops_its_run_and_starts_no_other(tmp_path, number, stat
     assert 'stopped by its script' in rest and 'begins' not in rest
 
 
-def table_with(tmp_path, rho, host):
-    """Returns a table with this smallest rho and this host."""
-    table = TensorTimings.load(stored(tmp_path / 'table'))
-    rest = table.t_step - table.t_fp
-    least = smallest_rho(table) * table.t_step - table.t_fp
-    return table._replace(t_fp=(rho * rest - least) / (1 - rho), key={'host': host})
-
-
-@pytest.mark.thorough
-def test_a_rho_is_out_of_reach_by_the_table_of_this_device(here, tmp_path):
-    runs = runs_of('17ac', rehearse=True)
-    path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
-    assert reproduce.impossible(runs) == {}  # unknown before there is a table
-    os.makedirs(os.path.dirname(path))
-    table_with(tmp_path, 0.37, 'another').save(path)
-    assert reproduce.impossible(runs) == {}
-    table_with(tmp_path, 0.37, reproduce.this_device()).save(path)
-    left_out = reproduce.impossible(runs)
-    assert list(left_out) == [run.name for run in runs if run.cell.rho == 0.35]
-    reason, = left_out.values()
-    assert reason.startswith('rho 0.35 is out of reach')
-
-
 PROFILER = """
 import sys
 sys.path[:0] = [{root!r}, {support!r}]
@@ -211,7 +187,7 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     (here / 'profiler.py').unlink()
     (here / 'profiler.py').write_text(PROFILER.format(
         root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
-    small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
+    runs = small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
         figure_grid.elastic(MODEL_FILE, CUB, rho) for rho in (0.7, 0.05)], num_epochs=1000)
     assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
     out = capsys.readouterr().out
@@ -231,6 +207,11 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
     assert 'failed' not in err
+    # The table of another device says nothing about this one.
+    path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
+    table = TensorTimings.load(path)
+    table._replace(key=dict(table.key, host='another')).save(path)
+    assert reproduce.impossible(runs) == {}
 
 
 def made(here, run, settings, **changes):
