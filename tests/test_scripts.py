@@ -179,6 +179,8 @@ def test_a_second_script_waits_for_the_first_even_if_that_is_killed(machine, kil
     second = start()
     assert second.stderr.readline().startswith(
         'Waiting for the script that makes {}'.format(machine.venv))
+    time.sleep(2)  # in which a script that does not wait removes what the first has made
+    assert machine.venv.joinpath('pyvenv.cfg').exists() and second.poll() is None
     if killed:
         first.kill()
     machine.put('sync', 'exit 0')
