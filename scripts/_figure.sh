@@ -1,4 +1,6 @@
-# Sourced by run_figure*.sh: runs reproduce.py for the figure in the script's name.
+#!/usr/bin/env bash
+# Trains the missing runs of a figure and draws it. run_figure*.sh are links to this file; the name
+# of the link says which figure. docs/reproduce.md lists them, --help lists the options.
 #
 # Uses the first stack whose Python exists: today's, the paper's (3.8), the Jetson TX2's (3.6).
 # STACK=today, paper or tx2 overrides this. Checks the arguments before anything is installed.
@@ -10,12 +12,12 @@ FIGURE_SCRIPT=$(basename "$0")
 export FIGURE_SCRIPT
 figure=${FIGURE_SCRIPT#run_figure}
 figure=${figure#_}
-figure=${figure%.sh}
+reproduce=("$ROOT/scripts/reproduce.py" "${figure%.sh}")
+
 if [ -n "${PYTHON:-}" ]; then
-    "$PYTHON" -c '' || { echo "error: PYTHON=$PYTHON does not run" >&2; exit 2; }
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 6))' ||
-        { echo "error: PYTHON=$PYTHON is older than 3.6; give a newer one" >&2; exit 2; }
-    exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null ||
+        { echo "error: PYTHON=$PYTHON does not run, or is older than 3.6" >&2; exit 2; }
+    exec "$PYTHON" "${reproduce[@]}" "$@"
 fi
 stack=${STACK:-}
 if [ -z "$stack" ]; then
@@ -34,9 +36,9 @@ if [ -z "$stack" ]; then
 fi
 if base=$(find_python "$stack"); then
     case " $* " in
-        *' -h '* | *' --help '*) exec "$base" "$ROOT/scripts/reproduce.py" "$figure" "$@" ;;
+        *' -h '* | *' --help '*) exec "$base" "${reproduce[@]}" "$@" ;;
     esac
-    "$base" "$ROOT/scripts/reproduce.py" "$figure" --check "$@"
+    "$base" "${reproduce[@]}" --check "$@"
 fi
 ensure_venv "$stack"
-exec "$PYTHON" "$ROOT/scripts/reproduce.py" "$figure" "$@"
+exec "$PYTHON" "${reproduce[@]}" "$@"

@@ -1,6 +1,6 @@
 """Lists the runs of each figure, and their flags of main.py.
 
-scripts/reproduce.py trains them and scripts/report.py shows them. Nothing here touches a file.
+scripts/reproduce.py trains them and draws the figures. Nothing here touches a file.
 """
 
 import os

@@ -227,24 +227,16 @@ def drawable(figure, runs, finished):
     return runs if all(run.name in finished for run in runs) else []
 
 
-def draw(name, runs, rehearse, left_out=None):
-    """Draws the figure of these finished runs, records their names, and returns the paths.
-
-    left_out: name -> reason of the runs that are impossible on this device.
-    """
+def draw(name, runs, rehearse):
+    """Draws the figure of these finished runs; returns the paths of its files."""
     import paper_plots
-    from elastic.files import write_json
     folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
-    paths = getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
-    write_json(output_of(name, rehearse) + '.runs.json', {
-        'runs': [run.name for run in runs], 'left_out': left_out or {}})
-    return paths
+    return getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
 
 
 def conclude(args, everything):
-    """Draws the figure and the page of what is there; returns a line of text for each failure."""
-    import report
-    failed, finished = [], finished_names(everything)
+    """Draws the figure if its runs are there; returns a line of text for each failure."""
+    finished = finished_names(everything)
     for run in everything:
         if run.name in finished:
             _meter(run)  # only now does the meter's log cover the last run
@@ -258,15 +250,12 @@ def conclude(args, everything):
             len(missing), len(everything), args.figure, ', '.join(missing)))
     for name, reason in left_out.items():
         print('left out of the figure: {}: {}'.format(name, reason))
-    for what, make in (
-            ('figure ' + args.figure, lambda: draw(args.figure, shown, args.rehearse, left_out)
-             if shown else ['figure {} is not drawn'.format(args.figure)]),
-            ('the page', lambda: [report.write(args.rehearse)])):
-        try:
-            print('\n'.join(make()))
-        except (UserError, OSError, csv.Error) as error:
-            failed.append('{} is not drawn: {}'.format(what, error))
-    return failed
+    not_drawn = 'figure {} is not drawn'.format(args.figure)
+    try:
+        print('\n'.join(draw(args.figure, shown, args.rehearse) if shown else [not_drawn]))
+    except (UserError, OSError, csv.Error) as error:
+        return ['{}: {}'.format(not_drawn, error)]
+    return []
 
 
 def write_jobs(runs, path):

@@ -79,16 +79,19 @@ def commands(page):
 
 @functools.lru_cache(maxsize=None)
 def help_of(script):
-    """Returns what a script prints for --help: in this process, if it is a Python file."""
-    path = next(path for path in (os.path.join(folder, script)
+    """Returns what a script prints for --help: in this process, unless it is shell alone."""
+    path = next(path for path in (os.path.join(ROOT, folder, script)
                                   for folder in ('', 'scripts', 'benchmarks'))
-                if os.path.exists(os.path.join(ROOT, path)))
+                if os.path.exists(path))
+    path = os.path.realpath(path).replace('_figure.sh', 'reproduce.py')
+    if os.path.exists(path[:-len('.sh')] + '.py'):  # which the shell script calls
+        path = path[:-len('.sh')] + '.py'
     if path.endswith('.py'):
-        name = path[:-len('.py')] if path.startswith('elastic/') else os.path.basename(path)[:-3]
-        return printed_by(importlib.import_module(name.replace('/', '.')).main, '--help')
-    return subprocess.run([os.path.join(ROOT, path), '--help'], stdout=subprocess.PIPE, check=True,
-                          universal_newlines=True, env=dict(os.environ, PYTHON=sys.executable)
-                          ).stdout
+        name = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        return printed_by(importlib.import_module(
+            name if name.startswith('elastic.') else name.split('.')[-1]).main, '--help')
+    return subprocess.run([path, '--help'], stdout=subprocess.PIPE, check=True,
+                          universal_newlines=True).stdout
 
 
 def printed_by(script_main, flag):
@@ -109,11 +112,16 @@ def test_commands_in_a_page_use_flags_of_the_script(page):
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)),
                     reason='argparse formats --help differently')
-def test_the_page_of_flags_agrees_with_the_scripts():
-    made = subprocess.run([os.path.join(ROOT, 'scripts', 'write_flags.sh')], check=True,
-                          env=dict(os.environ, PYTHON=sys.executable), stdout=subprocess.PIPE,
-                          universal_newlines=True).stdout
-    assert made == text_of(os.path.join('docs', 'flags.md'))
+def test_the_page_of_flags_agrees_with_the_scripts(monkeypatch):
+    monkeypatch.setenv('COLUMNS', '100')
+    listed, = re.findall(r'for command in (.*?); do', text_of('scripts/write_flags.sh'), re.S)
+    made = text_of('docs/flags.md').split('\n## ')[0]
+    for quoted, script in re.findall(r"'([^']+)'|(\S+\.py)", listed):
+        name = script or quoted.split()[-1].replace('.', '/') + '.py'
+        monkeypatch.setattr(sys, 'argv', [name])
+        text = re.sub('(?m)^(?=.)', '    ', help_of.__wrapped__(name))
+        made += '\n## python {}\n\n{}'.format(script or quoted, text)
+    assert made == text_of('docs/flags.md')
 
 
 def explained(section):

@@ -1,9 +1,10 @@
-"""Tests which runs a figure needs, which are trained, and the page that shows them."""
+"""Tests which runs a figure needs, which are trained, and which are drawn."""
 
 import glob
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,43 +13,41 @@ import pytest
 
 import figure_grid
 import main
-import report
 import reproduce
 from cached_runs import network
 from elastic.command_line import UserError
 from elastic.compat.keras_stack import MODEL_FILE
-from elastic.selection.items import smallest_rho
 from elastic.settings import ELASTIC
 from elastic.timing.table import TensorTimings
-from figure_grid import CUB, DOGS, FIGURES, PET, Cell, run_name, runs_of
+from figure_grid import CUB, DOGS, FIGURES, PET, Cell, runs_of
 from made_runs import make_run
 from small_runs import ROOT
-from timing_tables import op_times, stored, table_of
+from timing_tables import op_times, table_of
 
-# What the runs of a figure differ in, apart from the scheme.
-DIFFER = {'7': {'interval', 'probe_batches'}, '15': {'dataset_name'}, '15ad': set(),
-          '16': {'dataset_name'}, '17ac': {'rho'}, '19': {'model_name'}, '21': {'dataset_name'},
-          '23': {'dataset_name'}, 'cache': {'rho', 'views', 'prefix_cache'}}
+# The number of runs of a figure and of its elastic runs, and what they differ in, apart from the
+# scheme.
+EXPECTED = {'7': (6, 6, {'interval', 'probe_batches'}), '15': (12, 3, {'dataset_name'}),
+            '15ad': (4, 1, set()), '16': (8, 2, {'dataset_name'}), '17ac': (9, 5, {'rho'}),
+            '19': (12, 3, {'model_name'}), '21': (3, 3, {'dataset_name'}),
+            '23': (12, 3, {'dataset_name'}), 'cache': (6, 6, {'rho', 'views', 'prefix_cache'})}
 
 
-def test_runs_of_a_figure_differ_in_what_it_compares():
-    for name, figure in FIGURES.items():
-        fields = {field: {getattr(cell, field) for cell in figure.cells} - {None}
-                  for field in Cell._fields}
-        if name != 'cache':
-            assert fields['prefix_cache'] == {'off'} and not fields['views']
-            assert {reproduce.arguments_of(run).views for run in runs_of(name)} == {'fresh'}
-        else:
-            fields['views'].add('fresh')  # the default
-        differ = {field for field, found in fields.items() if len(found) > 1} - {'train_type'}
-        assert differ == DIFFER[name.replace('_ego', '')]
-        # Each network is trained on each data set in the same ways.
-        places = {(cell.model_name, cell.dataset_name) for cell in figure.cells}
-        ways = [{cell[2:] for cell in figure.cells if cell[:2] == place} for place in places]
-        assert all(way == ways[0] for way in ways)
-        whole = FIGURES[name.replace('_ego', '')].cells
-        assert set(figure.cells) == {
-            cell for cell in whole if '_ego' not in name or cell.train_type == ELASTIC}
+@pytest.mark.parametrize('name', sorted(FIGURES))
+def test_runs_of_a_figure_differ_in_what_it_compares(name):
+    whole, elastic, differ = EXPECTED[name.replace('_ego', '')]
+    cells = FIGURES[name].cells
+    assert len(cells) == len(set(cells)) == (elastic if '_ego' in name else whole)
+    assert sum(cell.train_type == ELASTIC for cell in cells) == elastic
+    fields = {field: {getattr(cell, field) for cell in cells} - {None} for field in Cell._fields}
+    fields['views'].add('fresh')  # the default
+    assert {field for field, found in fields.items() if len(found) > 1} - {'train_type'} == differ
+    if name != 'cache':
+        assert fields['prefix_cache'] == {'off'}
+        assert {reproduce.arguments_of(run).views for run in runs_of(name)} == {'fresh'}
+    # Each network is trained on each data set in the same ways.
+    places = {(cell.model_name, cell.dataset_name) for cell in cells}
+    ways = [{cell[2:] for cell in cells if cell[:2] == place} for place in places]
+    assert all(way == ways[0] for way in ways)
 
 
 @pytest.mark.parametrize('rehearse', [False, True])
@@ -77,10 +76,11 @@ def test_energy_is_drawn_for_complete_data_sets():
         assert {run.name for run in drawn} == expected
 
 
-def test_every_figure_has_its_script():
-    scripts = {os.path.basename(path)
-               for path in glob.glob(os.path.join(ROOT, 'scripts', 'run_figure*.sh'))}
-    assert scripts == {'run_{}.sh'.format(figure_grid.file_name(name)) for name in FIGURES}
+def test_every_figure_has_its_script_a_link():
+    scripts = glob.glob(os.path.join(ROOT, 'scripts', 'run_figure*.sh'))
+    assert {os.path.basename(path) for path in scripts} == {
+        'run_{}.sh'.format(figure_grid.file_name(name)) for name in FIGURES}
+    assert {os.readlink(path) for path in scripts} == {'_figure.sh'}
 
 
 @pytest.fixture
@@ -92,7 +92,6 @@ def here(tmp_path, monkeypatch):
         (tmp_path / os.path.relpath(path, ROOT)).symlink_to(path)
     (tmp_path / 'elastic').symlink_to(os.path.join(ROOT, 'elastic'))
     monkeypatch.setattr(reproduce, 'ROOT', str(tmp_path))
-    monkeypatch.setattr(report, 'ROOT', str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -126,14 +125,6 @@ def test_a_failed_run_is_reported_and_the_others_run_once(here, monkeypatch, tmp
     assert reproduce.main(['15ad', '--rehearse', '--only', 'caltech']) == 0
     assert head + ': finished before' in capfd.readouterr().out
     assert summary.read_bytes() == before
-    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    assert 'Not drawn yet' in page and '1 finished runs' in page and impossible in page
-    paths = reproduce.draw('15ad', runs_of('15ad', rehearse=True)[:1], True)
-    report.write(True)
-    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    assert os.path.exists(paths[0]) and page.count('data:image/png;base64,') == 1
-    text = re.sub('base64,[^"]*', '', page)
-    assert 'http' not in text and 'width=device-width' in text
     reproduce.main(['15ad', '--rehearse', '--dry_run', '--only', 'caltech'])
     rows = [line.split() for line in capfd.readouterr().out.splitlines() if MODEL_FILE in line]
     assert rows == [[head, 'finished', '0.0', 'min']]
@@ -178,42 +169,6 @@ def test_a_stopped_grid_stops_its_run_and_starts_no_other(tmp_path, number, stat
     assert 'stopped by its script' in rest and 'begins' not in rest
 
 
-def table_with(tmp_path, rho, host):
-    """Returns a table with this smallest rho and this host."""
-    table = TensorTimings.load(stored(tmp_path / 'table'))
-    rest = table.t_step - table.t_fp
-    least = smallest_rho(table) * table.t_step - table.t_fp
-    return table._replace(t_fp=(rho * rest - least) / (1 - rho), key={'host': host})
-
-
-@pytest.mark.thorough
-def test_a_rho_out_of_reach_is_left_out_and_the_page_says_why(here, tmp_path):
-    runs = runs_of('17ac', rehearse=True)
-    path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
-    assert reproduce.impossible(runs) == {}  # unknown before there is a table
-    os.makedirs(os.path.dirname(path))
-    table_with(tmp_path, 0.37, 'another').save(path)
-    assert reproduce.impossible(runs) == {}
-    table_with(tmp_path, 0.37, reproduce.this_device()).save(path)
-    left_out = reproduce.impossible(runs)
-    assert list(left_out) == [run.name for run in runs if run.cell.rho == 0.35]
-    possible = [run for run in runs if run.name not in left_out]
-    for run in possible:
-        make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, run.cell.rho,
-                 model_name='resnet50', train_seconds=100.0)
-    shown = reproduce.drawable(FIGURES['17ac'], possible, {run.name for run in possible})
-    reproduce.draw('17ac', shown, True, left_out)
-    report.write(True)
-    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    reason, = left_out.values()
-    assert reason.startswith('rho 0.35 is out of reach') and reason in page
-    assert '1 of 9 runs missing' in page
-    (here / 'logs/rehearsal' / run_name(possible[0].cell, seed=1)).mkdir()
-    report.write(True)
-    page = (here / 'figures/rehearsal/report.html').read_text(encoding='utf-8')
-    assert '10 of 18 runs missing' in page  # a second seed has been started
-
-
 PROFILER = """
 import sys
 sys.path[:0] = [{root!r}, {support!r}]
@@ -232,7 +187,7 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     (here / 'profiler.py').unlink()
     (here / 'profiler.py').write_text(PROFILER.format(
         root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
-    small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
+    runs = small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
         figure_grid.elastic(MODEL_FILE, CUB, rho) for rho in (0.7, 0.05)], num_epochs=1000)
     assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
     out = capsys.readouterr().out
@@ -252,42 +207,41 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
     assert 'failed' not in err
+    # The table of another device says nothing about this one.
+    path, _ = reproduce.table_of(reproduce.arguments_of(runs[0]))
+    table = TensorTimings.load(path)
+    table._replace(key=dict(table.key, host='another')).save(path)
+    assert reproduce.impossible(runs) == {}
 
 
-def test_a_run_of_that_name_with_other_settings_is_an_error(here):
-    run = runs_of('15ad', rehearse=True)[0]
-    settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
-    folder = here / 'logs/rehearsal' / run.name
-    folder.mkdir(parents=True)
-    (folder / 'settings.json').write_text(json.dumps(
-        dict(main.decisive_settings(settings), rho=0.9)))
-    with pytest.raises(UserError, match='exists with other settings .*rho'):
-        reproduce.main(['15ad', '--rehearse'])
-
-
-def made(here, run, **changes):
-    """Makes the folder of a finished run, as main.py leaves it."""
+def made(here, run, settings, **changes):
+    """Makes the folder of a finished run, as main.py leaves it, with some settings changed."""
     folder = make_run(here / 'logs/rehearsal', run.name, run.cell.train_type, **changes)
-    settings = main.run_settings(main.check_arguments(reproduce.arguments_of(run)))
-    (folder / 'settings.json').write_text(json.dumps(main.decisive_settings(settings)))
+    decisive = main.decisive_settings(
+        main.run_settings(main.check_arguments(reproduce.arguments_of(run))))
+    (folder / 'settings.json').write_text(json.dumps(dict(decisive, **settings)))
 
 
-@pytest.mark.thorough
-def test_runs_of_another_device_are_refused_before_training(here, capsys):
-    run = runs_of('15ad', rehearse=True)[0]
-    made(here, run, host='tx2')
-    with pytest.raises(UserError, match="run '{}' was made on tx2, this is".format(run.name)):
+@pytest.mark.parametrize('settings, host, says', [
+    ({'rho': 0.9}, 'tx2', 'exists with other settings .*rho'),
+    pytest.param({}, 'tx2', 'was made on tx2, this is', marks=pytest.mark.thorough)])
+def test_runs_that_do_not_belong_to_the_figure_are_refused_before_training(
+        here, settings, host, says):
+    made(here, runs_of('15ad', rehearse=True)[0], settings, host=host)
+    with pytest.raises(UserError, match=says):
         reproduce.main(['15ad', '--rehearse'])
     assert len(list((here / 'logs/rehearsal').iterdir())) == 1
 
 
-def test_a_page_that_cannot_be_written_is_reported_the_rest_made(here, monkeypatch, capsys):
+def test_a_figure_of_finished_runs_is_drawn_or_says_why_not(here, monkeypatch, capsys):
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=FIGURES['15ad'].cells[:1]))
-    made(here, runs_of('15ad', rehearse=True)[0])
-    (here / 'figures/rehearsal/report.html').mkdir(parents=True)  # in place of the file
-    assert reproduce.main(['15ad', '--rehearse']) == 1
-    assert 'the page is not drawn: ' in capsys.readouterr().err
+    made(here, runs_of('15ad', rehearse=True)[0], {})
+    assert reproduce.main(['15ad', '--rehearse']) == 0
     assert (here / 'figures/rehearsal/figure15ad.png').exists()
+    shutil.rmtree(str(here / 'figures'))
+    (here / 'figures').write_text('')
+    assert reproduce.main(['15ad', '--rehearse']) == 1
+    assert 'figure 15ad is not drawn: ' in capsys.readouterr().err
 
 
 def test_jobs_are_the_commands_of_unfinished_runs(here, capsys):
@@ -297,20 +251,27 @@ def test_jobs_are_the_commands_of_unfinished_runs(here, capsys):
     assert not (here / 'logs').exists()
 
 
-@pytest.mark.parametrize('arguments, says', [
+WRONG = [
     (['16', '--only', 'birds2012'], "--only 'birds2012' fits no run of this figure"),
     (['18'], "unknown figure '18'"), (['15', '--meter_csv', 'none.csv'], 'no such file'),
     (['15', '--seeds', '0'], '0 is not a whole number'),
-    (['15', '--jobs', 'no/such/folder'], '--jobs')])
-def test_wrong_arguments_are_refused_before_anything_heavy(arguments, says):
+    (['15', '--jobs', 'no/such/folder'], '--jobs')]
+
+
+def test_wrong_arguments_are_refused_before_anything_heavy():
     code = ("import sys; sys.path.insert(0, 'scripts')\n"
             "from elastic import command_line; import reproduce\n"
-            "try: command_line.run(reproduce.main, {})\n"
-            "finally: print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
-    result = subprocess.run([sys.executable, '-c', code.format(arguments)], cwd=ROOT,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            universal_newlines=True)
-    assert result.returncode == 2 and result.stdout.split() == ['[]'] and says in result.stderr
+            "for arguments in {}:\n"
+            "    try: command_line.run(reproduce.main, arguments)\n"
+            "    except SystemExit as stop: print(stop.code, file=sys.stderr)\n"
+            "print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
+    result = subprocess.run(
+        [sys.executable, '-c', code.format([arguments for arguments, _ in WRONG])], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert result.stdout.split() == ['[]'], result.stderr
+    errors = result.stderr.split('\n2\n')[:-1]
+    assert len(errors) == len(WRONG)
+    assert all(says in error for (_, says), error in zip(WRONG, errors))
 
 
 def test_hours_follow_steps_and_shares():

@@ -100,17 +100,10 @@ def test_a_sensor_that_hangs_is_not_found(rails, arm):
         thermal.find_device(*arm)
 
 
-def test_commands_report_sensors_that_hang(tmp_path):
-    root, _ = board(tmp_path, 'OTHER_ARM')
-    change(root, RAILS)
-    change(root, {'sys/devices/system/cpu/cpu0/cpufreq/scaling_governor': 'ondemand'})
-    heat, power = hang(root, HEAT), hang(root, RAIL + 'rail_name_0')
-    rows = check_device.throttling(root) + [check_device.power_sensor(root)]
-    assert [row.finding for row in rows] == [
-        'unknown: ' + unanswered(heat), 'power sensors: ' + unanswered(power)]
-    assert {row.mark for row in rows} == {check_device.ABSENT}
-    path = hang(root, 'sys/devices/system/cpu/cpu0/cpufreq/scaling_governor')
-    assert check_device.governor(root).finding == 'unknown: ' + unanswered(path)
+def test_a_check_of_the_device_reports_sensors_that_hang(arm):
+    path = hang(arm[0], HEAT)
+    row = check_device.heat(arm[0])
+    assert (row.mark, row.finding) == (check_device.ABSENT, 'unknown: ' + unanswered(path))
 
 
 def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):
@@ -164,8 +157,8 @@ def test_a_vcgencmd_that_sleeps_costs_only_what_it_would_say(pi):
     assert monitor.epoch() == dict(temperature_c=48.686, throttled=0, cpu_mhz=None)
     assert monitor.note == 'vcgencmd: no answer within 0.4 s'
     assert_killed(pi[0], 1)
-    row, = check_device.throttling(pi[0])
-    assert row.finding == '49 °C, not throttled, vcgencmd: no answer within 0.4 s'
+    assert check_device.heat(pi[0]).finding == (
+        '49 °C, not throttled, vcgencmd: no answer within 0.4 s')
 
 
 def test_a_vcgencmd_that_falls_asleep_is_asked_twice(pi):

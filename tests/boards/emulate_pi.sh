@@ -3,7 +3,7 @@
 # Arm, on which Raspberry Pi OS is based, and runs them there on an emulated Cortex-A72. This shows
 # that everything runs; times under emulation mean nothing.
 set -euo pipefail
-source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/_venv.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../scripts/_venv.sh"
 
 SYSTEM_GB=8  # the system, the environment and pip's cache
 HOST_PACKAGES='mmdebstrap arch-test qemu-user-static binfmt-support'
