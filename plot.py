@@ -26,7 +26,6 @@ from elastic.files import check_writable
 from elastic.runs import compare
 from elastic.runs.confusion import confusion_of_run
 from elastic.runs.folder import (
-    VARIED,
     distinctions,
     fault,
     judged_on,
@@ -36,7 +35,7 @@ from elastic.runs.folder import (
     selection_per_epoch,
 )
 from elastic.schemes.fixed import SCHEMES
-from elastic.settings import LOGS_DIR
+from elastic.settings import FLAGS, LOGS_DIR, VARIED
 from elastic.timing.bars import device_bars, timing_bars
 
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # styles within one scheme
@@ -44,8 +43,6 @@ MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth':
         'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
 TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
 CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in these are averaged
-WORDING = {'importance': '{}', 'views': '{} views', 'prefix_cache': 'cache {}',
-           'num_epochs': '{} epochs', 'learning_rate': 'rate {:g}'}  # in a label
 LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')  # or validation_..., as judged_on
@@ -176,7 +173,7 @@ def label_of(key, keys=(), n=1):
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
     for name, value in distinctions(key[3:], rivals):
-        label += ', ' + WORDING.get(name, name + ' {}').format(value)
+        label += ', ' + FLAGS[name].label.format(value)
     return label + (f', n = {n}' if n > 1 else '')
 
 

@@ -21,11 +21,13 @@ import numpy as np
 
 from elastic import command_line
 from elastic.files import check_writable, whole_folder
+from elastic.options import add_flag, number
 from elastic.settings import (
     BASELINES,
     ELASTIC,
     MODEL,
     TRAINING,
+    WorkerSettings,
     pools,
     settings_of,
     statistics_of,
@@ -36,7 +38,6 @@ from elastic.timing.table import TensorTimings, chain_timings
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 from elastic.workers.addresses import (
-    add_worker_flags,
     check_own_address,
     tables_folder,
     workers_of,
@@ -285,12 +286,12 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(usage='%(prog)s [--flag VALUE ...]',
                                      description=__doc__.split('\n')[0],
                                      epilog=command_line.FILES_HELP)
-    command_line.add_model_flags(parser)
-    parser.add_argument('--num_classes', type=command_line.number(int, low=2), metavar='N',
+    command_line.add_shared_flags(parser)
+    parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
                         help='width of the head (default: that of the data set); steps are timed '
                              'on a batch of --dataset_name if that has this number of classes and '
                              'can be prepared, else on noise')
-    parser.add_argument('--num_epochs', type=command_line.number(int, low=1),
+    parser.add_argument('--num_epochs', type=number(int, low=1),
                         default=TRAINING.num_epochs, metavar='N',
                         help='epochs of a training run, for the table of what each way to train '
                              'costs (default: %(default)s)')
@@ -299,9 +300,9 @@ def parse_arguments(argv=None):
                         help='as in training: frozen (without dropout and stochastic depth inside '
                              'the base) for pretrained weights, train from scratch '
                              '(default: %(default)s)')
-    command_line.add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
-    command_line.add_flag(parser, '--force', 'measure again even if a table matches')
-    add_worker_flags(parser)
+    add_flag(parser, '--plot', 'also draw t_dw and t_dy of every tensor')
+    add_flag(parser, '--force', 'measure again even if a table matches')
+    command_line.add_flags(parser, WorkerSettings._fields)
     return parser.parse_args(command_line.with_files(argv))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import _path
 import numpy as np
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.settings import TRAINING
 from elastic.timing.stopwatch import settled_ms, undisturbed
 
@@ -177,7 +177,7 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None, batch_size=
 
     name: of the JSON file.
     """
-    whole = command_line.number
+    whole = options.number
     if batch_size:
         parser.add_argument('--batch_size', type=whole(int, low=1), metavar='N',
                             help='default: {}, others 4'.format(', '.join(
@@ -214,7 +214,7 @@ def parsed(parser, argv):
 def _model(text):
     _, at, size = text.partition('@')
     if at:
-        command_line.number(int, low=32)(size)
+        options.number(int, low=32)(size)
     return text
 
 

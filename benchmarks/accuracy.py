@@ -50,7 +50,7 @@ from _accuracy_rows import (
 )
 from _accuracy_table import FULL, REACHED, mean_error, report
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.runs.classes import CLASSES
 from elastic.runs.folder import read_rows, read_run
 from plot import check_alike
@@ -299,14 +299,14 @@ def main(argv=None):
     parser.add_argument('--networks', nargs='+', choices=sorted(NETWORKS),
                         default=DIGITS, help='default: those that start from digits; the first '
                         'one also has rows with other metrics, intervals and whole layers')
-    parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
-    command_line.add_flag(parser, '--quick', 'one seed of the first network, without variants; '
+    parser.add_argument('--seeds', type=options.number(int, low=1), default=3)
+    options.add_flag(parser, '--quick', 'one seed of the first network, without variants; '
                           'only each rho that has a goal')
-    command_line.add_flag(parser, '--tune', 'print the learning rate that suits each row')
-    parser.add_argument('--tune_seeds', type=command_line.number(int, low=1), default=1,
+    options.add_flag(parser, '--tune', 'print the learning rate that suits each row')
+    parser.add_argument('--tune_seeds', type=options.number(int, low=1), default=1,
                         help='--tune compares means of so many seeds, from {} on (default: 1)'
                         .format(TUNED_ON))
-    command_line.add_flag(parser, '--table', 'train nothing; print the table of the finished runs')
+    options.add_flag(parser, '--table', 'train nothing; print the table of the finished runs')
     _bench.add_flags(parser, 'accuracy', input_size=None)
     parser.add_argument('--rows', nargs='+', metavar='LABEL', help='only these rows, such as '
                         "'elastic 0.5', and full training (default: all)")

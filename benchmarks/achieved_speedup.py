@@ -15,7 +15,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 
 PREDICTION_ERROR = 0.04
 OVER_ASKED = 0.08
@@ -93,7 +93,7 @@ def verdict(results):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
-                        type=command_line.number(float, above=0, high=1))
+                        type=options.number(float, above=0, high=1))
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen')
     _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=11, batch_size=True)
     args = _bench.parsed(parser, argv)

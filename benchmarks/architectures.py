@@ -19,7 +19,7 @@ import _path
 import numpy as np
 from time_model import random_masks
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
@@ -95,8 +95,8 @@ def main(argv=None):
     _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
     parser.add_argument('--models', nargs='+', metavar='NAME',
                         help='members of tests/support/zoo.py (default: all)')
-    parser.add_argument('--masks', type=command_line.number(int, low=1), default=8)
-    parser.add_argument('--seconds', type=command_line.number(float, above=0), default=4.0,
+    parser.add_argument('--masks', type=options.number(int, low=1), default=8)
+    parser.add_argument('--seconds', type=options.number(float, above=0), default=4.0,
                         help='for the totals of each timing table (default: %(default)s)')
     args = _bench.parsed(parser, argv)
     known = _bench.in_own_process('architectures', 'names')  # keeps TensorFlow out of this process

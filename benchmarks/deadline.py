@@ -21,7 +21,7 @@ import _path
 import numpy as np
 from _accuracy_rows import FASHION, LITE0, WARMUP
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
@@ -101,7 +101,7 @@ def report(results):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seeds', type=command_line.number(int, low=1), default=1)
+    parser.add_argument('--seeds', type=options.number(int, low=1), default=1)
     parser.add_argument('--rate', type=float, default=0.003,
                         help='learning rate of long runs (default: %(default)s)')
     parser.add_argument('--short_rate', type=float, default=0.0015,

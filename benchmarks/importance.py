@@ -15,7 +15,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.settings import TRAINING
 
 RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
@@ -96,9 +96,9 @@ def measure(rates, input_size, batch_size, steps, seed):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--learning_rates', nargs='+', default=RATES, metavar='X',
-                        type=command_line.number(float, above=0))
-    parser.add_argument('--batch_size', type=command_line.number(int, low=1), default=16)
-    parser.add_argument('--steps', type=command_line.number(int, low=1), default=400,
+                        type=options.number(float, above=0))
+    parser.add_argument('--batch_size', type=options.number(int, low=1), default=16)
+    parser.add_argument('--steps', type=options.number(int, low=1), default=400,
                         help='steps of training on the source domain (default: %(default)s)')
     _bench.add_flags(parser, 'importance', input_size=64)
     args = _bench.parsed(parser, argv)

@@ -21,7 +21,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
@@ -135,8 +135,8 @@ def row_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--selections', type=command_line.number(int, low=4), default=20)
-    parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.6)
+    parser.add_argument('--selections', type=options.number(int, low=4), default=20)
+    parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.6)
     _bench.add_flags(parser, 'overhead', DEFAULT_MODELS)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('overhead', _bench.calls(

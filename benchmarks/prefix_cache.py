@@ -20,7 +20,7 @@ import _path
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.settings import TRAINING
 
 MEDIAN_ERROR, WORST_ERROR = 0.04, 0.08
@@ -210,7 +210,7 @@ def verdict(results):
 
 
 def parse_arguments(argv):
-    whole = command_line.number
+    whole = options.number
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rhos', nargs='+', default=[0.15, 0.25, 0.35, 0.5, 0.7], metavar='RHO',
                         type=whole(float, above=0, high=1))

@@ -38,7 +38,7 @@ from _selector_graph import (
 )
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.timing.table import TensorTimings
 from selection_solver_DP import select_tensors, select_tensors_paper
 
@@ -272,9 +272,9 @@ def main(argv=None):
     """Measures, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--repeats', type=command_line.number(int, low=1), default=15,
+    parser.add_argument('--repeats', type=options.number(int, low=1), default=15,
                         help='samples of the recursion per instance (default: 15)')
-    parser.add_argument('--tensors', type=command_line.number(int, low=1), nargs='+', metavar='N',
+    parser.add_argument('--tensors', type=options.number(int, low=1), nargs='+', metavar='N',
                         default=TENSORS, help='default: {} {} {}'.format(*TENSORS))
     parser.add_argument('--limits', action='store_true',
                         help='the second table: large networks, many bins')

@@ -20,7 +20,7 @@ import time
 import _bench
 import numpy as np
 
-from elastic import command_line
+from elastic import command_line, options
 
 WITHIN = 0.10
 HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
@@ -111,7 +111,7 @@ def rows_of(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--rho', type=command_line.number(float, above=0, high=1), default=0.5)
+    parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.5)
     _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=11)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('throttling', _bench.calls(args, args.rho, args.rounds, args.seed)))

@@ -16,7 +16,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line
+from elastic import command_line, options
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 GOAL_POINTS = 3.0
@@ -89,7 +89,7 @@ def report(result):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     _bench.add_flags(parser, 'time_model', DEFAULT_MODELS, rounds=9)
-    parser.add_argument('--masks', type=command_line.number(int, low=1), default=12)
+    parser.add_argument('--masks', type=options.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
     args = _bench.parsed(parser, argv)
     results, summary = [], []

@@ -21,7 +21,7 @@ import numpy as np
 from _accuracy_table import mean_error, plus_minus
 from accuracy import command
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
@@ -107,7 +107,7 @@ def report(results):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seeds', type=command_line.number(int, low=1), default=3)
+    parser.add_argument('--seeds', type=options.number(int, low=1), default=3)
     _bench.add_flags(parser, 'views', input_size=None)
     args = _bench.parsed(parser, argv)
     found = measure(range(args.seed, args.seed + args.seeds))

@@ -23,7 +23,7 @@ import _path
 import numpy as np
 from _worker import ALPHA, BATCH_SIZE, INPUT_SIZE
 
-from elastic import command_line
+from elastic import command_line, options
 from elastic.command_line import UserError
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
@@ -185,7 +185,7 @@ def training_table(results):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    command_line.add_flag(parser, '--steps_only', 'leave out the runs to an accuracy')
+    options.add_flag(parser, '--steps_only', 'leave out the runs to an accuracy')
     _bench.add_flags(parser, 'workers', input_size=None)
     args = _bench.parsed(parser, argv)
     if os.geteuid():

@@ -3,7 +3,8 @@
 A folder or module imports only from lines above its own. This is the only map, and a test reads it.
 
     compat/                         the only code that knows versions of TensorFlow and Keras
-    settings, durations, trees      defaults; times as text; trees of arrays
+    durations, options, trees       times as text; what a flag is; trees of arrays
+    settings                        each flag of a run: default, type, help, what it decides
     regular_file, output            what is read; where text goes
     command_line                    flags, errors in one line, the start of TensorFlow
     files                           whole files, JSON, arrays
@@ -15,5 +16,5 @@ A folder or module imports only from lines above its own. This is the only map, 
     selection/, workers/            importance, items, the closed loop; several boards
     planning/                       what a run can afford: ways, deadline, cache
     runs/                           the run, its folder, records, checkpoints, tables of runs
-    flags                           the flags of main.py
+    flags                           the flags of main.py, and what contradicts what
 """

@@ -3,12 +3,10 @@
 Imports nothing heavy: `--help` and a mistyped flag answer at once.
 """
 
-import argparse
 import contextlib
 import difflib
 import errno
 import math
-import operator
 import os
 import re
 import shlex
@@ -18,9 +16,13 @@ import traceback
 import warnings
 
 from elastic import output
-from elastic.settings import AUGMENTATIONS, DEFAULTS, HEADS, STARTS
+from elastic.settings import DEFAULTS, FLAGS
 
 VERSION = '1.0.0'
+SHARED = ('model_name', 'trust_model', 'keep_frozen', 'dataset_name', 'data_dir',
+          'augmentation', 'class_weight', 'input_size', 'batch_size', 'head', 'head_features',
+          'head_start', 'alpha', 'optimizer', 'weight_decay', 'clip_norm', 'inter_op_threads',
+          'logs_dir')  # flags of training and profiling
 
 FILES_HELP = ('@FILE reads flags from a file, one a line, such as logs/RUN/flags.txt; a flag '
               'given later overrides it.')
@@ -68,49 +70,19 @@ def one_of(given, allowed, what):
         what, given, nearest(given, allowed), ', '.join(allowed)))
 
 
-def boolean(text):
-    """Is the argparse type of a boolean: 'False' is never read as true."""
-    value = {'1': True, 'true': True, 'yes': True, '0': False, 'false': False, 'no': False}.get(
-        text.lower())
-    if value is None:
-        raise argparse.ArgumentTypeError("'{}' is not 1, 0, true or false".format(text))
-    return value
+def add_flags(parser, names, words=None):
+    """Adds the flags of these settings, which settings.py declares, to an argparse parser.
+
+    words: name of a flag -> list, for Flag.add_to.
+    """
+    for name in names:
+        FLAGS[name].add_to(parser, name, DEFAULTS[name], (words or {}).get(name, ()))
 
 
-def number(kind, low=None, high=None, above=None, below=None):
-    """Returns an argparse type: finite numbers of `kind`, low <= x <= high, above < x < below."""
-    limits = [limit for limit in (
-        ('at least', low, operator.ge), ('above', above, operator.gt),
-        ('at most', high, operator.le), ('below', below, operator.lt)) if limit[1] is not None]
-    allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(
-        '{} {}'.format(*limit) for limit in limits))
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError("'{}' is not {}".format(text, allowed))
-        if (kind is float and not math.isfinite(value)
-                or not all(holds(value, bound) for _, bound, holds in limits)):
-            raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
-        return value
-    parse.metavar = 'N' if kind is int else 'X'
-    return parse
-
-
-def add_flag(parser, name, help_text, default=False):
-    """Adds a boolean flag, which may stand alone or be followed by 1/0 or true/false."""
-    parser.add_argument(name, type=boolean, nargs='?', const=True, default=default, metavar='BOOL',
-                        help=help_text + (' (default: true)' if default else ''))
-
-
-def add_setting(parser, name, kind, text, metavar=None):
-    """Adds the flag of a setting in DEFAULTS. kind: argparse type, or a tuple of choices."""
-    default, choices = DEFAULTS[name], isinstance(kind, tuple)
-    parser.add_argument('--' + name, default=default, choices=kind if choices else None,
-                        type=None if choices else kind,
-                        metavar=metavar or getattr(kind, 'metavar', None),
-                        help=text + ('' if default is None else ' (default: %(default)s)'))
+def add_shared_flags(parser):
+    """Adds --version and the flags that training and profiling share."""
+    parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
+    add_flags(parser, SHARED)
 
 
 def with_files(argv=None):
@@ -145,59 +117,6 @@ def _flags_in(path):
         except ValueError as error:
             raise UserError("'{}', line {}: {}".format(path, number, error))
     return words
-
-
-def add_model_flags(parser):
-    """Adds --version and the flags that training and profiling share."""
-    parser.add_argument('--version', action='version', version='ElasticTrainer ' + VERSION)
-    add_setting(parser, 'model_name', str,
-                'resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, any keras.applications '
-                'class, or the path of a saved Keras model', 'NAME')
-    add_flag(parser, '--trust_model', 'load a saved model that may hold code, which then runs '
-             '(a Lambda layer; on Keras 2 also a SavedModel folder): only where you trust its '
-             'author')
-    add_flag(parser, '--keep_frozen', 'train only the layers of a saved model that were trainable '
-             'when it was saved (default: all)')
-    parser.add_argument('--dataset_name', default='caltech_birds2011', metavar='NAME',
-                        help='caltech_birds2011, oxford_iiit_pet, stanford_dogs, fashion_mnist, '
-                             'digits, digits_shifted, digits_inverted, folder:PATH, or '
-                             'tfds:NAME[/CONFIG][:VERSION] for any set of images and classes in '
-                             'TensorFlow Datasets (default: %(default)s)')
-    add_setting(parser, 'data_dir', str, 'folder of TensorFlow Datasets', 'DIR')
-    add_setting(parser, 'augmentation', AUGMENTATIONS,
-                'flip: mirror training images left to right at random; flip+rotate: also rotate '
-                'them by up to 72 degrees, as in the paper; none: where that changes the class, as '
-                "for letters (default: flip; flip+rotate for the paper's sets, none for digits*)")
-    add_setting(parser, 'class_weight', str,
-                'multiply the loss of each training image by the weight of its class: balanced '
-                'gives all classes the same influence (images / (classes x images of the class)); '
-                'a CSV file has lines of name,weight (default: no weights)', 'balanced|FILE')
-    add_setting(parser, 'input_size', number(int, low=8),
-                'images are resized to this square', 'PIXELS')
-    parser.add_argument('--batch_size', type=number(int, low=1), default=4, metavar='N',
-                        help='images per step (default: %(default)s)')
-    add_setting(parser, 'head', HEADS,
-                'what the output layer reads: the mean of the last output, as in the paper, or '
-                'mean and maximum of the outputs of all stages of the network (docs/head.md); '
-                'with --deadline the default is stages')
-    add_setting(parser, 'head_features', number(int, low=1),
-                'with --head stages, read at most N numbers for each image')
-    add_setting(parser, 'head_start', STARTS,
-                'the output layer before training: random weights, or solved in closed form from '
-                'one pass over the training images, which is the first epoch')
-    add_setting(parser, 'alpha', number(float, above=0),
-                'width multiplier of the MobileNet families')
-    add_setting(parser, 'optimizer', ('sgd', 'adam'),
-                'SGD with momentum 0.9, or Adam (recommended for vit), both with decoupled weight '
-                'decay')
-    add_setting(parser, 'weight_decay', number(float, low=0), 'decoupled, times the learning rate')
-    add_setting(parser, 'clip_norm', number(float, above=0),
-                "clip the norm of each tensor's gradient to X, with every scheme: helps where the "
-                'loss stops being finite (default: no clipping)')
-    parser.add_argument('--inter_op_threads', type=number(int, low=0), default=0, metavar='N',
-                        help='ops that TensorFlow may run at once; 0: one per core, its own '
-                             'choice and the fastest that we measured (default: %(default)s)')
-    add_setting(parser, 'logs_dir', str, 'folder of runs and timing tables', 'DIR')
 
 
 def in_one_line(error):

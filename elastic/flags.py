@@ -6,31 +6,45 @@ import shlex
 
 from elastic import command_line
 from elastic.cache.stores import check_cache_dir
-from elastic.command_line import UserError, add_flag, add_setting, number
+from elastic.command_line import UserError
 from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
 from elastic.device.meter_log import check_meter
-from elastic.durations import duration
-from elastic.export.litert import KINDS
 from elastic.networks.names import canonical_name, check_weights
 from elastic.planning.cache_plan import plan_cache
 from elastic.runs.names import checked_run_name, default_run_name
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.metrics import METRICS
 from elastic.settings import (
+    CACHED,
     CHOSEN,
     DEFAULTS,
+    ELASTIC,
+    FLAGS,
     KEPT,
     LAST,
     PRUNE,
     SOLVED,
     STAGES,
     TRAINING,
-    VIEWS,
+    WorkerSettings,
     statistics_of,
 )
-from elastic.workers.addresses import add_worker_flags, check_own_address, workers_of
+from elastic.workers.addresses import check_own_address, workers_of
 
+# Beside command_line.SHARED, in the order of --help: title of a group -> its flags.
+GROUPS = {
+    None: ('train_type', 'train_tensors', 'num_classes', 'learning_rate', 'warmup_steps',
+           'num_epochs', 'weights', 'bn_statistics', 'seed', 'deterministic', 'steps_per_epoch',
+           'train_images', 'test_images', 'skip_bad_images', 'views', 'validation_steps',
+           'validation_share', 'keep', 'patience'),
+    'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
+                         'probe_batches', 'closed_loop'),
+    'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
+    'prune_training': ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'),
+    'records of the run': ('run_name', 'checkpoint_minutes', 'restart', 'save_model', 'export',
+                           'save_txt', 'meter_csv'),
+    'several workers': WorkerSettings._fields}
 PLANNED = ('rho', 'num_epochs', 'head_epochs')  # by --deadline
 ALIASES = {'prunetrain': PRUNE}
 ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
@@ -46,134 +60,17 @@ def parse_arguments(argv=None):
         usage='%(prog)s [--flag VALUE ...]',  # listing all flags would bury the error below
         description='Trains one network with one scheme, fully or elastically.',
         epilog='Flags take real booleans: bare, 1/0 or true/false. ' + command_line.FILES_HELP)
-    command_line.add_model_flags(parser)
-    _add_training_flags(parser)
-    _add_elastic_flags(parser.add_argument_group('elastic training'))
-    _add_cache_flags(parser.add_argument_group('prefix cache'))
-    _add_pruning_flags(parser.add_argument_group('prune_training'))
-    _add_record_flags(parser.add_argument_group('records of the run'))
-    add_worker_flags(parser.add_argument_group('several workers'))
-    args = parser.parse_args(command_line.with_files(argv),
-                             argparse.Namespace(**dict.fromkeys(PLANNED + ('head',))))
+    command_line.add_shared_flags(parser)
+    words = dict(importance=list(METRICS), train_type=list(SCHEMES))
+    for title, names in GROUPS.items():
+        command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
+    args = parser.parse_args(command_line.with_files(argv), argparse.Namespace(
+        **dict.fromkeys(PLANNED + ('head', 'importance'))))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     args.head = args.head or (LAST if args.deadline is None else STAGES)
     for name in set(PLANNED).difference(args.planned):
         setattr(args, name, DEFAULTS[name])
     return args
-
-
-def _add_training_flags(parser):
-    add_setting(parser, 'train_type', str, ', '.join(SCHEMES), 'TYPE')
-    add_setting(parser, 'train_tensors', str,
-                'train the tensors whose names match this regular expression, such as '
-                "'block7|head|gamma', and no others; their step time is predicted first",
-                'REGEX')
-    parser.add_argument('--num_classes', type=number(int, low=2), metavar='N',
-                        help='must match the data set (default: that of the data set)')
-    add_setting(parser, 'learning_rate', number(float, low=0), 'the peak; decays to 0 on a cosine')
-    add_setting(parser, 'warmup_steps', number(int, low=0),
-                'raise the learning rate linearly to its peak over the first N steps')
-    add_setting(parser, 'num_epochs', number(int, low=1), 'epochs of training')
-    add_setting(parser, 'weights', str,
-                'start from ImageNet, from random weights, or from a .npz of this project or a '
-                '.h5 of keras.applications', 'imagenet|none|PATH')
-    add_setting(parser, 'bn_statistics', ('frozen', 'train'),
-                'moving statistics of batch normalization: frozen (default), which also turns off '
-                'dropout and stochastic depth inside the base, as in the original, or train '
-                '(default with --weights none)')
-    add_setting(parser, 'seed', number(int, low=0),
-                'fixes data order, augmentation, dropout and new weights')
-    add_flag(parser, '--deterministic',
-             'give bit-identical runs for one seed; slower, needs TensorFlow 2.9')
-    add_setting(parser, 'steps_per_epoch', number(int, low=1),
-                'end each epoch after N steps; every epoch has other images (default: all '
-                'training images)')
-    add_setting(parser, 'train_images', number(int, low=2),
-                'train on only N images, the same number of each class where it has enough, and '
-                'the same images for every seed and scheme (default: all)')
-    add_setting(parser, 'test_images', number(int, low=1),
-                'test on only N images, chosen in the same way (default: all)')
-    add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read when '
-             'the run starts; the summary counts them')
-    add_setting(parser, 'views', VIEWS,
-                'fresh: draw new augmentations in every epoch; held: keep those of each image for '
-                '--interval epochs (0: for the whole run), with every scheme; auto: held where rho '
-                'is out of reach without the prefix cache, else fresh')
-    add_setting(parser, 'validation_steps', number(int, low=1),
-                'test on N batches, evenly spaced among the test images (default: all)')
-    add_setting(parser, 'validation_share', number(float, above=0, below=1),
-                'set this share of the training images of each class aside, the same ones for '
-                'every seed and scheme; they judge each epoch, and the test images are used once, '
-                'at the end (default: the test images judge each epoch, as in the paper)')
-    add_setting(parser, 'keep', KEPT,
-                'end with the weights of the last epoch, or of the best on the validation images')
-    add_setting(parser, 'patience', number(int, low=1),
-                'end training after N epochs in a row that are no better on the validation images '
-                '(default: train all epochs); the learning rate still follows --num_epochs')
-
-
-def _add_elastic_flags(parser):
-    add_setting(parser, 'rho', number(float, above=0, high=1),
-                'step time as a share of full training, 0.5 = twice as fast; with a prefix cache '
-                'the mean over the run')
-    add_setting(parser, 'deadline', duration,
-                'train as well as possible until this time after the start of the process, such as '
-                '45m, then stop; solves the head, chooses --rho and --num_epochs, and keeps the '
-                'best epoch on a tenth of the training images (docs/deadline.md)')
-    add_setting(parser, 'head_epochs', number(int, low=0),
-                'train the output layer alone in the first N epochs, at the full learning rate',
-                'N')
-    add_setting(parser, 'interval', number(int, low=0),
-                'epochs from one selection to the next; 0: select only once; also used by --views',
-                'EPOCHS')
-    parser.add_argument('--importance', choices=list(METRICS), metavar='METRIC',
-                        help='{} (default: {}); fisher squares the mean gradient of the batch, '
-                             "not each example's".format(', '.join(METRICS), TRAINING.importance))
-    add_setting(parser, 'granularity', ('tensor', 'layer'),
-                'select single tensors, or whole layers')
-    add_setting(parser, 'probe_batches', number(int, low=1),
-                'batches that each importance is averaged over')
-    add_flag(parser, '--closed_loop',
-             'time both passes again at each selection, so that rho holds while the device '
-             'changes speed; always off with --deterministic', TRAINING.closed_loop)
-
-
-def _add_cache_flags(parser):
-    add_setting(parser, 'prefix_cache', ('auto', 'on', 'off'),
-                'compute the frozen layers in front of the trained tensors once for each image '
-                'and selection, and reuse their output: auto where images come back unchanged; on '
-                'sets --views held')
-    add_setting(parser, 'cache_dir', str,
-                'folder for a prefix cache that does not fit into memory (default: --logs_dir)',
-                'DIR')
-    add_setting(parser, 'cache_gb', number(float, above=0),
-                'the most disk that it may take (default: half of what is free)', 'GB')
-
-
-def _add_pruning_flags(parser):
-    add_setting(parser, 'prune_interval', number(int, low=0),
-                'epochs from one removal of vanished channels to the next; 0: never remove any',
-                'EPOCHS')
-    add_setting(parser, 'prune_penalty_ratio', number(float, above=0, below=1),
-                'share of the group lasso in loss plus penalty before training')
-    add_setting(parser, 'prune_threshold', number(float, above=0),
-                'a channel has vanished when all its weights are smaller')
-
-
-def _add_record_flags(parser):
-    parser.add_argument('--run_name', default=DEFAULTS['run_name'], metavar='NAME',
-                        help='folder under --logs_dir (default: made from model, data and scheme)')
-    add_setting(parser, 'checkpoint_minutes', number(float, above=0),
-                'write a checkpoint at least this often, besides those at the end of epochs')
-    add_flag(parser, '--restart', 'discard the run of this name, interrupted or finished, and '
-             'start over')
-    add_flag(parser, '--save_model', 'keep the trained weights and model in checkpoint/')
-    add_setting(parser, 'export', KINDS, 'save the model, and a LiteRT (TensorFlow Lite) file in '
-                'float32, or in int8 calibrated on training images')
-    add_flag(parser, '--save_txt', 'also write epochs.txt, the table of epochs')
-    add_setting(parser, 'meter_csv', str,
-                'log of an external power meter, written while training runs: columns timestamp '
-                '(seconds since 1970) and watts', 'FILE')
 
 
 def check_arguments(args):
@@ -326,41 +223,29 @@ def views_of(args):
     return plan.views
 
 
-NOT_DECISIVE = ('logs_dir', 'run_name', 'save_txt', 'meter_csv', 'cache_dir', 'cache_gb',
-                'checkpoint_minutes', 'restart', 'trust_model', 'skip_bad_images', 'share',
-                'worker_index', 'worker_timeout')
-
-
 def decisive_settings(settings):
     """Returns a dict of the flags that decide a run's outcome; they must match to reuse its folder.
 
     settings: RunSettings. A flag that does not apply to the scheme is None.
     """
-    found = _by_flag(settings)
-    for name in NOT_DECISIVE:
-        del found[name]
+    found = {name: value for name, value in _by_flag(settings).items() if FLAGS[name].decides}
     if settings.workers.workers is not None:  # another port, or another board, changes nothing
         found['workers'] = settings.data.share[1]
     if found['class_weight'] not in (None, BALANCED):  # the file may have changed
         found['class_weights'] = read_class_weights(found['class_weight'])
-    scheme = settings.training.train_type
-    irrelevant = [] if is_elastic(scheme) else [
-        'rho', 'importance', 'granularity', 'probe_batches', 'closed_loop', 'head_epochs']
-    if settings.training.deadline is not None:
-        irrelevant += PLANNED
-    if not settings.training.head_epochs:
-        irrelevant.append('head_epochs')
-    irrelevant += [name for name in ('head', 'head_start') if found[name] == DEFAULTS[name]]
-    if found['head'] != STAGES:
-        irrelevant.append('head_features')
-    if not is_elastic(scheme) and settings.data.views != 'held':  # held ones last for `interval`
-        irrelevant.append('interval')
-    if not SCHEMES[scheme].frozen_front:
-        irrelevant.append('prefix_cache')
-    if settings.data.validation_share is None:
-        irrelevant.append('keep')
-    if scheme != PRUNE:
-        irrelevant += ['prune_interval', 'prune_penalty_ratio', 'prune_threshold']
+    scheme, held = settings.training.train_type, settings.data.views == 'held'
+    applies = {None: True, ELASTIC: is_elastic(scheme), PRUNE: scheme == PRUNE,
+               CACHED: SCHEMES[scheme].frozen_front}
+    irrelevant = [name for name in found if name in FLAGS and not applies[FLAGS[name].of]]
+    irrelevant += [name for name, is_irrelevant in (
+        ('rho', settings.training.deadline is not None),
+        ('num_epochs', settings.training.deadline is not None),
+        ('head_epochs', settings.training.deadline is not None or not found['head_epochs']),
+        ('head', found['head'] == DEFAULTS['head']),
+        ('head_start', found['head_start'] == DEFAULTS['head_start']),
+        ('head_features', found['head'] != STAGES),
+        ('interval', not is_elastic(scheme) and not held),  # held views last for `interval`
+        ('keep', settings.data.validation_share is None)) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 
 
@@ -369,7 +254,7 @@ def _by_flag(settings):
     found = {}
     for name, value in settings._asdict().items():
         found.update(value._asdict() if hasattr(value, '_asdict') else {name: value})
-    return found
+    return {name: value for name, value in found.items() if name in FLAGS}
 
 
 def flag_lines(settings):
@@ -380,7 +265,7 @@ def flag_lines(settings):
     """
     decisive, lines = decisive_settings(settings), []
     for name, value in _by_flag(settings).items():
-        if value is None or name in ('restart', 'share') or (
+        if value is None or name == 'restart' or (
                 decisive.get(name) is None and value == DEFAULTS[name]):
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)

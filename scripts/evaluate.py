@@ -14,12 +14,13 @@ import numpy as np
 
 import _root  # noqa: F401
 from elastic import command_line
-from elastic.command_line import UserError, add_flag, number
+from elastic.command_line import UserError
 from elastic.data.image_folder import shortened, without_bad_images
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.photo import first_fault, unreadable
 from elastic.export.predictor import open_predictor
 from elastic.files import check_writable, make_folder, read_json
+from elastic.options import add_flag, number
 from elastic.runs.classes import Predictions, report, write_predictions
 from elastic.runs.confusion import draw_confusion
 from elastic.runs.folder import run_folder

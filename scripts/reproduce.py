@@ -21,7 +21,8 @@ import time
 
 import _root
 from elastic import command_line
-from elastic.command_line import UserError, number
+from elastic.command_line import UserError
+from elastic.options import number
 from elastic.settings import ELASTIC, PAPER_SETS, settings_of
 from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 

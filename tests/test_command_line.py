@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import profiler
-from elastic import command_line, flags
+from elastic import command_line, flags, options
 from elastic.command_line import UserError
 from elastic.settings import DEFAULTS
 
@@ -26,22 +26,22 @@ def python(code, **environment):
 @pytest.mark.parametrize('text', ['nan', 'NaN', '-nan', 'inf', '-inf', 'Infinity', '1e999'])
 def test_a_number_must_be_finite(text):
     with pytest.raises(argparse.ArgumentTypeError, match=text):
-        command_line.number(float)(text)
+        options.number(float)(text)
 
 
 @pytest.mark.parametrize('text', ['nan', 'inf', '', 'abc', '1.5', '1e3', '0x10'])
 def test_a_whole_number_must_be_written_as_one(text):
     with pytest.raises(argparse.ArgumentTypeError, match='is not a whole number at least 1'):
-        command_line.number(int, low=1)(text)
+        options.number(int, low=1)(text)
 
 
 def test_low_and_high_are_allowed_and_above_is_not():
-    rho = command_line.number(float, above=0, high=1)
+    rho = options.number(float, above=0, high=1)
     assert rho('1') == 1.0 and rho('1e-9') == 1e-9
     for text in ('0', '-0.0', '-1', '1.0000001'):
         with pytest.raises(argparse.ArgumentTypeError, match='a number above 0, at most 1'):
             rho(text)
-    batch = command_line.number(int, low=2, high=4)
+    batch = options.number(int, low=2, high=4)
     assert [batch(text) for text in ('2', '3', ' 4 ')] == [2, 3, 4]
     assert isinstance(batch('2'), int)
     for text in ('1', '5'):
@@ -51,20 +51,20 @@ def test_low_and_high_are_allowed_and_above_is_not():
 
 def test_a_huge_whole_number_is_refused():
     with pytest.raises(argparse.ArgumentTypeError):
-        command_line.number(int, low=1, high=100)('9' * 400)
+        options.number(int, low=1, high=100)('9' * 400)
 
 
 @pytest.mark.parametrize('text, value', [
     ('1', True), ('true', True), ('True', True), ('TRUE', True), ('yes', True),
     ('0', False), ('false', False), ('False', False), ('FALSE', False), ('no', False)])
 def test_a_boolean_reads_words_and_digits(text, value):
-    assert command_line.boolean(text) is value
+    assert options.boolean(text) is value
 
 
 @pytest.mark.parametrize('text', ['', '2', 'flase', 'none', 'truefalse'])
 def test_a_boolean_refuses_other_words(text):
     with pytest.raises(argparse.ArgumentTypeError, match="'{}' is not".format(text)):
-        command_line.boolean(text)
+        options.boolean(text)
 
 
 @pytest.mark.parametrize('given, value', [
@@ -72,7 +72,7 @@ def test_a_boolean_refuses_other_words(text):
     (['--save_txt', 'False'], False), (['--save_txt=False'], False), (['--save_txt=true'], True)])
 def test_a_flag_may_be_bare_and_false_means_false(given, value):
     parser = argparse.ArgumentParser()
-    command_line.add_flag(parser, '--save_txt', 'write the text log')
+    options.add_flag(parser, '--save_txt', 'write the text log')
     assert parser.parse_args(given).save_txt is value
 
 

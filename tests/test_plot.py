@@ -12,6 +12,7 @@ import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from elastic.command_line import UserError
 from elastic.runs.folder import SelectionRow, read_run, selection_per_epoch
+from elastic.settings import VARIED
 from made_runs import (
     EPOCHS,
     MASKS,
@@ -81,8 +82,10 @@ def test_a_loss_that_nearly_exploded_makes_the_axis_logarithmic(tmp_path, loss, 
 
 
 def test_labels_show_how_configurations_differ():
-    keys = [('elastic_training', 0.5, 'vgg16', 'loss_drop'),
-            ('elastic_training', 0.5, 'vgg16', 'random'), ('full_training', None, 'vit', None)]
+    keys = [key + tuple(metric if name == 'importance' else None for name in VARIED)
+            for key, metric in ((('elastic_training', 0.5, 'vgg16'), 'loss_drop'),
+                                (('elastic_training', 0.5, 'vgg16'), 'random'),
+                                (('full_training', None, 'vit'), None))]
     assert [plot.label_of(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
         'ElasticTrainer, ρ = 0.5, vgg16, loss_drop',
         'ElasticTrainer, ρ = 0.5, vgg16, random, n = 3', 'Full training, vit']

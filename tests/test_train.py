@@ -15,12 +15,12 @@ from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
 from elastic.planning.deadline import AllEpochs
 from elastic.runs.clock import Clock
-from elastic.runs.folder import EPOCH_COLUMNS, VARIED, read_run
+from elastic.runs.folder import EPOCH_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme, fixed_mask
 from elastic.selection.importance import Evaluator
-from elastic.settings import Settings
+from elastic.settings import VARIED, Settings
 from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import make_optimizer, optimizer_for

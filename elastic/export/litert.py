@@ -12,7 +12,6 @@ import numpy as np
 from elastic.command_line import UserError, quiet, quiet_tensorflow
 from elastic.regular_file import open_regular
 
-KINDS = ('litert', 'litert_int8')
 FILE = 'model.tflite'
 MOST_LABELS = 10 ** 7  # bytes
 LABELS = 'labels.txt'  # inside the file, where TensorFlow Lite's metadata keep class names

@@ -20,7 +20,7 @@ def save_network(path, model, dataset, kind=None):
 
     weights.npz: weights, for each stack of this project. MODEL_FILE: a plain Keras model of this
     stack's Keras, from images in 0..255 to the outputs of `model`. CLASS_NAMES: in the order of
-    these outputs. kind: one of litert.KINDS, to write a LiteRT file too, or None.
+    these outputs. kind: one of settings.EXPORTS, to write a LiteRT file too, or None.
     dataset: datasets.Dataset, for class names and for calibration.
     Raises OSError before it writes the model if there is too little room.
     """

@@ -6,7 +6,8 @@ Runs that differ only in their seed share a row, which shows medians and, in bra
 import numpy as np
 
 from elastic import command_line
-from elastic.runs.folder import VARIED, distinctions
+from elastic.runs.folder import distinctions
+from elastic.settings import VARIED
 
 HEADER = ('scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
           'speed-up', 'of steps', 'to full (points)')

@@ -24,16 +24,13 @@ from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum_of_file, read_json
 from elastic.regular_file import open_text
 from elastic.schemes.fixed import SCHEMES
+from elastic.settings import VARIED
 
 TRAINED_BY = 'trained_by'
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
-VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_interval',
-          'prune_penalty_ratio', 'prune_threshold', 'views', 'augmentation', 'train_images',
-          'test_images', 'prefix_cache', 'validation_share', 'keep', 'patience', 'class_weight',
-          'train_tensors', 'head', 'head_start', 'num_epochs', 'learning_rate')  # of one scheme
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
                 'files', 'throttled_epochs')
 

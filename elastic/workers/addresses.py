@@ -7,7 +7,7 @@ import socket
 import time
 from typing import NamedTuple, Tuple
 
-from elastic.command_line import UserError, add_setting, number
+from elastic.command_line import UserError
 
 EXAMPLE = 'pi1:2222,pi2:2222'
 SECOND = 1.0  # the longest wait for one answer
@@ -37,18 +37,6 @@ class Workers(NamedTuple):
     def others(self):
         """Returns the indices of the other workers."""
         return [index for index in range(len(self.addresses)) if index != self.index]
-
-
-def add_worker_flags(parser):
-    """Adds the flags that say which workers train together."""
-    add_setting(parser, 'workers', str,
-                'train one model on several machines: host:port of each, the same list on all '
-                '(default: TF_CONFIG, else this machine alone; docs/workers.md)', EXAMPLE)
-    add_setting(parser, 'worker_index', number(int, low=0),
-                'which of --workers this machine is, from 0; worker 0 keeps the records', 'I')
-    add_setting(parser, 'worker_timeout', number(float, above=0),
-                'stop if another worker does not answer for this time; profiling and preparing '
-                'images count', 'SECONDS')
 
 
 def workers_of(args, environment=None):

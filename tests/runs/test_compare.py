@@ -1,7 +1,8 @@
 """Tests the table of runs: medians, speed-up, and separate rows and columns."""
 
 from elastic.runs import compare
-from elastic.runs.folder import VARIED, Run
+from elastic.runs.folder import Run
+from elastic.settings import VARIED
 
 
 def run(scheme, seed, accuracy, seconds, rho=None, selection=(3.0, 0.0, 1.0)):

@@ -3,7 +3,8 @@
 import csv
 import json
 
-from elastic.runs.folder import VARIED, SelectionRow, epoch_columns
+from elastic.runs.folder import SelectionRow, epoch_columns
+from elastic.settings import VARIED
 
 EPOCHS, TENSORS = 4, 9
 SHARE = [0.05 + 0.01 * tensor for tensor in range(TENSORS)]
