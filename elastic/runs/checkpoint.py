@@ -20,7 +20,7 @@ from elastic.regular_file import open_regular, open_text
 from elastic.trees import TREE, packed, unpacked
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
-FORMAT = 'elastic-checkpoint-5'
+FORMAT = 'elastic-checkpoint-6'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 END_BYTES = 1000  # of a checkpoint: the end of its directory, with the CRC-32 of its tree
 ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint

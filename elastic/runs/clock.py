@@ -10,7 +10,7 @@ from elastic.device.thermal import Monitor
 class Clock:
     """Adds up seconds in named buckets: `with clock('step'):` adds to one of them.
 
-    meter, monitor: by default without sensors. Both run during the buckets in TRAINING.
+    meter, monitor: get the intervals of the buckets in TRAINING; by default without sensors.
     """
     TRAINING = ('step', 'selection', 'head')
     OTHER = ('validation', 'checkpoint', 'resume', 'lost')
@@ -20,15 +20,25 @@ class Clock:
         self.meter, self.monitor = meter or Meter([]), monitor or Monitor()
 
     @contextlib.contextmanager
-    def __call__(self, bucket):
+    def sampling(self):
+        """Reads the sensors within this context, in the background."""
         with contextlib.ExitStack() as stack:
-            for watch in (self.meter, self.monitor) if bucket in self.TRAINING else ():
-                stack.enter_context(watch.running())
-            begin = time.perf_counter()
-            try:
-                yield
-            finally:
-                self.seconds[bucket] += time.perf_counter() - begin
+            for watch in (self.meter, self.monitor):
+                if watch.sampler is not None:
+                    stack.enter_context(watch.sampler.running())
+            yield
+
+    @contextlib.contextmanager
+    def __call__(self, bucket):
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self.seconds[bucket] += end - begin
+            if bucket in self.TRAINING:
+                self.meter.trained(begin, end)
+                self.monitor.trained(begin, end)
 
     def move(self, seconds, source, target):
         """Moves seconds that were counted in bucket `source` to bucket `target`."""

@@ -105,7 +105,8 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
         clock = Clock(energy.Meter(*energy.find_sensors()), thermal.monitor_here())
         gc.collect()
         getattr(gc, 'freeze', int)()  # from now on collections need not scan TensorFlow
-        yield Session(recorder, clock, keeper, resumed)
+        with clock.sampling():
+            yield Session(recorder, clock, keeper, resumed)
 
 
 @contextlib.contextmanager
