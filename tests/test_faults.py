@@ -16,7 +16,7 @@ from cached_runs import files_of_at_most
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.runs import checkpoint
-from elastic.runs.folder import EPOCH_COLUMNS
+from elastic.runs.folder import EPOCH_COLUMNS, TRAINED_BY
 from elastic.runs.recorder import Recorder, open_run, records_of
 from elastic.runs.signals import Signals
 from fixed_tables import fixed_profile
@@ -78,6 +78,7 @@ def test_a_run_that_a_signal_ends_resumes_to_the_bits_of_a_whole_one(logs, schem
     child.send_signal(signal.SIGCONT)
     out, err = child.communicate()
     assert 'profiling' not in out
+    assert (logs / scheme / TRAINED_BY).exists() == (number == signal.SIGKILL)
     if number == signal.SIGKILL:
         assert child.returncode == -number
     else:

@@ -167,7 +167,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path):
     with open(str(written(tmp_path) / 'last'), 'wb') as file:
         file.write(b'ElasticTrainer checkpoint 1 ' + b'0' * 64 + b'\n')
         np.savez(file, tree=np.frombuffer(b'{"dict": {}}', np.uint8))
-    with pytest.raises(UserError, match='format elastic-checkpoint-5.*--restart') as error:
+    with pytest.raises(UserError, match='format {}.*--restart'.format(checkpoint.FORMAT)) as error:
         read(tmp_path)
     assert '\n' not in str(error.value)
 
