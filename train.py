@@ -7,7 +7,6 @@ The clock of a run sorts all of its time, except the writing of records, into bu
     selection   making the optimizer and the graph, importance, solving, compiling new steps
     validation, checkpoint
     resume      what a resumed run has to make again
-    lost        what was trained after the last checkpoint and has to be trained again
 
 The reported training time is head + step + selection.
 """
@@ -224,7 +223,6 @@ def train(scheme, dataset, settings, session, cache=None, deadline=None):
         run = _Run(scheme, clock, cache, best)
         if session.resumed is not None:
             run.restore(session.resumed.pop('run'))  # pop: it is as large as the model
-            clock.seconds['lost'] += session.resumed['lost_seconds']
     if deadline is not None:
         with clock('validation'):
             deadline.time_evaluation(run.evaluate, dataset.validation)

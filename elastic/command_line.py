@@ -12,12 +12,12 @@ import operator
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
 import warnings
 
-from elastic import output
 from elastic.settings import AUGMENTATIONS, DEFAULTS, HEADS, STARTS
 
 VERSION = '1.0.0'
@@ -282,25 +282,55 @@ def reason(error):
 
 
 def run(main, argv=None):
-    """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
+    """Calls main(argv) and exits with its result, or with 2 and one line for a user's error.
+
+    If nobody reads the output any more (`| head -1`), exits with the status of SIGPIPE.
+    """
     warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)
-    output.keep_going()
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
-        sys.exit(main(argv))
+        status = _status(main, argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        status = 128 + signal.SIGPIPE
+        drop_output(1, 2)
+    except OSError as error:
+        status = 2
+        print('error: the output cannot be written: {}'.format(error.strerror), file=sys.stderr)
+        drop_output(1)
+    sys.exit(status)
+
+
+def _status(main, argv):
+    """Returns the exit status of main(argv); prints the line of an error."""
+    try:
+        return main(argv)
+    except SystemExit as stop:  # of argparse
+        return stop.code
     except UserError as error:
         print('error: {}'.format(error), file=sys.stderr)
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt:
         print('\ninterrupted', file=sys.stderr)
-        sys.exit(130)
+        return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
         line = in_one_line(error)
         if line is None:
             raise
         print('error: {}'.format(line), file=sys.stderr)
-        sys.exit(2)
+        return 2
+
+
+def drop_output(*numbers):
+    """Lets these file descriptors write nowhere, also what is still buffered."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in numbers:
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 @contextlib.contextmanager

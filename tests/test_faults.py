@@ -46,7 +46,7 @@ def flags(logs, name, *more):
 
 def heeds_signals():
     """Makes the child heed signals, even if these tests run in the background, without Ctrl-C."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -90,6 +90,21 @@ def test_a_run_that_a_signal_ends_resumes_to_the_bits_of_a_whole_one(logs, schem
     assert 'resumes in epoch ' in capsys.readouterr().out
     assert outcome(logs / scheme) == outcome(logs / (scheme + '_whole'))
     assert not (logs / scheme / checkpoint.FOLDER).exists()
+
+
+@pytest.mark.thorough
+def test_a_run_whose_output_nobody_reads_stops_and_resumes(logs, capsys):
+    arguments = flags(logs, 'unread', '--train_type', 'full_training', '--num_epochs', '40')
+    child = subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT,
+                             env=dict(os.environ, PYTHONUNBUFFERED='1'), universal_newlines=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             preexec_fn=heeds_signals)
+    child.stdout.readline()
+    child.stdout.close()
+    err = child.stderr.read()
+    assert child.wait() == 128 + signal.SIGHUP
+    assert err.strip().startswith('stopped by SIGHUP in epoch ') and err.strip().count('\n') == 0
+    assert main.main(arguments) == 0 and 'resumes in epoch' in capsys.readouterr().out
 
 
 def test_a_signal_waits_for_the_step_once_training_has_begun():
@@ -180,7 +195,7 @@ def test_a_disk_that_takes_no_more_events_does_not_end_the_run(tmp_path, capsys)
         recorder.epoch(dict(row, epoch=9))
     with Recorder(folder, open_run(folder, {}, dict(stamps=[], damaged=None)), state) as recorder:
         recorder.epoch(dict(row, epoch=9))
-        recorder.finish({})
+        recorder.finish({'epochs': 9})
     with open(os.path.join(folder, 'epochs.csv')) as source:
         assert [line.split(',')[0] for line in source][1:] == [str(i) for i in range(1, 10)]
     steps = set()

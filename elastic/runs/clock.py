@@ -13,7 +13,7 @@ class Clock:
     meter, monitor: get the intervals of the buckets in TRAINING; by default without sensors.
     """
     TRAINING = ('step', 'selection', 'head')
-    OTHER = ('validation', 'checkpoint', 'resume', 'lost')
+    OTHER = ('validation', 'checkpoint', 'resume')
 
     def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)

@@ -120,7 +120,7 @@ def read_run(folder):
             raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
     return Run(summary, _read_epochs(folder, summary['epochs'], epoch_columns(summary)),
-               _read_selections(folder, summary['epochs']))
+               read_selections(folder, summary['epochs']))
 
 
 def read_rows(folder, name, kinds):
@@ -164,7 +164,8 @@ def _read_epochs(folder, count, columns):
     return epochs
 
 
-def _read_selections(folder, epochs):
+def read_selections(folder, epochs):
+    """Returns the SelectionRows of a run of this number of epochs; raises UserError as read_run."""
     if not os.path.exists(os.path.join(folder, 'selections.csv')):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,

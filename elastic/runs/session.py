@@ -98,7 +98,7 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
         return
     about = dict(about, settings=decisive, **here())
     keeper = checkpoint.Keeper(records.folder if keeps else None, records.checkpoint_minutes,
-                               about, signals.stop, resumed)
+                               about, signals.stop)
     with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
