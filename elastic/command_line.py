@@ -290,47 +290,30 @@ def run(main, argv=None):
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
-        status = _status(main, argv)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        status = 128 + signal.SIGPIPE
-        drop_output(1, 2)
-    except OSError as error:
-        status = 2
-        print('error: the output cannot be written: {}'.format(error.strerror), file=sys.stderr)
-        drop_output(1)
-    sys.exit(status)
-
-
-def _status(main, argv):
-    """Returns the exit status of main(argv); prints the line of an error."""
-    try:
-        return main(argv)
-    except SystemExit as stop:  # of argparse
-        return stop.code
+        status = main(argv)
+        print(end='', flush=True)  # here, where an output that cannot be written has its one line
     except UserError as error:
         print('error: {}'.format(error), file=sys.stderr)
-        return 2
+        status = 2
     except KeyboardInterrupt:
         print('\ninterrupted', file=sys.stderr)
-        return 130
+        status = 130
     except BrokenPipeError:
-        raise
+        drop_output(1, 2)
+        status = 128 + signal.SIGPIPE
     except Exception as error:
         line = in_one_line(error)
         if line is None:
             raise
         print('error: {}'.format(line), file=sys.stderr)
-        return 2
+        status = 2
+    sys.exit(status)
 
 
 def drop_output(*numbers):
     """Lets these file descriptors write nowhere, also what is still buffered."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in numbers:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 @contextlib.contextmanager

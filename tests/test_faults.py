@@ -50,15 +50,21 @@ def heeds_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
+def started(arguments, **environment):
+    """Starts main.py in a process."""
+    usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    return subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT,
+                            env=dict(usual, **environment), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, universal_newlines=True,
+                            preexec_fn=heeds_signals)
+
+
 def started_in_epoch_2(arguments, folder):
     """Starts main.py in a process; returns it once its run has recorded an epoch.
 
     It stands still then, until it gets SIGCONT.
     """
-    usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
-    child = subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT, env=usual,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             universal_newlines=True, preexec_fn=heeds_signals)
+    child = started(arguments)
     while not (folder / 'epochs.csv').exists():
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
@@ -95,10 +101,7 @@ def test_a_run_that_a_signal_ends_resumes_to_the_bits_of_a_whole_one(logs, schem
 @pytest.mark.thorough
 def test_a_run_whose_output_nobody_reads_stops_and_resumes(logs, capsys):
     arguments = flags(logs, 'unread', '--train_type', 'full_training', '--num_epochs', '40')
-    child = subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT,
-                             env=dict(os.environ, PYTHONUNBUFFERED='1'), universal_newlines=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             preexec_fn=heeds_signals)
+    child = started(arguments, PYTHONUNBUFFERED='1')
     child.stdout.readline()
     child.stdout.close()
     err = child.stderr.read()

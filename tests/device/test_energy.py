@@ -106,18 +106,22 @@ def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
     assert result['energy_joules'] is None and 'energy_uj cannot be read' in result['energy_note']
 
 
-def meter_of(watts):
-    """Returns a Meter of a rail with this power. watts: (seconds) -> watts."""
+def meter_of(joules):
+    """Returns a Meter of a counter. joules: (seconds) -> what it shows then."""
     now = []
-    meter = energy.Meter([energy.Power('rail', lambda: watts(now[-1]))])
+    meter = energy.Meter([energy.Counter('GPU 0', lambda: joules(now[-1]))])
     meter.at = lambda *times: [now.append(at) or meter.sampler.sample(at) for at in times]
     return meter
 
 
 def test_only_stretches_of_training_count_also_those_between_two_readings():
     stretches, read = [(10.2, 40.1), (50.1, 50.3), (60, 61)], 0
-    meter = meter_of(lambda at: 3 if any(
-        begin - 1 < at < end + 1 for begin, end in stretches) else 900)
+    times = np.arange(0, 70, 0.5)
+    watts = np.full(len(times), 900.0)  # in validation
+    for begin, end in stretches:
+        watts[(times + 0.5 > begin) & (times < end)] = 3
+    counted = np.append(0, np.cumsum(0.5 * watts))
+    meter = meter_of(lambda at: counted[int(2 * at)])
     for begin, end in stretches:
         meter.at(*np.arange(read, end, 0.5))
         meter.trained(begin, end)
@@ -127,7 +131,7 @@ def test_only_stretches_of_training_count_also_those_between_two_readings():
 
 
 def test_energy_before_the_next_reading_goes_into_a_checkpoint():
-    meter, resumed = meter_of(lambda at: 4), meter_of(lambda at: 4)
+    meter, resumed = meter_of(lambda at: 4 * at), meter_of(lambda at: 4 * at)
     meter.at(0, 0.5, 1)
     meter.trained(0.2, 1.3)
     assert meter.state()['joules'] == pytest.approx(4 * 1.1)
@@ -201,7 +205,7 @@ def test_a_reading_that_fails_once_is_repeated(monkeypatch, readings, reason):
 
 
 def test_a_training_of_less_than_two_readings_is_not_measured():
-    meter = meter_of(lambda at: 4)
+    meter = meter_of(lambda at: 4 * at)
     meter.at(0)
     meter.trained(0, 0.1)
     assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [

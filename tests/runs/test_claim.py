@@ -36,8 +36,7 @@ def test_a_run_that_another_machine_trains_is_refused(tmp_path, restart):
         open_run(str(tmp_path), {}, restart=restart)
     assert sorted(os.listdir(str(tmp_path))) == ['epochs.csv', TRAINED_BY]
     (tmp_path / TRAINED_BY).unlink()
-    open_run(str(tmp_path), {}, restart=restart).close()
-    assert os.listdir(str(tmp_path)) == ['settings.json']
+    Claim(str(tmp_path)).close()
 
 
 def test_the_same_machine_resumes_at_once(tmp_path):
