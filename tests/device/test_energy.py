@@ -115,7 +115,7 @@ def meter_of(joules):
 
 
 def test_only_stretches_of_training_count_also_those_between_two_readings():
-    stretches, read = [(10.2, 40.1), (50.1, 50.3), (60, 61)], 0
+    stretches, read = [(10.2, 40.1), (50.1, 50.2), (50.2, 50.3), (60, 61)], 0
     times = np.arange(0, 70, 0.5)
     watts = np.full(len(times), 900.0)  # in validation
     for begin, end in stretches:
