@@ -152,12 +152,17 @@ class Recorder:
                    blank if time_share is None else time_share)
         self._append('selections.csv', SelectionRow._fields, rows)
 
-    def _draw(self, epochs):
-        """Shows in TensorBoard which tensors were trained. epochs: number of the run's epochs."""
-        mask, _ = selection_per_epoch(Run({'epochs': epochs}, {}, read_selections(
-            self.folder, epochs)))
+    def _draw(self, summary):
+        """Shows in TensorBoard which tensors were trained when.
+
+        After resuming, a second worker has only the later selections; nobody reads its records.
+        """
+        selections = read_selections(self.folder)
+        if not selections:
+            return
+        mask, _ = selection_per_epoch(Run(summary, {}, selections))
         with self._for_tensorboard(), self.writer.as_default():
-            tf.summary.image('elastic/mask', mask_picture(mask), step=epochs)
+            tf.summary.image('elastic/mask', mask_picture(mask), step=len(mask))
 
     def state(self):
         """Flushes everything written so far to the disk; returns what `resumed` takes."""
@@ -198,8 +203,7 @@ class Recorder:
 
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
-        if os.path.exists(self._path('selections.csv')):
-            self._draw(summary['epochs'])
+        self._draw(summary)
         self.state()  # puts all records on the disk before the summary
         self._close()
         files = {name: checksum_of_file(self._path(name)) for name in TABLES
