@@ -7,7 +7,6 @@ The clock of a run sorts all of its time, except the writing of records, into bu
     selection   making the optimizer and the graph, importance, solving, compiling new steps
     validation, checkpoint
     resume      what a resumed run has to make again
-    lost        what was trained after the last checkpoint and has to be trained again
 
 The reported training time is head + step + selection.
 """

@@ -10,12 +10,12 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
 import warnings
 
-from elastic import output
 from elastic.settings import DEFAULTS, FLAGS
 
 VERSION = '1.0.0'
@@ -201,25 +201,38 @@ def reason(error):
 
 
 def run(main, argv=None):
-    """Calls main(argv) and exits with its result, or with 2 and one line for a user's error."""
+    """Calls main(argv) and exits with its result, or with 2 and one line for a user's error.
+
+    If nobody reads the output any more (`| head -1`), exits with the status of SIGPIPE.
+    """
     warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)
-    output.keep_going()
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
-        sys.exit(main(argv))
+        status = main(argv)
+        print(end='', flush=True)  # here, where an output that cannot be written has its one line
     except UserError as error:
         print('error: {}'.format(error), file=sys.stderr)
-        sys.exit(2)
+        status = 2
     except KeyboardInterrupt:
         print('\ninterrupted', file=sys.stderr)
-        sys.exit(130)
+        status = 130
+    except BrokenPipeError:
+        drop_output(1, 2)
+        status = 128 + signal.SIGPIPE
     except Exception as error:
         line = in_one_line(error)
         if line is None:
             raise
         print('error: {}'.format(line), file=sys.stderr)
-        sys.exit(2)
+        status = 2
+    sys.exit(status)
+
+
+def drop_output(*numbers):
+    """Lets these file descriptors write nowhere, also what is still buffered."""
+    for number in numbers:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 @contextlib.contextmanager

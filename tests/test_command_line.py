@@ -202,3 +202,27 @@ def test_a_wrong_value_is_reported_below_one_line_of_usage(parse, capsys):
         parse(['--batch_size', '0'])
     lines = capsys.readouterr().err.splitlines()
     assert leaves.value.code == 2 and len(lines) == 2 and '--batch_size: 0 is not' in lines[1]
+
+
+# A script that prints 100 lines, more than buffers hold.
+LONG = '''
+import sys
+from elastic import command_line
+def main(argv):
+    for number in range(100):
+        print('line', number, 'x' * 1000)
+    return 3
+command_line.run(main, sys.argv[1:])
+'''
+
+
+@pytest.mark.parametrize('command, status, says', [
+    ('"$@" | head -n 1', 141, ''), ('"$@" 2>&1 | head -n 1', 141, ''), ('"$@" >&-', 3, ''),
+    ('"$@" > /dev/full', 2, 'error: No space left on device')])
+def test_output_that_cannot_be_written_ends_a_script_without_a_traceback(command, status, says):
+    child = subprocess.run(
+        ['bash', '-c', 'set -o pipefail; ' + command, 'bash', sys.executable, '-c', LONG], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert child.returncode == status and child.stderr.startswith(says)
+    assert child.stderr.count('\n') == bool(says)
+    assert child.stdout.count('\n') == command.count('head')

@@ -16,7 +16,7 @@ from cached_runs import files_of_at_most
 from elastic import command_line
 from elastic.command_line import UserError
 from elastic.runs import checkpoint
-from elastic.runs.folder import EPOCH_COLUMNS
+from elastic.runs.folder import EPOCH_COLUMNS, TRAINED_BY
 from elastic.runs.recorder import Recorder, open_run, records_of
 from elastic.runs.signals import Signals
 from fixed_tables import fixed_profile
@@ -46,8 +46,17 @@ def flags(logs, name, *more):
 
 def heeds_signals():
     """Makes the child heed signals, even if these tests run in the background, without Ctrl-C."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def started(arguments, **environment):
+    """Starts main.py in a process."""
+    usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    return subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT,
+                            env=dict(usual, **environment), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, universal_newlines=True,
+                            preexec_fn=heeds_signals)
 
 
 def started_in_epoch_2(arguments, folder):
@@ -55,10 +64,7 @@ def started_in_epoch_2(arguments, folder):
 
     It stands still then, until it gets SIGCONT.
     """
-    usual = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
-    child = subprocess.Popen([sys.executable, 'main.py'] + arguments, cwd=ROOT, env=usual,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             universal_newlines=True, preexec_fn=heeds_signals)
+    child = started(arguments)
     while not (folder / 'epochs.csv').exists():
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
@@ -78,6 +84,7 @@ def test_a_run_that_a_signal_ends_resumes_to_the_bits_of_a_whole_one(logs, schem
     child.send_signal(signal.SIGCONT)
     out, err = child.communicate()
     assert 'profiling' not in out
+    assert (logs / scheme / TRAINED_BY).exists() == (number == signal.SIGKILL)
     if number == signal.SIGKILL:
         assert child.returncode == -number
     else:
@@ -89,6 +96,18 @@ def test_a_run_that_a_signal_ends_resumes_to_the_bits_of_a_whole_one(logs, schem
     assert 'resumes in epoch ' in capsys.readouterr().out
     assert outcome(logs / scheme) == outcome(logs / (scheme + '_whole'))
     assert not (logs / scheme / checkpoint.FOLDER).exists()
+
+
+@pytest.mark.thorough
+def test_a_run_whose_output_nobody_reads_stops_and_resumes(logs, capsys):
+    arguments = flags(logs, 'unread', '--train_type', 'full_training', '--num_epochs', '40')
+    child = started(arguments, PYTHONUNBUFFERED='1')
+    child.stdout.readline()
+    child.stdout.close()
+    err = child.stderr.read()
+    assert child.wait() == 128 + signal.SIGHUP
+    assert err.strip().startswith('stopped by SIGHUP in epoch ') and err.strip().count('\n') == 0
+    assert main.main(arguments) == 0 and 'resumes in epoch' in capsys.readouterr().out
 
 
 def test_a_signal_waits_for_the_step_once_training_has_begun():
@@ -179,7 +198,7 @@ def test_a_disk_that_takes_no_more_events_does_not_end_the_run(tmp_path, capsys)
         recorder.epoch(dict(row, epoch=9))
     with Recorder(folder, open_run(folder, {}, dict(stamps=[], damaged=None)), state) as recorder:
         recorder.epoch(dict(row, epoch=9))
-        recorder.finish({})
+        recorder.finish({'epochs': 9})
     with open(os.path.join(folder, 'epochs.csv')) as source:
         assert [line.split(',')[0] for line in source][1:] == [str(i) for i in range(1, 10)]
     steps = set()

@@ -11,9 +11,9 @@ from fixed_tables import fixed_profile
 from small_runs import quick_flags
 
 EPOCHS, STEPS = 30, 2
-# Bytes of a checkpoint for each epoch: start and end of three stretches of training, and for each
-# step a bin of step times, until these are all there. A record of an epoch has 200.
-GROWTH = 3 * 16 + STEPS * 16
+# Bytes of a checkpoint for each epoch: start and end of three stretches of training, and number,
+# sum and median of its steps. A record of an epoch has 200.
+GROWTH = 3 * 16 + 3 * 8
 DIGITS = 200  # bytes by which numbers may get longer
 
 

@@ -6,16 +6,16 @@ an external meter.
 """
 
 import array
-import contextlib
 import os
 import time
 
-from elastic.device.sensors import READ_ERRORS, in_time, paths, sampled, text
+from elastic.device.sensors import LATE, NO_ANSWER, READ_ERRORS, Sampler, in_time, paths, text
 
 PERIOD = 0.5  # s between two readings
 SAME = 1e-3  # s; stretches of training that are no further apart count as one
 CLOCK_STEP = 1.0  # s; a larger jump of the system clock makes a meter's log useless
 WHOLE_BOARD = ('VDD_IN', 'POM_5V_IN')  # rails that supply a whole Jetson
+TOO_FEW = NO_ANSWER + ' in time: training ended before the second reading of power'
 NO_SENSOR = ('no power sensor found (Jetson INA3221, RAPL, NVML); add the log of an external meter '
              'with --meter_csv')
 
@@ -177,43 +177,80 @@ def _gpu_sensor(pynvml, handle, name):
 
 # ---------------------------------------------------------------- energy of training
 
+def joules_within(times, joules, stretches):
+    """Returns the joules in all stretches; between two readings they grow evenly.
+
+    times: (n,) s. joules: (n,), counted since any moment. stretches: (m, 2), starts and ends in s.
+    """
+    import numpy as np  # here: check_device.py does without
+    ends = np.interp(np.reshape(stretches, (-1, 2)), times, joules)
+    return float(np.sum(ends[:, 1] - ends[:, 0]))
+
+
 class Meter:
-    """Adds up the joules of all sensors within `running()`.
+    """Adds up the joules of all sensors in stretches of training.
 
     sensors, notes: from find_sensors. If a sensor stops answering, there is no result: the sum of
     the others would be too small.
+    sampler: reads the joules of all sensors since its first reading; None without sensors.
     """
 
-    def __init__(self, sensors, notes=(), period=PERIOD):
-        self._sensors, self._notes, self._period = sensors, notes, period
-        self._joules, self._fault, self._asked = 0.0, None, None
+    def __init__(self, sensors, notes=()):
+        self._sensors, self._notes = sensors, notes
+        self.sampler = Sampler(self._read, PERIOD) if sensors else None
+        self._counted, self._asked = 0.0, None  # of the sampler's thread
+        self._joules, self._fault = 0.0, None
+        self._open = []  # stretches that are not yet in _joules, as readings after them are missing
         self._bounds = array.array('d')  # start and end of each stretch, in seconds since 1970
         self._was_set = False  # whether an earlier process of this run saw the system clock set
-        self._clock_offset = None  # from the monotonic to the system clock, at the start
+        self._clock_offset = time.time() - time.perf_counter()
 
-    @contextlib.contextmanager
-    def running(self):
-        """Measures energy within this context."""
-        if self._clock_offset is None:
-            self._clock_offset = time.time() - time.perf_counter()
-        begin = time.perf_counter()
-        try:
-            with contextlib.ExitStack() as measuring:
-                if self._sensors and self._fault is None:
-                    measuring.enter_context(sampled(self._read, self._take, self._fail,
-                                                    self._period))
-                yield
-        finally:
-            if self._bounds and abs(self._clock_offset + begin - self._bounds[-1]) < SAME:
-                self._bounds.pop()
-            else:
-                self._bounds.append(self._clock_offset + begin)
-            self._bounds.append(self._clock_offset + time.perf_counter())
+    def _read(self, now):
+        for sensor in self._sensors:
+            self._asked = sensor.name
+            try:
+                joules = sensor.advance(now)
+            except Exception:  # whatever it raises: a busy bus answers the second time
+                joules = sensor.advance(now)
+            self._counted += joules
+        return self._counted
+
+    def trained(self, begin, end):
+        """Adds a stretch of training. begin, end: seconds of time.perf_counter."""
+        if self._bounds and abs(self._clock_offset + begin - self._bounds[-1]) < SAME:
+            self._bounds.pop()
+        else:
+            self._bounds.append(self._clock_offset + begin)
+        self._bounds.append(self._clock_offset + end)
+        if not self._answers():
+            return
+        samples = self.sampler.samples
+        if self._open and samples and samples[-1][0] >= self._open[-1][1]:
+            self._joules, self._open = self._joules_now(), []
+            older = sum(at < begin for at, _ in list(samples))
+            del samples[:max(0, older - 2)]  # two give the power as this stretch begins
+        self._open.append((begin, end))
+
+    def _answers(self):
+        """Returns whether the sensors answer and always have; if not, notes why."""
+        reason = self.sampler and self.sampler.fault()
+        if reason and self._fault is None:
+            self._fault = '{} stopped answering: {}'.format(self._asked, reason)
+        return self.sampler is not None and self._fault is None
+
+    def _joules_now(self):
+        """Returns the joules so far; the power since the last reading is taken as unchanged."""
+        samples = list(self.sampler.samples) if self._open else []
+        if len(samples) < 2:
+            return self._joules
+        (before, less), (last, more) = samples[-2:]
+        samples.append((last + LATE, more + LATE * (more - less) / (last - before)))
+        return self._joules + joules_within(*zip(*samples), self._open)
 
     def state(self):
         """Returns the measurements so far, for `restore`."""
-        import numpy as np  # here: check_device.py does without
-        return dict(joules=self._joules, bounds=np.array(self._bounds), fault=self._fault,
+        import numpy as np
+        return dict(joules=self._joules_now(), bounds=np.array(self._bounds), fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
@@ -230,32 +267,8 @@ class Meter:
 
     def _clock_was_set(self):
         # A board without a clock battery gets the time from the network, perhaps during training.
-        return self._was_set or self._clock_offset is not None and abs(
+        return self._was_set or abs(
             time.time() - time.perf_counter() - self._clock_offset) > CLOCK_STEP
-
-    def _read(self):
-        """Returns (joules since the last call, None or why there are none)."""
-        joules = 0.0
-        for sensor in self._sensors if self._fault is None else ():
-            self._asked = sensor.name
-            for _ in range(2):  # a busy bus answers the second time
-                try:
-                    joules += sensor.advance(time.perf_counter())
-                    break
-                except Exception as error:  # whatever it raises, training continues
-                    reason = error
-            else:
-                return 0.0, reason
-        return joules, None
-
-    def _take(self, reading, begins):
-        joules, reason = reading
-        if reason is not None:
-            self._fail(reason)
-        self._joules += 0 if begins else joules
-
-    def _fail(self, reason):
-        self._fault = '{} stopped answering: {}'.format(self._asked, reason)
 
     def result(self):
         """Returns the keys of summary.json on energy.
@@ -266,8 +279,10 @@ class Meter:
         """
         intervals = [list(pair) for pair in zip(self._bounds[::2], self._bounds[1::2])]
         source = ', '.join(sensor.name for sensor in self._sensors) or None
-        note = self._fault or '; '.join(self._notes) or (None if source else NO_SENSOR)
-        measured = source is not None and self._fault is None
-        return dict(energy_joules=self._joules if measured else None, energy_source=source,
+        measured, note = self._answers(), self._fault
+        if measured and self._open and len(self.sampler.samples) < 2:
+            measured, note = False, TOO_FEW
+        note = note or '; '.join(self._notes) or (None if source else NO_SENSOR)
+        return dict(energy_joules=self._joules_now() if measured else None, energy_source=source,
                     energy_note=note,
                     training_intervals=None if self._clock_was_set() else intervals)

@@ -1,4 +1,4 @@
-"""Reads sensors without waiting long for one that hangs: a wedged bus, a driver that never returns.
+"""Reads sensors without waiting for one that hangs: a wedged bus, a driver that never returns.
 
 Whatever asks a sensor runs in a background thread. The end of the process does not wait for it.
 All paths lie below a given root, so that tests can use a recorded tree in place of /.
@@ -9,11 +9,12 @@ import glob
 import os
 import subprocess
 import threading
+import time
 
 READ_ERRORS = (OSError, ValueError)  # what the file of a sensor that does not answer raises
-NO_ANSWER = 'no answer'  # the begin of what is said of a sensor that hangs
-PATIENCE = 0.5  # s; a busy bus of a Jetson takes tens of ms
-SLICES = 10     # of each wait; a process that was stopped meanwhile (Ctrl-Z) loses only one
+NO_ANSWER = 'no answer'  # the first words about a sensor that hangs
+PATIENCE = 0.5  # s to find a sensor; a busy bus of a Jetson takes tens of ms
+LATE = 10.0     # s without a reading, after which a sensor counts as hanging: several periods
 
 
 def paths(root, pattern):
@@ -56,72 +57,68 @@ def answer_of(command, seconds, **options):
 
 def in_time(call, seconds=None):
     """Returns call(); raises TimeoutError if that takes longer (default: PATIENCE)."""
-    outcome, ended = {}, threading.Event()
+    seconds, outcome = PATIENCE if seconds is None else seconds, {}
 
     def run():
         try:
             outcome['value'] = call()
         except BaseException as error:
             outcome['error'] = error
-        ended.set()
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    if not _came(ended, seconds):
+    thread.join(seconds)
+    if not outcome:
         raise TimeoutError(_silence(thread, seconds))
     if 'error' in outcome:
         raise outcome['error']
     return outcome['value']
 
 
-@contextlib.contextmanager
-def sampled(read, take, fail, period):
-    """Takes what `read` returns: on entry, on exit, and every `period` seconds in between.
+class Sampler:
+    """Reads a sensor every `period` seconds, in a thread that may hang: nobody waits for it.
 
-    read: () -> reading, which may hang. take: (reading, begins: bool) -> None. Both are called by
-    one background thread. Entry and exit wait for it at most PATIENCE seconds; then fail(reason) is
-    called, and nothing is taken any more.
+    read: (seconds) -> reading; the argument is the time of the reading, by time.perf_counter.
+    samples: list of (seconds, reading). It grows at its end; whoever uses it shortens its begin.
     """
-    begun, ending, ended = threading.Event(), threading.Event(), threading.Event()
-    lock, failed = threading.Lock(), []
 
-    def watch():
-        begins, last = True, False
-        while not last:
-            last = ending.is_set()
-            reading = read()
-            with lock:
-                if failed:
-                    return
-                take(reading, begins)
-            begins = False
-            begun.set()
-            last or ending.wait(period)
-        ended.set()
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    def __init__(self, read, period):
+        self.samples, self._read, self._period = [], read, period
+        self._thread = self._error = None
+        self._heard = time.perf_counter()  # when the sensor answered last
 
-    def expect(event):
-        if failed or _came(event):
-            return
-        with lock:
-            failed.append(_silence(thread))
-        fail(failed[0])
-    expect(begun)
-    try:
-        yield
-    finally:
-        ending.set()
-        expect(ended)
+    @contextlib.contextmanager
+    def running(self):
+        """Samples within this context."""
+        ended = threading.Event()
+
+        def run():
+            try:
+                while not ended.is_set():
+                    self.sample(time.perf_counter())
+                    ended.wait(self._period)
+            except Exception as error:  # whatever a driver raises
+                self._error = error
+        self._heard = time.perf_counter()
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def sample(self, now):
+        """Adds a reading at `now`, in the calling thread."""
+        self.samples.append((now, self._read(now)))
+        self._heard = time.perf_counter()
+
+    def fault(self):
+        """Returns why there are no more readings; None if there are."""
+        if self._error is None and time.perf_counter() - self._heard > LATE:
+            return _silence(self._thread, LATE)
+        return self._error and str(self._error)
 
 
-def _came(event, seconds=None):
-    """Returns whether an event comes within this time."""
-    seconds = PATIENCE if seconds is None else seconds
-    return any(event.wait(seconds / SLICES) for _ in range(SLICES))
-
-
-def _silence(thread, seconds=None):
+def _silence(thread, seconds):
     """Returns what to say of a thread that hangs."""
     source = getattr(thread, 'reads', None)
-    return '{}{} within {:g} s'.format(NO_ANSWER, ' from ' + source if source else '',
-                                       PATIENCE if seconds is None else seconds)
+    return '{}{} within {:g} s'.format(NO_ANSWER, ' from ' + source if source else '', seconds)

@@ -24,10 +24,10 @@ from elastic import command_line
 from elastic.device.sensors import (
     NO_ANSWER,
     READ_ERRORS,
+    Sampler,
     answer_of,
     in_time,
     paths,
-    sampled,
     text,
     text_or_nothing,
 )
@@ -184,60 +184,61 @@ def _numbers(files, divisor=1):
 # ---------------------------------------------------------------- records of training
 
 UNWATCHED = 'temperature, clock and throttling: {}'
-UNSEEN = dict(temperature_c=None, throttled=None, mhz_seconds=0.0, seconds=0.0)
 
 
 class Monitor:
-    """Records, for each epoch, what a Device (or None) reports within `running()`.
+    """Records, for each epoch, what a Device (or None) reports while it trains.
 
-    note: what hung, so that it is no longer watched; None if nothing did.
+    sampler: reads the device; None without one. note: what hung, so that it is no longer recorded;
+    None if nothing did.
     """
 
-    def __init__(self, device=None, period=PERIOD, note=None):
-        self.note, self._device, self._period = note, device, period
-        self._counts, self._last, self._seen = {}, None, dict(UNSEEN)
+    def __init__(self, device=None, note=None):
+        self.note, self._device, self._counts = note, device, {}
+        self.sampler = Sampler(self._read, PERIOD) if device else None
+        self._readings = []  # of this epoch's training: (°C, MHz, throttled), None if not reported
+        self._last = None    # the last one, which stands for an epoch between two readings
 
-    def running(self):
-        """Returns a context in which the device is watched."""
-        if self._device is None:
-            return contextlib.ExitStack()
-        return sampled(self._read, self._take, self._fail, self._period)
-
-    def _read(self):
-        return self._device.read(), time.perf_counter()
-
-    def _take(self, sample, begins):
-        (reading, now), seen = sample, self._seen
-        if reading.temperature_c is not None:
-            seen['temperature_c'] = max(reading.temperature_c,
-                                        seen['temperature_c'] or reading.temperature_c)
-        if reading.cpu_mhz is not None and not begins:
-            seen['mhz_seconds'] += reading.cpu_mhz * (now - self._last)
-            seen['seconds'] += now - self._last
-        if reading.throttled is not None:
-            grown = not begins and any(count > self._counts.get(name, count)
-                                       for name, count in reading.counts.items())
-            seen['throttled'] = int(reading.throttled or grown or seen['throttled'] or 0)
+    def _read(self, now):
+        reading = self._device.read()
+        grown = any(count > self._counts.get(name, count)
+                    for name, count in reading.counts.items())
         self._counts.update(reading.counts)
-        self._last = now
+        throttled = None if reading.throttled is None else reading.throttled or grown
+        return reading.temperature_c, reading.cpu_mhz, throttled
+
+    def trained(self, begin, end):
+        """Adds the readings of a stretch of training, in seconds of time.perf_counter."""
+        if self.sampler is None:
+            return
+        reason = self.sampler.fault()
+        if reason is not None:
+            self.note = UNWATCHED.format(reason)
+            self.sampler, self._readings, self._last = None, [], None
+            return
+        samples = [sample for sample in list(self.sampler.samples) if sample[0] <= end]
+        del self.sampler.samples[:len(samples)]
+        self._readings += [reading for at, reading in samples if at >= begin]
+        self._last = samples[-1][1] if samples else self._last
         self.note = self.note or self._device.firmware.note
 
-    def _fail(self, reason):
-        self.note, self._device, self._seen = UNWATCHED.format(reason), None, dict(UNSEEN)
-
     def epoch(self):
-        """Returns the dict of folder.DEVICE_COLUMNS for the time since the last call."""
-        seen, self._seen = self._seen, dict(UNSEEN)
-        return dict(temperature_c=seen['temperature_c'], throttled=seen['throttled'],
-                    cpu_mhz=seen['mhz_seconds'] / seen['seconds'] if seen['seconds'] else None)
+        """Returns the dict of folder.DEVICE_COLUMNS for the training since the last call."""
+        readings = self._readings or [self._last or (None, None, None)]
+        self._readings = []
+        heat, mhz, throttled = [[value for value in values if value is not None]
+                                for values in zip(*readings)]
+        return dict(temperature_c=max(heat, default=None),
+                    cpu_mhz=sum(mhz) / len(mhz) if mhz else None,
+                    throttled=int(any(throttled)) if throttled else None)
 
     def state(self):
         """Returns the records of this epoch so far, for `restore`."""
-        return dict(seen=self._seen, note=self.note)
+        return dict(readings=self._readings, note=self.note)
 
     def restore(self, state):
         """Continues the epoch of an interrupted run."""
-        self._seen, self.note = dict(state['seen']), self.note or state['note']
+        self._readings, self.note = list(state['readings']), self.note or state['note']
 
 
 def monitor_here():

@@ -145,7 +145,6 @@ def deadline_of(settings, table, layers, dataset, resumed):
         deadline.begin()
     else:
         before = resumed['deadline']
-        deadline = Deadline(training.deadline, pace, saving,
-                            before['used'] + resumed['lost_seconds'])
+        deadline = Deadline(training.deadline, pace, saving, before['used'])
         deadline.restore(before)
     return deadline

@@ -2,8 +2,7 @@
 
 The run's folder holds two: resume/last, the newest, and resume/before. Each is a .npz file of
 arrays and of `tree`, the JSON that says where they belong. At any instant at least one is whole,
-whatever fails. Reading runs no code from the file. resume/alive is a line of text: which checkpoint
-was the last, and how many seconds the run has trained since.
+whatever fails. Reading runs no code from the file.
 """
 
 import contextlib
@@ -14,16 +13,15 @@ import time
 
 import numpy as np
 
-from elastic.command_line import UserError, finite
+from elastic.command_line import UserError
 from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
-from elastic.regular_file import open_regular, open_text
+from elastic.regular_file import open_regular
 from elastic.trees import TREE, packed, unpacked
 
-FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
-FORMAT = 'elastic-checkpoint-5'
+FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
+FORMAT = 'elastic-checkpoint-6'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 END_BYTES = 1000  # of a checkpoint: the end of its directory, with the CRC-32 of its tree
-ALIVE_SECONDS = 10  # how often a run writes down how long it has trained since its checkpoint
 
 
 class Interrupted(Exception):
@@ -64,8 +62,8 @@ def read(folder, records=()):
     """Returns the tree of the newest whole checkpoint of the run in `folder`; None without one.
 
     records: the NamedTuple classes that the tree may hold.
-    The tree also holds `stamps`; `lost_seconds`, how long the run trained after the checkpoint (0
-    if unknown); and `damaged`, None or one line on why a newer checkpoint cannot be read.
+    The tree also holds `stamps`, and `damaged`: None or one line on why a newer checkpoint cannot
+    be read.
     Raises UserError if there are checkpoints but none is whole.
     """
     reasons, found = [], stamps(folder)
@@ -74,8 +72,7 @@ def read(folder, records=()):
         try:
             arrays = read_npz(path, FORMAT)
             tree = unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
-            return dict(tree, stamps=found, damaged='; '.join(reasons) or None,
-                        lost_seconds=_seconds_after(folder, tree.get('id')))
+            return dict(tree, stamps=found, damaged='; '.join(reasons) or None)
         except UserError as error:
             reasons.append(str(error))
         except (ValueError, KeyError, TypeError) as error:
@@ -84,16 +81,6 @@ def read(folder, records=()):
         raise UserError('no checkpoint of {} can be used ({}); start over with --restart'.format(
             folder, '; '.join(reasons)))
     return None
-
-
-def _seconds_after(folder, identity):
-    """Returns how long the run trained after the checkpoint of this identity; 0.0 if unknown."""
-    path = os.path.join(folder, FOLDER, ALIVE)
-    with contextlib.suppress(OSError, ValueError), open_text(path, 1000) as file:
-        of, seconds = file.read().split()
-        if of == identity:
-            return finite(seconds)
-    return 0.0
 
 
 def stamps(folder):
@@ -135,33 +122,17 @@ class Keeper:
     folder: the run's; with None nothing is written. minutes: the most between two checkpoints.
     about: dict that describes this process and goes into each checkpoint.
     stop: () -> bool, whether the run should stop.
-    resumed: the tree of the checkpoint that the run resumes from; None if it starts.
     """
 
-    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
-                 resumed=None):
+    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False):
         self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
         self.stop = stop
-        self._last = self._alive = time.perf_counter()
-        self._id, self._lost = (
-            (resumed.get('id'), resumed['lost_seconds']) if resumed and folder else (None, 0.0))
+        self._last = time.perf_counter()
         self._failed, self._took = False, 0.0
 
     def due(self):
         """Returns whether to write a checkpoint after the step that has just ended."""
-        now = time.perf_counter()
-        if self._id is not None and now - self._alive > ALIVE_SECONDS:
-            self._alive = now
-            self._say_alive(self._lost + now - self._last)
-        return self.stop() or now - self._last > self._seconds
-
-    def _say_alive(self, seconds):
-        """Writes how long the run trained since its checkpoint; does not wait for the disk."""
-        path = os.path.join(self._folder, FOLDER, ALIVE)
-        with contextlib.suppress(OSError):
-            with open(path + PART, 'w') as file:
-                file.write('{} {:.1f}'.format(self._id, seconds))
-            os.replace(path + PART, path)
+        return self.stop() or time.perf_counter() - self._last > self._seconds
 
     def pays(self):
         """Returns whether to write a checkpoint after the epoch that has just ended."""
@@ -172,15 +143,14 @@ class Keeper:
         """Writes a checkpoint of tree(); returns whether that worked. Prints its first failure."""
         if self._folder is None:
             return False
-        identity, begin = os.urandom(8).hex(), time.perf_counter()
+        begin = time.perf_counter()
         try:
-            write(self._folder, dict(tree(), about=self._about, id=identity))
-            self._id, self._lost, self._last, self._failed = identity, 0.0, begin, False
+            write(self._folder, dict(tree(), about=self._about))
+            self._last, self._failed = begin, False
             self._took = time.perf_counter() - begin
         except OSError as error:
             if not self._failed:
                 print('no checkpoint could be written ({}); training continues'.format(
                     error.strerror or error))
-            self._lost += time.perf_counter() - self._last
             self._last, self._failed = time.perf_counter(), True
         return not self._failed

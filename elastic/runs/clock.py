@@ -18,7 +18,16 @@ class Clock:
     def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)
         self.meter, self.monitor = meter or Meter([]), monitor or Monitor()
-        self._bucket, self._begin, self._watches = None, 0.0, contextlib.ExitStack()
+        self._bucket, self._begin = None, 0.0
+
+    @contextlib.contextmanager
+    def sampling(self):
+        """Reads the sensors within this context, in the background."""
+        with contextlib.ExitStack() as stack:
+            for watch in (self.meter, self.monitor):
+                if watch.sampler is not None:
+                    stack.enter_context(watch.sampler.running())
+            yield
 
     @contextlib.contextmanager
     def __call__(self, bucket):
@@ -31,11 +40,11 @@ class Clock:
             self._switch(outer)
 
     def _switch(self, bucket):
+        now = time.perf_counter()
         if self._bucket is not None:
-            self.seconds[self._bucket] += time.perf_counter() - self._begin
-        self._watches.close()
-        for watch in (self.meter, self.monitor) if bucket in self.TRAINING else ():
-            self._watches.enter_context(watch.running())
+            self.seconds[self._bucket] += now - self._begin
+        for watch in (self.meter, self.monitor) if self._bucket in self.TRAINING else ():
+            watch.trained(self._begin, now)
         self._bucket, self._begin = bucket, time.perf_counter()
 
     def move(self, seconds, source, target):

@@ -116,8 +116,10 @@ def read_run(folder):
                 checksum_of_file(os.path.join(folder, name)) != written):
             raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
-    return Run(summary, _read_epochs(folder, summary['epochs'], epoch_columns(summary)),
-               _read_selections(folder, summary['epochs']))
+    epochs = _read_epochs(folder, summary['epochs'], epoch_columns(summary))
+    selections = read_selections(folder)
+    _check_selections(folder, selections, summary['epochs'])
+    return Run(summary, epochs, selections)
 
 
 def read_rows(folder, name, kinds):
@@ -161,14 +163,18 @@ def _read_epochs(folder, count, columns):
     return epochs
 
 
-def _read_selections(folder, epochs):
+def read_selections(folder):
+    """Returns the SelectionRows of a run, in the order of the file; [] without one."""
     if not os.path.exists(os.path.join(folder, 'selections.csv')):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
              'selected': {'0': False, '1': True}.__getitem__, 'importance': _optional,
              'time_share': _optional}
-    rows = [SelectionRow(*[row[column] for column in SelectionRow._fields])
+    return [SelectionRow(*[row[column] for column in SelectionRow._fields])
             for row in read_rows(folder, 'selections.csv', kinds)]
+
+
+def _check_selections(folder, rows, epochs):
     tensors = {}
     for row in rows:
         tensors.setdefault(row.epoch, []).append(row.tensor)
@@ -179,7 +185,6 @@ def _read_selections(folder, epochs):
         if sorted(given) != list(range(len(tensors[1]))):
             raise fault(folder, f'selections.csv: the selection of epoch {epoch} does not name '
                          f'each of the tensors 0 to {len(tensors[1]) - 1} once')
-    return rows
 
 
 def distinctions(values, rivals):

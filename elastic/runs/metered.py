@@ -65,12 +65,14 @@ def show_sensors():
     meters = [Meter([sensor]) for sensor in sensors]
     with contextlib.ExitStack() as stack:
         for meter in meters:
-            stack.enter_context(meter.running())
+            stack.enter_context(meter.sampler.running())
+        begin = time.perf_counter()
         time.sleep(2 * PERIOD if meters else 0)
-    rows = []
+        seconds, rows = time.perf_counter() - begin, []
+        for meter in meters:
+            meter.trained(begin, begin + seconds)
     for sensor, meter in zip(sensors, meters):
         result = meter.result()
-        seconds = sum(end - start for start, end in result['training_intervals'])
         joules = result['energy_joules']
         rows.append([sensor.name, result['energy_note'] if joules is None else '{:.2f}'.format(
             joules / seconds)])

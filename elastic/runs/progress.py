@@ -7,6 +7,7 @@ from elastic.device.sensors import NO_ANSWER
 from elastic.files import printable
 from elastic.networks.saved_model import count_trainable
 from elastic.runs.folder import judged_on
+from elastic.runs.signals import stopping_if_unread
 
 CLASSES_SHOWN = 10  # in the last lines of a run
 
@@ -60,6 +61,7 @@ def _record_choice(recorder, model, choice, epoch):
                           for field in choice.trials[0]._fields}, epoch)
 
 
+@stopping_if_unread()
 def announce(choice, settings, seconds, cache):
     """Prints what was selected, how long it took, and warnings."""
     if choice.importance is None:
@@ -95,6 +97,7 @@ def epoch_label(epoch, num_epochs):
     return 'epoch {:>{}}/{}'.format(epoch, len(str(num_epochs)), num_epochs)
 
 
+@stopping_if_unread()
 def print_epoch(row, num_epochs):
     """Prints the line of one epoch; row: dict of folder.epoch_columns."""
     penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''

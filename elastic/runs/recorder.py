@@ -30,13 +30,16 @@ from elastic.runs.classes import (
 )
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
+    Run,
     SelectionRow,
     epoch_columns,
     fault,
     is_finished,
     judged_on,
+    read_selections,
+    selection_per_epoch,
 )
-from elastic.runs.mask_picture import MaskPicture
+from elastic.runs.mask_picture import mask_picture
 
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
@@ -101,7 +104,6 @@ class Recorder:
 
     def __init__(self, folder, claim=None, resumed=None):
         self.folder, self._claim = folder, claim
-        self._picture = MaskPicture()
         self._named = set()  # files whose names are on the disk
         if resumed is not None:
             self._rewind(resumed)
@@ -149,14 +151,18 @@ class Recorder:
                    blank if importance is None else importance,
                    blank if time_share is None else time_share)
         self._append('selections.csv', SelectionRow._fields, rows)
-        self._picture.add(epoch, mask)
-        if self._picture.is_due:
-            self._draw()
 
-    def _draw(self):
+    def _draw(self, summary):
+        """Shows in TensorBoard which tensors were trained when.
+
+        After resuming, a second worker has only the later selections; nobody reads its records.
+        """
+        selections = read_selections(self.folder)
+        if not selections:
+            return
+        mask, _ = selection_per_epoch(Run(summary, {}, selections))
         with self._for_tensorboard(), self.writer.as_default():
-            tf.summary.image('elastic/mask', self._picture.draw(), step=self._picture.epoch)
-            self.writer.flush()
+            tf.summary.image('elastic/mask', mask_picture(mask), step=len(mask))
 
     def state(self):
         """Flushes everything written so far to the disk; returns what `resumed` takes."""
@@ -170,10 +176,9 @@ class Recorder:
         if not self._named.issuperset(sizes):
             flush_folder(self.folder)
             self._named.update(sizes)
-        return dict(sizes=sizes, picture=self._picture.state())
+        return dict(sizes=sizes)
 
     def _rewind(self, state):
-        self._picture.restore(state['picture'])
         sizes = state['sizes']
         present = {name: os.path.getsize(self._path(name)) for name in records_of(self.folder)}
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
@@ -198,8 +203,7 @@ class Recorder:
 
     def finish(self, summary):
         """Writes summary.json, which marks the run as finished."""
-        if self._picture.is_behind:
-            self._draw()
+        self._draw(summary)
         self.state()  # puts all records on the disk before the summary
         self._close()
         files = {name: checksum_of_file(self._path(name)) for name in TABLES

@@ -216,4 +216,3 @@ class Run:
             self.step.again = True
         self.cache.restore(state['cache'], self.step)
         self.clock.restore(state['clock'])
-        self.clock.seconds['lost'] += self.session.resumed['lost_seconds']

@@ -98,14 +98,15 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
         return
     about = dict(about, settings=decisive, **here())
     keeper = checkpoint.Keeper(records.folder if keeps else None, records.checkpoint_minutes,
-                               about, signals.stop, resumed)
+                               about, signals.stop)
     with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
         clock = Clock(energy.Meter(*energy.find_sensors()), thermal.monitor_here())
         gc.collect()
         getattr(gc, 'freeze', int)()  # from now on collections need not scan TensorFlow
-        yield Session(recorder, clock, keeper, resumed)
+        with clock.sampling():
+            yield Session(recorder, clock, keeper, resumed)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,13 @@
 """Stops a run on a signal, after a checkpoint; a second signal ends it at once."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import threading
+
+from elastic import command_line
 
 ORPHANED = signal.SIGUSR1  # sent to a run if the script that started it is stopped or killed
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ORPHANED)
@@ -47,6 +51,19 @@ class Signals:
     def name(self):
         """Returns the name of the caught signal, for people."""
         return 'its script' if self.caught == ORPHANED else signal.Signals(self.caught).name
+
+
+@contextlib.contextmanager
+def stopping_if_unread():
+    """Within this context, output that nobody reads any more counts as SIGHUP: stop after a step.
+
+    Under nohup, the run goes on without output.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        command_line.drop_output(1)
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 # ---------------------------------------------------------------- scripts that start runs

@@ -1,12 +1,8 @@
-"""Sums up the epochs of a run in constant space, for its summary: however many there are."""
-
-import collections
+"""Sums up the epochs of a run for its summary."""
 
 import numpy as np
 
 from elastic.steps.epoch import SOLVE
-
-BIN = 1e-3  # relative width of the bins that step times are counted in
 
 
 class Tally:
@@ -15,12 +11,13 @@ class Tally:
     epochs: their number. last: the record of the last one; None before the first.
     best_accuracy: on the test images; None if they judge no epoch.
     throttled: number of throttled epochs; None if the device reports none.
+    steps: kind of step -> [(number, sum of ms, median ms)] of each epoch that has such steps.
     """
     PLAIN_FIELDS = ('epochs', 'last', 'best_accuracy', 'throttled')
 
     def __init__(self):
         self.epochs, self.last, self.best_accuracy, self.throttled = 0, None, None, None
-        self._counts, self._sums = {}, {}  # kind of step -> bin -> number; -> ms of all steps
+        self.steps = {}
 
     def add(self, row, ms):
         """Adds an epoch. row: dict of folder.epoch_columns. ms: kind of step -> ms of each step."""
@@ -32,26 +29,26 @@ class Tally:
         if row['throttled'] is not None:
             self.throttled = (self.throttled or 0) + row['throttled']
         for kind, each in ms.items():
-            if kind == SOLVE:
-                continue
-            bins = np.round(np.log(np.maximum(each, 1e-6)) / BIN).astype(int)
-            self._counts.setdefault(kind, collections.Counter()).update(bins.tolist())
-            self._sums[kind] = self._sums.get(kind, 0.0) + sum(each)
+            if kind != SOLVE:
+                self.steps.setdefault(kind, []).append(
+                    (len(each), float(sum(each)), float(np.median(each))))
 
     @property
     def step_ms(self):
         """Returns the ms of a step: the median, or the mean if there are steps of several kinds."""
-        if not self._counts:
+        if not self.steps:
             return self.last['step_ms']
-        if len(self._counts) == 1:
+        if len(self.steps) == 1:
             return next(iter(self.medians.values()))
-        return sum(self._sums.values()) / sum(
-            sum(counts.values()) for counts in self._counts.values())
+        numbers, sums, _ = np.transpose([epoch for epochs in self.steps.values()
+                                         for epoch in epochs])
+        return float(sums.sum() / numbers.sum())
 
     @property
     def medians(self):
-        """Returns kind of step -> median of its ms, to half of BIN."""
-        return {kind: _median(counts) for kind, counts in self._counts.items()}
+        """Returns kind of step -> ms: the median, over epochs, of the median of an epoch."""
+        return {kind: float(np.median([median for *_, median in epochs]))
+                for kind, epochs in self.steps.items()}
 
     def outcome(self):
         """Returns what the summary says of the weights of the last epoch."""
@@ -60,22 +57,11 @@ class Tally:
 
     def state(self):
         """Returns the tree that `restore` takes."""
-        return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS}, sums=self._sums,
-                    counts={kind: np.array(sorted(counts.items()))
-                            for kind, counts in self._counts.items()})
+        return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS},
+                    steps={kind: np.array(epochs) for kind, epochs in self.steps.items()})
 
     def restore(self, state):
         """Resumes from `state`."""
         for name in self.PLAIN_FIELDS:
             setattr(self, name, state[name])
-        self._sums = state['sums']
-        self._counts = {kind: collections.Counter(dict(counts.tolist()))
-                        for kind, counts in state['counts'].items()}
-
-
-def _median(counts):
-    """Returns the median of the values in these bins. counts: bin -> number."""
-    bins, numbers = np.array(sorted(counts.items())).T
-    ends = np.cumsum(numbers)
-    middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], 'right')
-    return float(np.mean(np.exp(BIN * bins[middle])))
+        self.steps = {kind: epochs.tolist() for kind, epochs in state['steps'].items()}

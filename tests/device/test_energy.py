@@ -1,19 +1,15 @@
 """Tests the energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
 
+import itertools
 import sys
 import time
 import types
 
+import numpy as np
 import pytest
 
-from elastic.device import energy, sensors
+from elastic.device import energy
 from elastic.runs.clock import Clock
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Waits for sensors, however busy the machine is."""
-    monkeypatch.setattr(sensors, 'PATIENCE', 300)
 
 
 def tree(root, files):
@@ -110,35 +106,60 @@ def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
     assert result['energy_joules'] is None and 'energy_uj cannot be read' in result['energy_note']
 
 
-@pytest.mark.timing
-def test_energy_excludes_validation(tmp_path):
-    root = tree(tmp_path, XAVIER_NX)
-    meter = energy.Meter(*energy.find_sensors(root), period=0.02)
-    clock = Clock(meter)
-    for bucket, milliwatts in (('step', 3000), ('validation', 900000), ('selection', 3000)):
-        tree(tmp_path, {IIO + 'in_power0_input': milliwatts})
-        with clock(bucket):
-            time.sleep(0.1)
-    result = meter.result()
-    assert result['energy_joules'] == pytest.approx(3 * clock.train_seconds, rel=0.2)
+def meter_of(joules):
+    """Returns a Meter of a counter. joules: (seconds) -> what it shows then."""
+    now = []
+    meter = energy.Meter([energy.Counter('GPU 0', lambda: joules(now[-1]))])
+    meter.at = lambda *times: [now.append(at) or meter.sampler.sample(at) for at in times]
+    return meter
+
+
+def test_only_stretches_of_training_count_also_those_between_two_readings():
+    stretches, read = [(10.2, 40.1), (50.1, 50.2), (50.2, 50.3), (60, 61)], 0
+    times = np.arange(0, 70, 0.5)
+    watts = np.full(len(times), 900.0)  # in validation
+    for begin, end in stretches:
+        watts[(times + 0.5 > begin) & (times < end)] = 3
+    counted = np.append(0, np.cumsum(0.5 * watts))
+    meter = meter_of(lambda at: counted[int(2 * at)])
+    for begin, end in stretches:
+        meter.at(*np.arange(read, end, 0.5))
+        meter.trained(begin, end)
+        read = meter.sampler.samples[-1][0] + 0.5
+    assert meter.result()['energy_joules'] == pytest.approx(3 * (29.9 + 0.2 + 1))
+    assert len(meter.sampler.samples) <= 5  # older ones are forgotten
+
+
+def test_energy_before_the_next_reading_goes_into_a_checkpoint():
+    meter, resumed = meter_of(lambda at: 4 * at), meter_of(lambda at: 4 * at)
+    meter.at(0, 0.5, 1)
+    meter.trained(0.2, 1.3)
+    assert meter.state()['joules'] == pytest.approx(4 * 1.1)
+    resumed.restore(meter.state())
+    resumed.at(90, 90.5)
+    resumed.trained(90, 90.5)
+    assert resumed.result()['energy_joules'] == pytest.approx(4 * 1.6)
+    assert len(resumed.result()['training_intervals']) == 2
+    for changed in (energy.Meter([]), energy.Meter([energy.Power('other', lambda: 4)])):
+        changed.restore(meter.state())
+        assert 'sensors changed' in changed.result()['energy_note']
+
+
+def test_the_clock_gives_the_meter_its_training_buckets(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, 'PERIOD', 0.001)
+    root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 3000}))
+    clock = Clock(energy.Meter(*energy.find_sensors(root)))
+    with clock.sampling():
+        for bucket in ('selection', 'step', 'validation', 'step'):
+            with clock(bucket):
+                seen = len(clock.meter.sampler.samples)
+                while len(clock.meter.sampler.samples) < seen + 3:
+                    time.sleep(0.001)
+        result = clock.meter.result()
+    assert result['energy_joules'] == pytest.approx(3 * clock.train_seconds)
     assert result['energy_source'] == 'rail VDD_IN' and result['energy_note'] is None
     (a, b), (c, d) = result['training_intervals']
-    assert a < b <= c - 0.09 and c < d
-
-
-@pytest.mark.timing
-def test_power_is_sampled_between_start_and_end(tmp_path):
-    root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 0}))
-    meter = energy.Meter(*energy.find_sensors(root), period=0.01)
-
-    def set_milliwatts(value):  # atomically: the thread may be reading
-        tree(tmp_path, {'next': value})
-        (tmp_path / 'next').replace(tmp_path / IIO / 'in_power0_input')
-        time.sleep(0.1)
-    with meter.running():
-        set_milliwatts(10000)
-        set_milliwatts(0)
-    assert meter.result()['energy_joules'] > 0.5
+    assert a < b < c < d and b - a + d - c == pytest.approx(clock.train_seconds, abs=1e-3)
 
 
 @pytest.mark.timing
@@ -146,46 +167,49 @@ def test_power_is_sampled_between_start_and_end(tmp_path):
 def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
     """Measures the code alone; the bus of a real device may be slower."""
     assert energy.PERIOD <= 1  # at least one reading per second
-    sensors, _ = energy.find_sensors(tree(tmp_path, files))
-    meter, count = energy.Meter(sensors), 50
-    with meter.running():
+    sampler = energy.Meter(*energy.find_sensors(tree(tmp_path, files))).sampler
+    begin, count = time.perf_counter(), 50
+    for number in range(count):
+        sampler.sample(number)
+    assert time.perf_counter() - begin < 0.01 * count * energy.PERIOD
+
+
+def result_of(meter):
+    """Returns the energy_joules and energy_note of a meter whose sampler runs for a while."""
+    with meter.sampler.running():
         begin = time.perf_counter()
-        for _ in range(count):
-            meter._take(meter._read(), False)
-        spent = time.perf_counter() - begin
-    assert meter.result()['energy_joules'] is not None
-    assert spent < 0.01 * count * energy.PERIOD
+        while len(meter.sampler.samples) < 2 and meter.sampler.fault() is None:
+            time.sleep(0.001)
+        meter.trained(begin, time.perf_counter())
+    return [meter.result()[key] for key in ('energy_joules', 'energy_note')]
 
 
-def test_a_sensor_that_disappears_leaves_no_result(tmp_path):
-    root = tree(tmp_path, AGX_XAVIER)
-    meter = energy.Meter(*energy.find_sensors(root), period=0.01)
-    with meter.running():
-        (tmp_path / IIO / 'in_power1_input').unlink()  # the last reading fails at the latest
-    result = meter.result()
-    assert result['energy_joules'] is None
-    assert 'rail CPU stopped answering' in result['energy_note']
-
-
-@pytest.mark.parametrize('readings, joules', [
-    ([10.0, BlockingIOError(11, 'try again'), 15.0], 5), ([10.0, ValueError(''), 15.0], 5),
-    ([10.0, 3.0, 15.0], 5),  # one reading makes no sense
-    ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], None),
-    ([10.0, 3.0, 3.0], None)], ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
-def test_a_reading_that_fails_once_is_repeated(readings, joules):
-    rest = iter(readings)
+@pytest.mark.parametrize('readings, reason', [
+    ([10.0, BlockingIOError(11, 'try again'), 15.0], None), ([10.0, ValueError(''), 15.0], None),
+    ([10.0, 3.0, 15.0], None),  # one reading makes no sense
+    ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], 'no such device'),
+    ([10.0, 3.0, 3.0], 'the counter went back')],
+    ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
+def test_a_reading_that_fails_once_is_repeated(monkeypatch, readings, reason):
+    monkeypatch.setattr(energy, 'PERIOD', 0.001)
+    rest = itertools.chain(readings, itertools.repeat(15.0))
 
     def read():
         value = next(rest)
         if isinstance(value, Exception):
             raise value
         return value
-    meter = energy.Meter([energy.Counter('GPU 0', read)], period=60)
-    with meter.running():
-        pass
-    result = meter.result()
-    assert result['energy_joules'] == joules
-    assert (result['energy_note'] is None) == (joules is not None)
+    joules, note = result_of(energy.Meter([energy.Counter('GPU 0', read)]))
+    assert (joules is None) == (reason is not None)
+    assert note is None or note.startswith('GPU 0 stopped answering: ') and reason in note
+
+
+def test_a_training_of_less_than_two_readings_is_not_measured():
+    meter = meter_of(lambda at: 4 * at)
+    meter.at(0)
+    meter.trained(0, 0.1)
+    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [
+        None, energy.TOO_FEW]
 
 
 class FakeNVML(types.ModuleType):
@@ -254,16 +278,13 @@ def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
     nvml.reading = 3000
     assert gpu.advance(12.0) == pytest.approx(joules)
     nvml.reading = 0  # NVML raises its own error
-    meter = energy.Meter([gpu])
-    with meter.running():
-        pass
-    assert meter.result()['energy_note'] == 'GPU 0 stopped answering: Not Found'
+    assert result_of(energy.Meter([gpu])) == [None, 'GPU 0 stopped answering: Not Found']
 
 
 def test_a_device_without_a_sensor_says_so(tmp_path):
-    meter = energy.Meter(*energy.find_sensors(str(tmp_path)))
-    with meter.running():
+    clock = Clock(energy.Meter(*energy.find_sensors(str(tmp_path))))
+    with clock.sampling(), clock('step'):
         pass
-    result = meter.result()
+    result = clock.meter.result()
     assert result['energy_joules'] is None and 'no power sensor found' in result['energy_note']
     assert len(result['training_intervals']) == 1

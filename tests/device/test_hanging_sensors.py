@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -27,6 +28,7 @@ POWER = RAIL + 'in_power0_input'
 def patient(monkeypatch):
     """Waits for sensors that answer, however busy the machine is, until `hang` or `sleeping`."""
     monkeypatch.setattr(sensors, 'PATIENCE', 300)
+    monkeypatch.setattr(sensors, 'LATE', 300)
     monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
 
 
@@ -39,10 +41,14 @@ def hang(root, path):
     return path
 
 
-def answer(path):
-    """Lets all who read a pipe go on, as a bus that recovers."""
-    with open(path, 'w') as pipe:
-        pipe.write('3000\n')
+def waits(path):
+    """Returns the thread that reads this pipe, once it does; from now on, no thread is awaited."""
+    while True:
+        for thread in threading.enumerate():
+            if getattr(thread, 'reads', '') == path:
+                sensors.LATE = 0
+                return thread
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -58,35 +64,36 @@ def arm(tmp_path):
     return board(tmp_path, 'OTHER_ARM')
 
 
-def unanswered(path):
-    return 'no answer from {} within 0.5 s'.format(path)
+def unanswered(path, seconds=0.5):
+    return 'no answer from {} within {:g} s'.format(path, seconds)
 
 
-@pytest.mark.parametrize('inside', [False, True], ids=['on entry', 'on exit'])
-def test_power_that_hangs_in_training_is_not_measured_and_says_so(rails, inside):
-    meter = energy.Meter(*energy.find_sensors(rails), period=60)
-    path = None if inside else hang(rails, POWER)
-    with meter.running():
-        path = hang(rails, POWER) if inside else path
-    note = 'rail VDD_IN stopped answering: ' + unanswered(path)
-    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [None, note]
-    with meter.running():  # not asked again
-        pass
-    late, = [thread for thread in threading.enumerate() if getattr(thread, 'reads', '') == path]
-    answer(path)
-    late.join()
-    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [None, note]
+def test_power_that_hangs_in_training_is_not_measured_and_says_so(rails):
+    meter = energy.Meter(*energy.find_sensors(rails))
+    path = hang(rails, POWER)
+    with meter.sampler.running():
+        thread = waits(path)
+        meter.trained(0, 1)
+        with open(path, 'w') as pipe:  # the bus recovers
+            pipe.write('3000\n')
+        sensors.LATE = 300
+        meter.trained(1, 2)
+    thread.join()
+    assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [
+        None, 'rail VDD_IN stopped answering: ' + unanswered(path, 0)]
 
 
 def test_heat_that_hangs_in_training_leaves_empty_cells_and_a_note(arm):
-    monitor = thermal.Monitor(thermal.find_device(*arm), period=60)
-    with monitor.running():
-        pass
+    monitor = thermal.Monitor(thermal.find_device(*arm))
+    monitor.sampler.sample(0)
+    monitor.trained(0, 1)
     assert monitor.epoch()['temperature_c'] == 52.0 and monitor.note is None
-    with monitor.running():
-        path = hang(arm[0], HEAT)
+    path = hang(arm[0], HEAT)
+    with monitor.sampler.running():
+        waits(path)
+        monitor.trained(1, 2)
     assert monitor.epoch() == dict.fromkeys(DEVICE_COLUMNS)
-    assert monitor.note == 'temperature, clock and throttling: ' + unanswered(path)
+    assert monitor.note == 'temperature, clock and throttling: ' + unanswered(path, 0)
     resumed = thermal.Monitor()
     resumed.restore(monitor.state())
     assert resumed.note == monitor.note
@@ -108,8 +115,10 @@ def test_a_check_of_the_device_reports_sensors_that_hang(arm):
 
 def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):
     path = hang(rails, POWER)
-    code = ('from elastic.device import energy; meter = energy.Meter(*energy.find_sensors({!r}))\n'
-            'with meter.running(): pass\nprint(meter.result()["energy_note"])').format(rails)
+    code = ('import time; from elastic.device import energy, sensors; sensors.LATE = 0.5\n'
+            'meter = energy.Meter(*energy.find_sensors({!r}))\n'
+            'with meter.sampler.running(): time.sleep(1)\n'
+            'print(meter.result()["energy_note"])').format(rails)
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (
@@ -152,8 +161,8 @@ def test_a_vcgencmd_that_sleeps_costs_only_what_it_would_say(pi):
     device = thermal.find_device(*pi)
     assert device.read()[:3] == (48.686, None, False)  # the kernel's file has the bits
     monitor = thermal.Monitor(device)
-    with monitor.running():
-        pass
+    monitor.sampler.sample(0)
+    monitor.trained(0, 1)
     assert monitor.epoch() == dict(temperature_c=48.686, throttled=0, cpu_mhz=None)
     assert monitor.note == 'vcgencmd: no answer within 0.4 s'
     assert_killed(pi[0], 1)
@@ -177,19 +186,19 @@ def test_a_run_trains_on_while_its_sensors_hang(tmp_path, monkeypatch, capsys):
     root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
     change(root, RAILS)
     find_device, find_sensors = thermal.find_device, energy.find_sensors
-    monkeypatch.setattr(thermal, 'find_device', lambda: find_device(root, cpus))
-    monkeypatch.setattr(energy, 'find_sensors', lambda: find_sensors(root))
-    began, pipes = energy.Meter.running, []
+    pipes = []
 
-    def hangs(meter):
-        pipes[:] = pipes or [hang(root, HEAT), hang(root, POWER)]
-        return began(meter)
-    monkeypatch.setattr(energy.Meter, 'running', hangs)
+    def found(sensor, path):
+        pipes.append(hang(root, path))
+        return sensor
+    monkeypatch.setattr(energy, 'find_sensors', lambda: found(find_sensors(root), POWER))
+    monkeypatch.setattr(thermal, 'find_device', lambda: found(find_device(root, cpus), HEAT))
+    monkeypatch.setattr(sensors, 'LATE', 0)
     assert main.main(quick_flags(tmp_path, '--run_name', 'run', '--train_type',
                                  'full_training')) == 0
     summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
-    notes = ['temperature, clock and throttling: ' + unanswered(pipes[0]),
-             'rail VDD_IN stopped answering: ' + unanswered(pipes[1])]
+    notes = ['temperature, clock and throttling: ' + unanswered(pipes[1], 0),
+             'rail VDD_IN stopped answering: ' + unanswered(pipes[0], 0)]
     assert [summary['device_note'], summary['energy_note']] == notes
     assert summary['energy_joules'] is summary['throttled_epochs'] is None
     assert [line for line in capsys.readouterr().out.splitlines() if 'answer' in line] == [

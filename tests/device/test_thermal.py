@@ -1,8 +1,6 @@
 """Tests temperature, clock and throttling of devices, and their records in a run."""
 
-import csv
 import glob
-import itertools
 import os
 import time
 
@@ -10,28 +8,11 @@ import pytest
 import tensorflow as tf
 
 import main
-import train
-from boards import (
-    COOLER,
-    COUNT,
-    POLICY,
-    THROTTLED,
-    ZONE,
-    board,
-    change,
-    vcgencmd,
-    zones,
-)
-from cached_runs import SIZE, digits, network
-from elastic.compat import keras_stack
+from boards import COOLER, COUNT, POLICY, THROTTLED, ZONE, board, change, vcgencmd, zones
 from elastic.device import sensors, thermal
-from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
 from elastic.runs.folder import DEVICE_COLUMNS, read_run
-from elastic.runs.recorder import Recorder
-from elastic.runs.session import RECORDS, Session
-from elastic.schemes.fixed import FixedScheme
-from elastic.settings import Settings
+from small_runs import quick_flags
 
 HOT = ZONE.format(0) + 'temp'
 
@@ -55,10 +36,10 @@ def test_boards_report_temperature_and_clock(tmp_path, name, reading):
 def test_a_container_reports_nothing_and_nothing_is_invented(tmp_path):
     (tmp_path / 'sys/class/thermal').mkdir(parents=True)
     assert thermal.find_device(str(tmp_path)) is None
-    monitor = thermal.Monitor(thermal.find_device(str(tmp_path)))
-    with Clock(monitor=monitor)('step'):
+    clock = Clock(monitor=thermal.Monitor(thermal.find_device(str(tmp_path))))
+    with clock.sampling(), clock('step'):
         pass
-    assert monitor.epoch() == dict.fromkeys(DEVICE_COLUMNS)
+    assert clock.monitor.epoch() == dict.fromkeys(DEVICE_COLUMNS)
 
 
 def test_only_cpus_that_the_process_may_use_count(tmp_path):
@@ -89,16 +70,6 @@ def test_whatever_slows_the_device_down_now_is_throttling(tmp_path, name, change
     device = thermal.find_device(*board(tmp_path, name))
     change(tmp_path, changed)
     assert device.read().throttled is throttled
-
-
-def test_throttling_is_none_if_the_device_does_not_report_it(tmp_path):
-    root, cpus = board(tmp_path, 'OTHER_ARM')
-    change(tmp_path, {COOLER.format(0) + 'type': 'gpio-fan'})
-    monitor = thermal.Monitor(thermal.find_device(root, cpus))
-    with monitor.running():
-        pass
-    row = monitor.epoch()
-    assert row['throttled'] is None and row['temperature_c'] == 52.0
 
 
 # ---------------------------------------------------------------- Raspberry Pi
@@ -140,61 +111,57 @@ def test_without_vcgencmd_the_kernels_file_has_the_bits_but_no_clock(tmp_path, s
 
 # ---------------------------------------------------------------- epochs
 
-def watched(monitor, root, before=None, within=None):
-    """Returns the columns of an epoch. before, within: files that change before and in training."""
-    change(root, before or {})
-    with monitor.running():
-        change(root, within or {})
+def recorded(root, monitor, *readings):
+    """Returns the columns of an epoch that trains from 10 to 20 s. readings: (seconds, files)."""
+    for seconds, files in readings:
+        change(root, files)
+        monitor.sampler.sample(seconds)
+    monitor.trained(10, 20)
     return monitor.epoch()
 
 
-def test_bits_since_boot_mark_the_epoch_in_which_they_turned_on(tmp_path):
-    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'RASPBERRY_PI_4B')))
-    flags = [watched(monitor, tmp_path, *changes)['throttled'] for changes in (
-        ({THROTTLED: '20000'}, {}), ({}, {THROTTLED: '60000'}), ({}, {}),
-        ({THROTTLED: 'e0000'}, {}), ({}, {THROTTLED: 'f0000'}), ({}, {THROTTLED: 'e0004'}),
-        ({THROTTLED: 'e0000'}, {}))]
-    assert flags == [0, 1, 0, 0, 0, 1, 0]  # low voltage alone (bit 0) is no throttling
+CORE, PACKAGE = COUNT.format(1, 'core'), COUNT.format(0, 'package')
 
 
-def test_counters_mark_the_epoch_in_which_they_grew(tmp_path):
-    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'PC')))
-    core, package = COUNT.format(1, 'core'), COUNT.format(0, 'package')
-    flags = [watched(monitor, tmp_path, *changes)['throttled'] for changes in (
-        ({}, {}), ({}, {core: 8}), ({package: 9}, {}), ({}, {package: 10}), ({}, {}))]
-    assert flags == [0, 1, 0, 1, 0]
+@pytest.mark.parametrize('name, epochs', [
+    ('RASPBERRY_PI_4B', [('20000', '20000', 0), ('20000', '60000', 1), ('60000', '60000', 0),
+                         ('e0000', 'e0000', 0), ('f0000', 'f0000', 0), ('e0004', 'e0000', 1)]),
+    ('PC', [(7, 7, 0), (7, 8, 1), (9, 9, 0), (9, 10, 1), (10, 10, 0)])])
+def test_bits_since_boot_and_counters_mark_the_epoch_in_which_they_grew(tmp_path, name, epochs):
+    """epochs: (before training, in it, whether that is throttling). Low voltage alone is none."""
+    path = dict(RASPBERRY_PI_4B=THROTTLED, PC=CORE)[name]
+    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, name)))
+    flags = [recorded(tmp_path, monitor, (9, {path: before}), (10, {}), (20, {path: within}))
+             for before, within, _ in epochs]
+    assert [flag['throttled'] for flag in flags] == [throttled for _, _, throttled in epochs]
 
 
-def test_each_epoch_has_its_own_highest_temperature(tmp_path):
+def test_an_epoch_has_the_highest_temperature_and_mean_clock_of_its_training(tmp_path):
     monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'OTHER_ARM')))
-    heat = [watched(monitor, tmp_path, {HOT: before}, {HOT: within})['temperature_c']
-            for before, within in ((70000, 55000), (50000, 60000), (40000, 40000))]
-    assert heat == [70.0, 60.0, 40.0]
+    mhz = POLICY.format(0)
+    validated = 5, {HOT: 99000, mhz: 9000000, COOLER.format(0) + 'cur_state': 1}
+    trained = [(10, {HOT: 60000, mhz: 1000000, COOLER.format(0) + 'cur_state': 0}),
+               (15, {HOT: 70000}), (16, {HOT: 50000, mhz: 1600000})]
+    expected = dict(temperature_c=70.0, cpu_mhz=1200.0, throttled=0)
+    assert recorded(tmp_path, monitor, validated, *trained) == expected
+    assert recorded(tmp_path, monitor, (6, {}), (9, {HOT: 30000}), (21, {HOT: 80000})) == dict(
+        expected, temperature_c=30.0, cpu_mhz=1600.0)  # between two readings, the last one counts
+    change(tmp_path, {COOLER.format(0) + 'type': 'gpio-fan'})
+    monitor = thermal.Monitor(thermal.find_device(str(tmp_path), [0]))
+    assert recorded(tmp_path, monitor, (10, {}))['throttled'] is None
 
 
-@pytest.mark.timing
-def test_the_clock_is_the_mean_over_time_without_validation(tmp_path):
-    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'OTHER_ARM')), period=0.01)
-    clock = Clock(monitor=monitor)
-    for bucket, mhz, seconds in (('step', 1000, 0.3), ('validation', 9000, 0.3),
-                                 ('selection', 2000, 0.1)):
-        change(tmp_path, {POLICY.format(0): 1000 * mhz})
-        with clock(bucket):
-            time.sleep(seconds)
-    step, selection = clock.seconds['step'], clock.seconds['selection']
-    assert monitor.epoch()['cpu_mhz'] == pytest.approx(
-        (1000 * step + 2000 * selection) / (step + selection), rel=0.05)
-
-
-@pytest.mark.timing
-def test_the_device_is_watched_between_start_and_end(tmp_path):
-    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'TX2')), period=0.01)
-    with monitor.running():
-        for heat, state in ((85000, 1), (50000, 0)):
-            change(tmp_path, {HOT: heat, COOLER.format(1) + 'cur_state': state})
-            time.sleep(0.1)
-    row = monitor.epoch()
-    assert row['temperature_c'] == 85.0 and row['throttled'] == 1
+def test_an_interrupted_epoch_keeps_what_was_seen_before(tmp_path):
+    monitor = thermal.Monitor(thermal.find_device(*board(tmp_path, 'OTHER_ARM')))
+    cooler = COOLER.format(0) + 'cur_state'
+    change(tmp_path, {HOT: 90000, cooler: 1})
+    monitor.sampler.sample(10)
+    monitor.trained(10, 12)
+    resumed = thermal.Monitor(thermal.find_device(str(tmp_path), [0]))
+    resumed.restore(monitor.state())
+    assert recorded(tmp_path, resumed, (15, {HOT: 30000, cooler: 0})) == dict(
+        temperature_c=90.0, cpu_mhz=1200.0, throttled=1)
+    assert recorded(tmp_path, resumed, (16, {}))['temperature_c'] == 30.0
 
 
 @pytest.mark.timing
@@ -210,41 +177,29 @@ def test_reading_takes_less_than_a_hundredth_of_the_time(tmp_path, name):
     assert time.perf_counter() - begin < 0.01 * count * thermal.PERIOD
 
 
-# ---------------------------------------------------------------- real runs
+# ---------------------------------------------------------------- a whole run
 
 @pytest.mark.thorough
-def test_a_run_records_what_its_board_reported(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('reports', [True, False])
+def test_a_run_records_what_its_board_reports(tmp_path, monkeypatch, capsys, reports):
     """Checks the records for figures, TensorBoard, and the terminal."""
     root, cpus = board(tmp_path / 'board', 'TX2')
-    find, pays = thermal.find_device, checkpoint.Keeper.pays
-    epochs = iter([(83000, 1), (47000, 0)])
-
-    def between_epochs(keeper):
-        heat, state = next(epochs, (20000, 0))
-        change(root, {HOT: heat, COOLER.format(2) + 'cur_state': state})
-        return pays(keeper)
-    monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus))
-    monkeypatch.setattr(checkpoint.Keeper, 'pays', between_epochs)
-    model = str(tmp_path / keras_stack.MODEL_FILE)
-    network().save(model)
-    assert main.main([
-        '--model_name', model, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
-        '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
-        '--validation_steps', '2', '--num_epochs', '3',
-        '--train_type', 'full_training', '--prefix_cache', 'off', '--learning_rate', '0.01',
-        '--save_txt', '1', '--logs_dir', str(tmp_path / 'logs'), '--run_name', 'run']) == 0
-    folder = str(tmp_path / 'logs' / 'run')
+    change(root, {COOLER.format(2) + 'cur_state': 1})
+    find = thermal.find_device
+    monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus) if reports else None)
+    assert main.main(quick_flags(tmp_path, '--train_type', 'full_training', '--run_name', 'run',
+                                 '--num_epochs', '2', '--save_txt')) == 0
+    folder = str(tmp_path / 'run')
     run = read_run(folder)
-    assert run.epochs['temperature_c'] == [45.5, 83.0, 47.0]
-    assert run.epochs['cpu_mhz'] == pytest.approx([(4 * 2035.2 + 2 * 345.6) / 6] * 3)
-    assert run.epochs['throttled'] == [False, True, False]
-    assert run.summary['throttled_epochs'] == 1
+    seen = [45.5, (4 * 2035.2 + 2 * 345.6) / 6, 1] if reports else [None] * 3
+    for column, value in zip(('temperature_c', 'cpu_mhz', 'throttled'), seen):
+        assert run.epochs[column] == [value and pytest.approx(value)] * 2
+        assert shown(folder, 'device/' + column) == [pytest.approx(value)] * 2 * reports
+    assert run.summary['throttled_epochs'] == (2 if reports else None)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('epoch ')]
-    assert [line.endswith('s trained   throttled') for line in lines] == [False, True, False]
+    assert [line.endswith('s trained   throttled') for line in lines] == [reports] * 2
     with open(os.path.join(folder, 'epochs.txt')) as table:
-        assert table.read().splitlines()[3].split()[-3:] == ['83', '1472', '1']
-    assert shown(folder, 'device/throttled') == [0, 1, 0]
-    assert shown(folder, 'device/temperature_c') == [45.5, 83.0, 47.0]
+        assert (table.read().split()[-3:] == ['45.5', '1472', '1']) == reports
 
 
 def shown(folder, tag):
@@ -254,50 +209,6 @@ def shown(folder, tag):
               for event in tf.compat.v1.train.summary_iterator(path)
               for value in event.summary.value if value.tag == tag}
     return [values[epoch] for epoch in sorted(values)]
-
-
-def test_a_device_that_reports_nothing_leaves_empty_cells(tmp_path):
-    trained(tmp_path, checkpoint.Keeper(), None)
-    rows = rows_of(tmp_path)
-    assert [[row[column] for column in DEVICE_COLUMNS] for row in rows] == [['', '', '']] * 2
-    assert shown(str(tmp_path), 'device/temperature_c') == []
-    assert len(shown(str(tmp_path), 'test/accuracy')) == 2
-
-
-def trained(folder, keeper, device):
-    """Trains one process of a run of 14 steps; returns its summary, None if interrupted."""
-    model, dataset = network(), digits()
-    settings = Settings(num_epochs=2, learning_rate=0.01)
-    resumed = checkpoint.read(str(folder), RECORDS)
-    recorder = Recorder(str(folder), resumed=resumed and resumed['records'])
-    try:
-        return train.train(
-            FixedScheme('full_training', train.step_maker(model, dataset, settings)), dataset,
-            settings, Session(recorder, Clock(monitor=thermal.Monitor(device)), keeper, resumed))[0]
-    except checkpoint.Interrupted:
-        return None
-    finally:
-        recorder.writer.close()
-
-
-def rows_of(folder):
-    with open(str(folder / 'epochs.csv')) as source:
-        return list(csv.DictReader(source))
-
-
-@pytest.mark.thorough
-def test_an_interrupted_epoch_keeps_what_was_seen_before(tmp_path):
-    root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
-    cooler, logs = COOLER.format(0) + 'cur_state', tmp_path / 'run'
-    change(root, {HOT: 90000, cooler: 1})
-    steps = itertools.count(1)
-    stopped = checkpoint.Keeper(str(logs), stop=lambda: next(steps) >= 4)
-    assert trained(logs, stopped, thermal.find_device(root, cpus)) is None
-    change(root, {HOT: 30000, cooler: 0})
-    result = trained(logs, checkpoint.Keeper(str(logs)), thermal.find_device(root, cpus))
-    assert [(float(row['temperature_c']), row['throttled']) for row in rows_of(logs)] == [
-        (90.0, '1'), (30.0, '0')]
-    assert result['throttled_epochs'] == 1
 
 
 def test_the_command_shows_what_the_device_reports(tmp_path, monkeypatch, capsys):

@@ -86,7 +86,7 @@ class Disk:
 
     def left(self):
         """Returns path -> bytes of all that a process finds, but events and what it ignores."""
-        ignored = (checkpoint.BEFORE, checkpoint.ALIVE, checkpoint.LAST + PART, TRAINED_BY)
+        ignored = (checkpoint.BEFORE, checkpoint.LAST + PART, TRAINED_BY)
         found = {}
         for folder, _, names in os.walk(self.logs):
             for name in names:
