@@ -108,10 +108,10 @@ TUNED_ON_DIGITS = dict(TUNED, **{
     'full, 1/3 of the epochs': 0.003, 'head only': 0.012, 'BN + bias': 0.048, 'PruneTrain': 0.003,
     'elastic 0.5, no cache': 0.006, 'elastic 0.35': 0.003,
     'elastic 0.35, fisher': 0.006, 'elastic 0.35, lisa': 0.006, 'elastic 0.35, depth': 0.003,
-    'the last two stages': 0.003, 'stages, then 0.5': 0.0015, 'stages, then 0.35': 0.0015,
-    'stages, then 0.25': 0.0015, 'stages, then 0.15': 0.0015, 'stages, then full': 0.0008,
-    'stages, then full, 1/2 of the epochs': 0.0008,
-    'stages, then full, 1/3 of the epochs': 0.0008})
+    'the last two stages': 0.003, 'stages, then 0.5': 0.003, 'stages, then 0.35': 0.003,
+    'stages, then 0.25': 0.003, 'stages, then 0.15': 0.003, 'stages, then full': 0.0015,
+    'stages, then full, 1/2 of the epochs': 0.0015,
+    'stages, then full, 1/3 of the epochs': 0.0015})
 TUNED_ON_12000 = dict(TUNED, **{  # by --tune, on lite0_fashion_12000
     'full': 0.003, 'full, 1/3 of the epochs': 0.0015, 'head only': 0.003, 'PruneTrain': 0.003,
     'elastic 0.25': 0.006, 'elastic 0.15': 0.006})

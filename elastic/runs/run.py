@@ -64,7 +64,8 @@ class Run:
     def solve(self):
         """Solves the output layer in this epoch."""
         self.result = solve_head(self.maker.model, self.dataset, self.cluster,
-                                 functools.partial(self.pause, self.keeper.stop))
+                                 functools.partial(self.pause, self.keeper.stop),
+                                 self.settings.trained_epochs > 0)
         self.choice, self.choice_is_new = Choice(fixed_mask(HEAD, self.maker.model)), True
         self.maker.optimizer.iterations.assign(self.dataset.steps)  # as after any other epoch
 

@@ -82,9 +82,10 @@ class _Ridge:
         return self.matrix
 
 
-def _best_strength(error_of):
+def _best_strength(error_of, times=1.0):
     """Returns the result of error_of, (error, ...), for the strength of the least error.
 
+    times: factor of that strength.
     error_of: (strength) -> (_Fitted or [inf], ...), of one minimum. strength: relative to FIRST.
     """
     tried = {}
@@ -100,10 +101,10 @@ def _best_strength(error_of):
             best += direction
         if best:
             break
-    return tried[best]
+    return tried[best] if times == 1 else error_of(times * FIRST * STEP ** best)
 
 
-def solve_few(features, _):
+def solve_few(features, _, times=1.0):
     """Leaves out each image, with all its views, in turn; see solve_many."""
     pieces = list(features.pieces(features.numbers, rows=0))
     z, labels = map(np.concatenate, zip(*pieces))
@@ -139,7 +140,7 @@ def solve_few(features, _):
         errors = np.linalg.solve(blocks, alpha.reshape(views, images, -1).swapaxes(0, 1))
         errors = errors.swapaxes(0, 1).reshape(alpha.shape)
         return _fitted(targets - errors / root, labels, features.weights), alpha
-    fitted, alpha = _best_strength(error_of)
+    fitted, alpha = _best_strength(error_of, times)
     kernel = z.T @ alpha
     return kernel, mean_target - middle @ kernel, fitted
 
@@ -197,9 +198,10 @@ class _Sums:
         return (target - first @ kernel) / weight
 
 
-def solve_many(features, cluster):
+def solve_many(features, cluster, times=1.0):
     """Leaves a part of the images out, to find the strength, and then adds it.
 
+    times: as in _best_strength.
     Returns (kernel, (F, C), for standardised features; bias, (C,); _Fitted).
     """
     def total(values):
@@ -223,7 +225,7 @@ def solve_many(features, cluster):
         if kernel is None:
             return [np.inf], strength
         return _fitted(z @ kernel + sums.bias(kernel), labels, features.weights, total), strength
-    fitted, strength = _best_strength(error_of)
+    fitted, strength = _best_strength(error_of, times)
     sums.restore(ridge)
     sums.add([(z, labels)])
     kernel = sums.ridge().solve(strength * square, sums.right)

@@ -24,6 +24,9 @@ LEAST_DEVIATION = 0.1  # of the median one: a feature that hardly varies would s
 # Mean square of the features of an image after scaling: with more, a usual first step of the output
 # layer goes too far; with less, the layer learns more slowly than the others.
 SQUARE = 32.0
+# Factor of the strength where training follows: the best head is right on nearly all training
+# images, which leaves next to no loss, and so no gradient.
+BEFORE_TRAINING = 10 ** 0.5
 CHECKED = 32  # images whose features are looked at before anything begins
 TRIED = 4  # steps that must not raise the loss, at the rate that training begins with
 RISE = 1.02  # of the loss, by rounding and because a step is of one batch
@@ -35,18 +38,18 @@ def views_of(dataset):
     return 1 if dataset.augmentation == 'none' else VIEWS
 
 
-def solve_head(model, dataset, cluster, pause=lambda: None):
+def solve_head(model, dataset, cluster, pause=lambda: None, trained=False):
     """Solves the output layer of a model from models.build_model, for standardised features.
 
     dataset: datasets.Dataset, whose weights of classes count. cluster: workers.cluster.Cluster.
-    pause: called after each batch; it may raise. Returns the EpochResult, with loss and accuracy on
-    the images left out.
+    pause: called after each batch; it may raise. trained: whether training follows.
+    Returns the EpochResult, with loss and accuracy on the images left out.
     Raises UserError if features are not finite, if none varies, or if all images are of one class.
     """
     features = _Features(model, dataset, pause)
     with cluster.watched():
         solve = solve_many if features.many or cluster.size > 1 else solve_few
-        weights, bias, fitted = solve(features, cluster)
+        weights, bias, fitted = solve(features, cluster, BEFORE_TRAINING if trained else 1.0)
         if np.count_nonzero(cluster.total(features.seen)) < 2:
             raise UserError('all training images are of one class: there is nothing that '
                             '--head_start solved could tell apart')
