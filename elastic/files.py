@@ -17,10 +17,8 @@ import zipfile
 import numpy as np
 
 from elastic.command_line import UserError, first_line
-from elastic.regular_file import open_regular, open_text
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
-MOST_JSON_BYTES = 10 ** 8
 # Errors of file systems that cannot flush a folder.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF,
                  errno.EISDIR, errno.EROFS)
@@ -185,7 +183,7 @@ def read_json(path, where=''):
     Raises UserError if the file is damaged or missing; `where` begins its message.
     """
     try:
-        with open_text(path, MOST_JSON_BYTES) as file:
+        with open(path, encoding='utf-8') as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError('{}cannot read {}: {}'.format(where, path, error))
@@ -215,7 +213,7 @@ def checksum(content):
 def checksum_of_file(path):
     """Returns the SHA-256, in hexadecimal, of the content of a file."""
     found = hashlib.sha256()
-    with open_regular(path) as file:
+    with open(path, 'rb') as file:
         for block in iter(lambda: file.read(2 ** 20), b''):
             found.update(block)
     return found.hexdigest()
@@ -249,7 +247,7 @@ def read_npz(path, kind):
     refused.
     """
     try:
-        with open_regular(path, None) as file, zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(
                     entry.file_size for entry in entries) > os.path.getsize(path):

@@ -9,7 +9,7 @@ from small_runs import ROOT
 
 SCRIPTS = {os.path.basename(path)[:-len('.py')] for path in glob.glob(os.path.join(ROOT, '*.py'))}
 # From the bottom up. Folders (or lone modules) in one list import nothing from each other.
-ORDER = [['compat'], ['settings', 'durations', 'trees'], ['regular_file', 'output'],
+ORDER = [['compat'], ['settings', 'durations', 'trees'], ['output'],
          ['command_line'], ['files'], ['figure_file'], ['device'], ['steps', 'networks', 'data'],
          ['timing', 'cache', 'schemes', 'export'], ['selection', 'workers'], ['runs'],
          ['flags', 'costs']]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import os
 import re
 import struct
 import threading
@@ -12,7 +13,6 @@ import numpy as np
 
 from elastic.command_line import UserError
 from elastic.device.host import MEMORY_SHARE, available_bytes
-from elastic.regular_file import open_regular
 
 # Formats that are read. Pillow knows more, of which some run programs of their own.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'AVIF')
@@ -21,7 +21,6 @@ ORIENTATION = 0x112  # in EXIF; 2 to 8 are mirrored or turned
 TILE_SIDES = 322, 323  # tags of TIFF
 TIFF_NUMBERS = {1: 'B', 3: 'H', 4: 'I', 16: 'Q'}  # type of a tag's value -> its struct format
 
-MOST_FILE_BYTES = 256 * 10 ** 6
 MOST_BYTES = 800 * 10 ** 6  # of memory to decode one image, as estimated from its header
 # The largest that were measured (tests/data/test_image_bombs.py). Pillow keeps a pixel in 4 bytes,
 # twice while it converts; the decoders of WebP and AVIF have copies of their own.
@@ -160,7 +159,9 @@ _DECODING = Decoding(available_bytes)
 def _file(path):
     """Yields the open file; raises ValueError in one line for any error within this context."""
     try:
-        with open_regular(path, MOST_FILE_BYTES) as file:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError('a pipe, device or folder, not a file')
+        with open(path, 'rb') as file:
             yield file
     except ValueError:
         raise

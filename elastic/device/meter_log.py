@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from elastic.command_line import UserError, finite
-from elastic.regular_file import open_text
 
 LONGEST_LINE = 2 * 10 ** 5  # characters; a longer one counts as several, all of them damaged
 MAX_GAP = 5.0  # s between two readings; the power during a longer gap is unknown
@@ -94,7 +93,7 @@ def _cells(line):
 def _lines(path):
     """Yields the complete lines of a log; its last line may still be incomplete."""
     try:
-        with open_text(path, errors='replace', newline='') as file:
+        with open(path, encoding='utf-8', errors='replace', newline='') as file:
             for line in iter(lambda: file.readline(LONGEST_LINE), ''):
                 if line.endswith('\n') or len(line) == LONGEST_LINE:
                     yield line

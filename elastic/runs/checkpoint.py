@@ -16,7 +16,6 @@ import numpy as np
 
 from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
-from elastic.regular_file import open_regular, open_text
 from elastic.trees import TREE, packed, unpacked
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
@@ -89,7 +88,7 @@ def read(folder, records=()):
 def _seconds_after(folder, identity):
     """Returns how long the run trained after the checkpoint of this identity; 0.0 if unknown."""
     path = os.path.join(folder, FOLDER, ALIVE)
-    with contextlib.suppress(OSError, ValueError), open_text(path, 1000) as file:
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
         of, seconds = file.read().split()
         if of == identity:
             return finite(seconds)
@@ -101,7 +100,7 @@ def stamps(folder):
     found = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
-            with open_regular(path) as file:  # times have steps of 2 s on some cards
+            with open(path, 'rb') as file:  # times have steps of 2 s on some cards
                 file.seek(max(0, os.path.getsize(path) - END_BYTES))
                 found.append((path, checksum(file.read())))
     return found

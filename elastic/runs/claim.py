@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 
-from elastic.regular_file import open_regular
 from elastic.runs.folder import TRAINED_BY, fault
 
 BEAT_SECONDS = 10
@@ -85,7 +84,7 @@ class Claim:
 
     def _found(self):
         """Returns the content of the file; b'' if there is none, or a power cut has emptied it."""
-        with contextlib.suppress(FileNotFoundError), open_regular(self._path) as file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, 'rb') as file:
             return file.read(1000).strip(b'\0')
         return b''
 

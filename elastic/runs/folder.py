@@ -22,7 +22,6 @@ import numpy as np
 from elastic import command_line
 from elastic.command_line import UserError, finite
 from elastic.files import PART, checksum_of_file, read_json
-from elastic.regular_file import open_text
 from elastic.schemes.fixed import SCHEMES
 
 TRAINED_BY = 'trained_by'
@@ -126,7 +125,7 @@ def read_run(folder):
 def read_rows(folder, name, kinds):
     """Returns the rows of a CSV file as dicts. kinds: column -> function from a cell's text."""
     try:
-        with open_text(os.path.join(folder, name), newline='') as file:
+        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
             reader = csv.DictReader(file)
             rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -1,5 +1,6 @@
 """Tests images from elsewhere: links out of the folder, huge files, broken files."""
 
+import builtins
 import collections
 import os
 import struct
@@ -14,6 +15,7 @@ import main
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.data.images import load_images
+from elastic.data.photo import fault_of
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import Recorder
 from elastic.settings import DataSettings
@@ -44,6 +46,13 @@ def bomb(width, height):
     return (b'\x89PNG\r\n\x1a\n'
             + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0))
             + chunk(b'IDAT', zlib.compress(bytes(1000))) + chunk(b'IEND', b''))
+
+
+def test_what_may_never_end_is_not_opened(tmp_path):
+    path = str(tmp_path / 'photo.jpg')
+    os.mkfifo(path)
+    for fault in (fault_of(path), fault_of(path, 8), fault_of('/dev/zero')):
+        assert fault == 'a pipe, device or folder, not a file'
 
 
 @pytest.mark.parametrize('width, height', [(50000, 50000), (10 ** 8 + 1, 1)])
@@ -101,12 +110,12 @@ def test_each_bad_image_is_opened_once_however_many_there_are(tmp_path, monkeypa
     for path in bad:
         open(path, 'w').close()
     images, opened, usual = load_images('folder:{}'.format(tmp_path), 24, DataSettings(
-        validation_share=0.2)), collections.Counter(), os.open
+        validation_share=0.2)), collections.Counter(), open
 
     def counted(path, *more, **options):
         opened[path] += 1
         return usual(path, *more, **options)
-    monkeypatch.setattr(os, 'open', counted)
+    monkeypatch.setattr(builtins, 'open', counted)
     assert sorted(images.checked(skip_bad_images=True).left_out) == bad
     files = [path for split in images.splits.values() for path in split.files]
     assert {path: opened[path] for path in files} == dict.fromkeys(files, 1)
