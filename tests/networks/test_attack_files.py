@@ -3,9 +3,11 @@
 Each test makes a file that did so, or that a released Keras loaded, without --trust_model.
 """
 
+import io
 import json
 import os
 import resource
+import stat
 import zipfile
 
 import h5py
@@ -90,14 +92,10 @@ def lambda_file(tmp_path, canary):
     return path
 
 
-def test_bytecode_in_a_lambda_layer(lambda_file):
-    refused(lambda_file, 'holds a Lambda layer, .*--trust_model')
-
-
-def test_bytecode_behind_spaces_and_a_repeated_key(lambda_file):
+def test_bytecode_in_a_lambda_layer_behind_a_repeated_key(lambda_file):
     with_config(lambda_file, lambda text: text.replace(
         '"class_name": "Lambda"', '"class_name" : "Dense" , "class_name" : "Lambda"'))
-    refused(lambda_file, 'holds a Lambda layer')
+    refused(lambda_file, 'holds a Lambda layer, .*--trust_model')
 
 
 def test_bytecode_in_a_layer_inside_a_wrapper(tmp_path, canary):
@@ -118,14 +116,13 @@ def test_a_file_that_is_hdf5_and_a_zip_archive(lambda_file):
     refused(lambda_file, 'holds a Lambda layer')
 
 
-def test_any_function_of_tensorflow(tmp_path):
-    path = saved_h5(tmp_path, network())
-
-    def read_file(layer):
-        layer.update(class_name='TFOpLambda')
-        layer['config'].update(function='io.read_file')
-    changed_layer(path, 'global', read_file)
-    refused(path, 'holds a TFOpLambda layer')
+@pytest.mark.parametrize('name, config', [
+    ('TFOpLambda', dict(function='io.read_file')),
+    ('StringLookup', dict(vocabulary='/dev/stdin'))])  # would hang
+def test_a_layer_that_runs_code_or_reads_files(tmp_path, name, config):
+    path = changed_layer(saved_h5(tmp_path, network()), 'global', lambda layer: layer.update(
+        class_name=name, config=dict(layer['config'], **config)))
+    refused(path, 'holds a {} layer'.format(name))
 
 
 @on_keras_2
@@ -156,41 +153,10 @@ def test_a_class_under_the_name_of_a_registered_one(tmp_path):
     refused(path, 'needs TensorFlowOpLayer, a Python class or function')
 
 
-def test_the_path_of_a_vocabulary(tmp_path):
-    pipe = str(tmp_path / 'pipe')
-    os.mkfifo(pipe)  # reading it would hang
-    path = saved_h5(tmp_path, network())
-
-    def look_up(layer):
-        layer.update(class_name='StringLookup', config=dict(vocabulary=pipe, name='lookup'))
-    changed_layer(path, 'global', look_up)
-    refused(path, 'holds a StringLookup layer')
-
-
-class Writing(keras.layers.Layer):
-    """Writes a file when the graph runs, on any machine and without Python."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def call(self, inputs):
-        with tf.control_dependencies([tf.io.write_file(self.path, 'written')]):
-            return tf.identity(inputs)
-
-
-@on_keras_2
-@pytest.mark.parametrize('metadata', [True, False])
-def test_the_graph_of_a_saved_model_folder(tmp_path, canary, metadata):
-    folder = tmp_path / 'folder'
-    network(Writing(canary)).save(str(folder))
-    if not metadata:
-        os.remove(str(folder / 'keras_metadata.pb'))
-    refused(folder, 'is a SavedModel folder, whose graph may write files')
-    loaded = tf.saved_model.load(str(folder))  # its variables live as long as it does
-    run = loaded.signatures['serving_default']
-    run(**{name: tf.zeros((1,) + SMALL) for name in run.structured_input_signature[1]})
-    os.remove(canary)  # so it is a real attack
+def test_a_folder(tmp_path):
+    """The graph of a SavedModel can write files, without its metadata, too."""
+    tf.saved_model.save(tf.Module(), str(tmp_path))
+    refused(tmp_path, 'a SavedModel folder may write files when it runs')
 
 
 @on_keras_3  # older converters refuse such an op
@@ -216,19 +182,26 @@ def test_a_lambda_layer_in_a_keras_archive(tmp_path, canary):
     refused(path, 'holds a Lambda layer')
 
 
-def in_an_archive(folder, change):
-    """Saves a network as `.keras`; `change` edits the configuration of its last layer."""
+def rewritten(folder, change):
+    """Saves a network as `.keras`; `change` edits the archive, a dict of name -> bytes."""
     path = str(folder / 'model.keras')
     network().save(path)
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
-    config = json.loads(str(entries['config.json'], 'utf-8'))
-    change(config['config']['layers'][-1])
-    entries['config.json'] = json.dumps(config)
-    with zipfile.ZipFile(path, 'w') as archive:
-        for name in entries:
-            archive.writestr(name, entries[name])
+    change(entries)
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
     return path
+
+
+def with_activation(folder, activation):
+    """Saves a network as `.keras` whose last layer names this activation."""
+    def change(entries):
+        config = json.loads(str(entries['config.json'], 'utf-8'))
+        config['config']['layers'][-1]['config'].update(activation=activation)
+        entries['config.json'] = json.dumps(config)
+    return rewritten(folder, change)
 
 
 @on_keras_3
@@ -244,7 +217,7 @@ def test_a_function_of_keras_that_does_more_than_compute(tmp_path, module, name,
         'module': module, 'class_name': 'function', 'config': name}
     if (module, name, as_class) == ('keras', 'Model', True):
         pytest.skip('a model may be part of another')
-    path = in_an_archive(tmp_path, lambda layer: layer['config'].update(activation=found))
+    path = with_activation(tmp_path, found)
     refused(path, 'needs .*{}, a Python class or function'.format(name))
 
 
@@ -254,7 +227,7 @@ def test_a_function_of_keras_that_does_more_than_compute(tmp_path, module, name,
     {'module': 'keras.activations', 'class_name': 'function', 'config': 'relu'},
     {'module': 'keras.layers', 'class_name': 'ReLU', 'config': {}}])
 def test_a_function_of_keras_that_computes_needs_no_trust(tmp_path, activation):
-    path = in_an_archive(tmp_path, lambda layer: layer['config'].update(activation=activation))
+    path = with_activation(tmp_path, activation)
     assert load_saved(path).layers[-1].activation(tf.constant(-1.0)) == 0.0
 
 
@@ -294,10 +267,17 @@ def inflating(file, name):
     file.create_dataset(name, (10 ** 11,), 'f4', chunks=(10 ** 6,), compression='gzip')
 
 
+def linked(name):
+    """Returns the entry of a symbolic link in a zip archive."""
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return entry
+
+
 HDF5_ATTACKS = [(external_link, "has a link 'extra'"), (soft_link, "has a link 'extra'"),
-                (external_storage, "has data 'extra' in another file"),
-                (virtual, "has data 'extra' in another file"),
-                (inflating, "has 'extra', which inflates to 400,000,000,000 bytes")]
+                (external_storage, "has data '.*extra' in another file"),
+                (virtual, "has data '.*extra' in another file"),
+                (inflating, 'inflates to 400,000,[0-9,]+ bytes')]
 
 
 @pytest.mark.parametrize('attack, words', HDF5_ATTACKS)
@@ -313,38 +293,22 @@ def test_hdf5_data_that_lie_elsewhere_or_inflate(tmp_path, attack, words):
 @on_keras_3
 @pytest.mark.parametrize('attack, words', HDF5_ATTACKS)
 def test_the_same_inside_a_keras_archive(tmp_path, attack, words):
-    path, inside = str(tmp_path / 'model.keras'), str(tmp_path / 'model.weights.h5')
-    network().save(path)
-    with zipfile.ZipFile(path) as archive:
-        archive.extract('model.weights.h5', str(tmp_path))
-        others = {name: archive.read(name) for name in archive.namelist() if 'weights' not in name}
-    with h5py.File(inside, 'r+') as file:
-        attack(file, 'extra')
-    with zipfile.ZipFile(path, 'w') as archive:
-        for name, content in others.items():
-            archive.writestr(name, content)
-        archive.write(inside, 'model.weights.h5')
-    refused(path, words)
+    def change(entries):
+        inside = io.BytesIO(entries['model.weights.h5'])
+        with h5py.File(inside, 'r+') as file:
+            attack(file, 'extra')
+        entries['model.weights.h5'] = inside.getvalue()
+    refused(rewritten(tmp_path, change), words)
 
 
 @on_keras_3
-def test_a_keras_archive_that_inflates(tmp_path):
-    path = str(tmp_path / 'model.keras')
-    network().save(path)
-    with zipfile.ZipFile(path, 'a', zipfile.ZIP_DEFLATED) as archive, archive.open(
-            'assets.bin', 'w', force_zip64=True) as entry:
-        for _ in range(300):
-            entry.write(bytes(10 ** 6))
-    refused(path, 'holds assets.bin, which inflates to 300,000,000 bytes')
-
-
-def test_many_parts_that_inflate_together(tmp_path):
-    path = saved_h5(tmp_path, network())
-    with h5py.File(path, 'r+') as file:
-        for number in range(300):
-            file.create_dataset(str(number), (24 * 10 ** 6,), 'f4', chunks=(10 ** 6,),
-                                compression='gzip')
-    refused(path, 'inflates to [0-9,]+ bytes')
+@pytest.mark.parametrize('entry, size, words', [
+    ('assets.bin', 3 * 10 ** 8, 'holds assets.bin, which inflates to 300,000,000 bytes'),
+    ('/etc/new', 0, 'holds /etc/new, a link or a path'),
+    ('../../new', 0, 'holds ../../new, a link or a path'),
+    (linked('assets'), 4, 'holds assets, a link')])
+def test_a_keras_archive_that_inflates_or_leaves_its_folder(tmp_path, entry, size, words):
+    refused(rewritten(tmp_path, lambda entries: entries.update({entry: bytes(size)})), words)
 
 
 def test_links_in_a_circle_end(tmp_path):
