@@ -7,6 +7,7 @@ was the last, and how many seconds the run has trained since.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import time
 import numpy as np
 
 from elastic.command_line import UserError, finite
-from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
+from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 from elastic.trees import TREE, packed, unpacked
 
 FOLDER, LAST, BEFORE, ALIVE = 'resume', 'last', 'before', 'alive'
@@ -102,7 +103,7 @@ def stamps(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
             with open(path, 'rb') as file:  # times have steps of 2 s on some cards
                 file.seek(max(0, os.path.getsize(path) - END_BYTES))
-                found.append((path, checksum(file.read())))
+                found.append((path, hashlib.sha256(file.read()).hexdigest()))
     return found
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from elastic import command_line
 from elastic.command_line import UserError, finite
-from elastic.files import PART, checksum_of_file, read_json
+from elastic.files import PART, read_json
 from elastic.schemes.fixed import SCHEMES
 
 TRAINED_BY = 'trained_by'
@@ -34,7 +34,7 @@ VARIED = ('importance', 'interval', 'granularity', 'probe_batches', 'prune_inter
           'test_images', 'prefix_cache', 'validation_share', 'keep', 'patience', 'class_weight',
           'train_tensors', 'head', 'head_start', 'num_epochs', 'learning_rate')  # of one scheme
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
-                'files', 'throttled_epochs')
+                'throttled_epochs')
 
 
 def judged_on(record):
@@ -113,10 +113,6 @@ def read_run(folder):
     if summary['scheme'] not in SCHEMES:
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}; allowed: "
                     + ', '.join(SCHEMES))
-    for name, written in summary.pop('files').items():
-        if not os.path.isfile(os.path.join(folder, name)) or (
-                checksum_of_file(os.path.join(folder, name)) != written):
-            raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
     return Run(summary, _read_epochs(folder, summary['epochs'], epoch_columns(summary)),
                _read_selections(folder, summary['epochs']))
