@@ -218,7 +218,7 @@ def _prepare(builder, name, root):
     """Downloads and prepares a data set, from the archives in the folder for manual downloads.
 
     TensorFlow Datasets retries for minutes before it reports that there is no network. So the
-    servers of missing archives are tried first.
+    servers are tried first, unless some archives are there already.
     """
     import tensorflow_datasets
     manual_dir = os.path.join(root, 'downloads', 'manual')
@@ -229,7 +229,9 @@ def _prepare(builder, name, root):
                if not os.path.exists(os.path.join(manual_dir, file))]
 
     prepared = bool(missing) and not _unreachable(GOOGLE)
-    cause = None if prepared else _not_at_hand({file: url_of[file] for file in missing})
+    cause = None
+    if not prepared and len(missing) == len(url_of):
+        cause = _no_connection(url_of)
     if cause is None:
         try:
             builder.download_and_prepare(
@@ -260,11 +262,16 @@ def _by_hand(builder, folder, files):
     return files and '\n  '.join(['\n' + remedy.format(folder)] + files) or ''
 
 
-def _not_at_hand(url_of):
-    """Returns which server does not answer; None if all do. url_of: archive -> its address."""
+def _no_connection(url_of):
+    """Returns one line if no server answers, else None. url_of: archive -> its address."""
     files = {url.split('/')[2]: file for file, url in sorted(url_of.items(), reverse=True)}
-    faults = ((file, _unreachable(url_of[file])) for file in files.values())
-    return next(('{}, which has {}'.format(fault, file) for file, fault in faults if fault), None)
+    first = None
+    for file in sorted(files.values()):
+        fault = _unreachable(url_of[file])
+        if fault is None:
+            return None  # the others may have what only another configuration needs
+        first = first or '{}, which has {}'.format(fault, file)
+    return first
 
 
 def _unreachable(url):
