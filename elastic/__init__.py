@@ -5,7 +5,6 @@ A folder or module imports only from lines above its own. This is the only map, 
     compat/                         the only code that knows versions of TensorFlow and Keras
     durations, options, trees       times as text; what a flag is; trees of arrays
     settings                        each flag of a run: default, type, help, what it decides
-    regular_file                    what is read
     command_line                    flags, errors in one line, the start of TensorFlow
     files                           whole files, JSON, arrays
     figure_file                     what all figures look like

@@ -1,12 +1,7 @@
-"""Writes files completely or not at all, even if the code, the process or the power fails.
-
-Damage to JSON and .npz files is detected when they are read.
-"""
+"""Writes files completely or not at all, even if the code, the process or the power fails."""
 
 import contextlib
 import errno
-import fcntl
-import hashlib
 import io
 import json
 import os
@@ -17,14 +12,12 @@ import zipfile
 import numpy as np
 
 from elastic.command_line import UserError, first_line
-from elastic.regular_file import open_regular, open_text
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
-MOST_JSON_BYTES = 10 ** 8
 # Errors of file systems that cannot flush a folder.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF,
                  errno.EISDIR, errno.EROFS)
-CHECKSUM = 'sha256'  # key in a JSON file of the checksum of the rest
+OLD_CHECKSUM = 'sha256'  # key that JSON files of older commits have, too
 
 
 @contextlib.contextmanager
@@ -60,50 +53,28 @@ def whole_folder(path):
     """Replaces the folder at `path` by one that is filled within this context.
 
     Yields the path of a new, empty folder. On exit its files are flushed to disk and it is renamed.
-    After an error it is deleted; the next call deletes what a killed process left. Two processes
-    may replace the same folder at once: each fills its own, and the later one stays.
+    After an error it is deleted; the next call deletes what a killed process left.
     """
-    parent, name = os.path.split(os.path.abspath(path))
-    make_folder(parent)
-    for other in os.listdir(parent):
-        if other.startswith(name + '.') and other.endswith(PART):
-            _remove_abandoned(os.path.join(parent, other))
-    with tempfile.TemporaryDirectory(PART, name + '.', parent) as temporary, _locked(temporary):
-        new = os.path.join(temporary, name)
-        os.mkdir(new)
-        try:
-            yield new
-        except OSError as error:
-            _name(error, path)
-            raise
+    place = os.path.abspath(path)
+    new, old = place + PART, place + '.old' + PART
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    make_folder(new)
+    try:
+        yield new
         for folder, _, names in os.walk(new):
             for file in names:
                 _flush(os.path.join(folder, file))
             flush_folder(folder)
-        if os.path.isdir(path):
-            os.rename(path, os.path.join(temporary, 'old'))
-        os.rename(new, path)
-        flush_folder(parent)
-
-
-@contextlib.contextmanager
-def _locked(folder):
-    """Yields whether this process alone holds the lock of a folder; it frees it on exit."""
-    descriptor, alone = os.open(folder, os.O_RDONLY), False
-    try:
-        with contextlib.suppress(OSError):  # held by another, or not supported
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        yield alone
-    finally:
-        os.close(descriptor)
-
-
-def _remove_abandoned(folder):
-    """Removes a folder that no process fills; an empty one may be about to be locked."""
-    with contextlib.suppress(OSError), _locked(folder) as alone:
-        if alone and os.listdir(folder):
-            shutil.rmtree(folder)
+        if os.path.isdir(place):
+            os.rename(place, old)
+        os.rename(new, place)
+    except BaseException as error:
+        _name(error, path)
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    flush_folder(os.path.dirname(place))
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def make_folder(path):
@@ -180,45 +151,24 @@ def remove_parts(folder):
 # ---------------------------------------------------------------- JSON
 
 def read_json(path, where=''):
-    """Returns the dict in a JSON file, without its checksum; one written by hand may have none.
-
-    Raises UserError if the file is damaged or missing; `where` begins its message.
-    """
+    """Returns the dict in a JSON file. Raises UserError without one; `where` begins its message."""
     try:
-        with open_text(path, MOST_JSON_BYTES) as file:
+        with open(path, encoding='utf-8') as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError('{}cannot read {}: {}'.format(where, path, error))
     if not isinstance(content, dict):
         raise UserError('{}{} is not a JSON object'.format(where, path))
-    if content.pop(CHECKSUM, None) not in (None, checksum(content)):
-        raise UserError('{}{} was changed after it was written'.format(where, path))
+    content.pop(OLD_CHECKSUM, None)
     return content
 
 
 def write_json(path, content):
-    """Writes a dict as JSON, one key per line, with a checksum."""
-    content = dict(content, **{CHECKSUM: checksum(content)})
+    """Writes a dict as JSON, one key per line."""
     lines = ['{}: {}'.format(json.dumps(key), json.dumps(value, sort_keys=True))
              for key, value in sorted(content.items())]
     with whole(path) as part, open(part, 'w') as out:
         out.write('{\n' + ',\n'.join(lines) + '\n}\n')
-
-
-def checksum(content):
-    """Returns the SHA-256, in hexadecimal, of bytes or of anything that JSON can store."""
-    if not isinstance(content, bytes):
-        content = json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-def checksum_of_file(path):
-    """Returns the SHA-256, in hexadecimal, of the content of a file."""
-    found = hashlib.sha256()
-    with open_regular(path) as file:
-        for block in iter(lambda: file.read(2 ** 20), b''):
-            found.update(block)
-    return found.hexdigest()
 
 
 # ---------------------------------------------------------------- arrays
@@ -249,7 +199,7 @@ def read_npz(path, kind):
     refused.
     """
     try:
-        with open_regular(path, None) as file, zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(
                     entry.file_size for entry in entries) > os.path.getsize(path):

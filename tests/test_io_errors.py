@@ -65,7 +65,7 @@ def more(*case):
     ('write', 'resume/last.part', errno.ENOSPC), ('write', 'epochs.csv', errno.EIO),
     more('open', 'settings.json.part', errno.ENOSPC), more('mkdir', 'run/resume', errno.EIO),
     more('fsync', 'run/resume', errno.EIO), more('replace', 'summary.json.part', errno.EIO),
-    more('rename', 'checkpoint', errno.ENOSPC), more('unlink', 'resume.part/last', errno.EIO)])
+    more('rename', 'checkpoint.part', errno.ENOSPC), more('unlink', 'resume.part/last', errno.EIO)])
 def test_a_run_survives_the_failure_of_an_operation(listed, capsys, operation, place, number):
     """The first such operation of the run fails."""
     disk, seen = listed

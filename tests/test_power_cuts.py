@@ -82,8 +82,8 @@ def test_a_failed_run_leaves_nothing_in_the_way_after_a_power_cut(cut):
 
 @pytest.mark.parametrize('unflushed', [
     'resume/last.part', 'resume', 'run', 'logs', 'epochs.csv', 'predictions.csv.part',
-    'summary.json.part', 'epochs.txt.part', 'run/settings.json.part', 'checkpoint',
-    'checkpoint/class_names.txt'])
+    'summary.json.part', 'epochs.txt.part', 'run/settings.json.part', 'checkpoint.part',
+    'checkpoint.part/class_names.txt'])
 def test_a_missing_flush_is_noticed(cut, unflushed):
     disk, recording = cut
     left = states(recording, lose=lambda path: path.endswith('/' + unflushed))[::STRIDE]

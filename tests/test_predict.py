@@ -13,7 +13,6 @@ from PIL import Image
 import datasets
 import evaluate
 import main
-import plot
 import predict
 from elastic.command_line import UserError
 from elastic.compat.keras_stack import MODEL_FILE
@@ -124,14 +123,6 @@ def test_a_run_records_its_last_prediction_for_each_test_image(trained):
         ('lime', '3'), ('plum', '3')]
     assert np.mean([float(row['accuracy']) for row in read_csv(run / CLASSES)]) == (
         pytest.approx(right))
-
-
-def test_changed_predictions_are_noticed(trained, tmp_path):
-    shutil.copytree(str(trained[1]), str(tmp_path / 'run'))
-    with open(str(tmp_path / 'run' / PREDICTIONS), 'a') as file:
-        file.write('lime/99.png,lime,lime,1\n')
-    with pytest.raises(UserError, match='predictions.csv was changed after the run ended'):
-        plot.main(['confusion', str(tmp_path / 'run'), '--output', str(tmp_path / 'figure')])
 
 
 def test_images_that_are_tested_are_named_by_path_or_number(tmp_path):

@@ -5,6 +5,7 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 from tensorflow.python.framework import ops
+from tensorflow.python.lib.io import tf_record
 
 try:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -22,6 +23,14 @@ def step_config():
     if not eager_context.context().list_physical_devices('GPU'):
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()
+
+
+def read_record(path, offset):
+    """Returns the bytes of the record at this offset of a TFRecord file.
+
+    Raises tf.errors.DataLossError if its checksum does not fit, IndexError behind the last record.
+    """
+    return tf_record.tf_record_random_reader(path).read(offset)[0]
 
 
 def add_function(definition):

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from elastic.command_line import UserError, finite, nearest, table
-from elastic.regular_file import open_text
 
 BALANCED = 'balanced'
-MOST_BYTES = 10 ** 7  # of a file of weights
 SHOWN = 20  # classes in the table that a run prints
 NAMED = 10  # classes in an error
 
@@ -83,7 +81,7 @@ def read_class_weights(path):
     if not os.path.isfile(path):
         raise fault("no such file; give '{}' or a CSV file of name,weight".format(BALANCED))
     try:
-        with open_text(path, MOST_BYTES, 'utf-8-sig', newline='') as file:
+        with open(path, encoding='utf-8-sig', newline='') as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise fault('cannot be read ({})'.format(error))

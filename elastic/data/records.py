@@ -4,19 +4,12 @@ The builder's reader follows the order of the files: to shuffle well it would ne
 images.
 """
 
-import contextlib
-import glob
 import os
 
 import numpy as np
 
 from elastic.command_line import UserError
-from elastic.data.photo import fault_for_tensorflow
-from elastic.data.split import PROGRESS_FROM, Split, resized
-from elastic.files import read_json, write_json
-
-CHECKED = 'elastic_checked.json'  # beside the files: name -> size and time when it was checked
-REMEDY = 'restore it, or remove {} and start again to prepare the data set again'
+from elastic.data.split import Split, resized
 
 
 class Records:
@@ -26,83 +19,39 @@ class Records:
         """paths: of the files. counts: how many records each must have.
 
         image, label: names of the features. num_classes: above every label.
-        Raises UserError if a file is missing or has another number of records, and for a file of
-        the same split that is not among them.
+        Raises UserError if a file is missing or has another number of records.
         """
         self._paths, self._image, self._label = paths, image, label
         self._num_classes, self._labels = num_classes, None
-        places = []
+        offsets = []
         for path, count in zip(paths, counts):
             if not os.path.isfile(path):
                 raise _damaged(path, 'is missing')
-            found = list(_places(path))
+            found = list(_offsets(path))
             if len(found) != count:
                 raise _damaged(path, 'has {} records, not {}: it is damaged'.format(
                     len(found), count))
-            places.append(np.array(found, np.int64).reshape(-1, 2))
-        self._file = np.repeat(np.arange(len(places)), [len(some) for some in places])
-        self._place = np.concatenate(places or [np.zeros((0, 2), np.int64)])  # (N, 2)
-
-        if paths:
-            folder, name = os.path.split(paths[0])
-            alike = name.split('.tfrecord')[0] + '.tfrecord-?????-of-?????'
-            for path in sorted(set(glob.glob(os.path.join(glob.escape(folder), alike)))
-                               - set(paths)):
-                raise UserError("'{}' does not belong to the data set, whose split has {} other "
-                                'file(s): remove it'.format(path, len(paths)))
-
-    def check(self):
-        """Raises UserError for a damaged record, and for an image too large for TensorFlow.
-
-        Compares the checksums of all bytes, once for each size and time of a file. If the folder
-        is read-only, it does so at each start.
-        """
-        if not self._paths:
-            return
-        from tqdm import tqdm
-        stamp, states = os.path.join(os.path.dirname(self._paths[0]), CHECKED), {}
-        with contextlib.suppress(UserError):
-            states = read_json(stamp)
-        new = {os.path.basename(path): [os.stat(path).st_size, os.stat(path).st_mtime_ns]
-               for path in self._paths}
-        changed = [path for path in self._paths
-                   if states.get(os.path.basename(path)) != new[os.path.basename(path)]]
-        silent = True if len(self) < PROGRESS_FROM else None
-        with tqdm(None, 'checking', len(self), False, unit='image', disable=silent) as bar:
-            for path in changed:
-                for fault in self._faults(path):
-                    bar.update()
-                    if fault:
-                        raise _damaged(path, fault)
-        if changed:
-            with contextlib.suppress(OSError):
-                write_json(stamp, dict(states, **new))
-
-    def _faults(self, path):
-        """Yields for each record of a file why it cannot be used; None if it can."""
-        import tensorflow as tf
-        from google.protobuf.message import DecodeError
-        number = 0
-        try:
-            for number, record in enumerate(tf.data.TFRecordDataset(path)):
-                image = tf.train.Example.FromString(record.numpy()).features.feature[self._image]
-                fault = fault_for_tensorflow(b''.join(image.bytes_list.value))
-                yield fault and "has a record, number {}, whose image cannot be used: {}".format(
-                    number, fault)
-        except tf.errors.DataLossError:
-            yield 'is damaged after record {}: its checksum does not fit'.format(number)
-        except DecodeError:
-            yield 'has a record, number {}, that is no example'.format(number)
+            offsets.append(np.array(found, np.int64))
+        self._file = np.repeat(np.arange(len(offsets)), [len(some) for some in offsets])
+        self._offset = np.concatenate(offsets or [np.zeros(0, np.int64)])  # (N,)
 
     def __len__(self):
         return len(self._file)
 
     def read(self, index):
-        """Returns the bytes of a record, a serialized tf.train.Example."""
-        offset, length = self._place[index]
-        with open(self._paths[self._file[index]], 'rb') as file:
-            file.seek(offset)
-            return file.read(length)
+        """Returns the bytes of a record, a serialized tf.train.Example.
+
+        Raises UserError if its checksum does not fit.
+        """
+        import tensorflow as tf
+
+        from elastic.compat.tf_internals import read_record
+        path = self._paths[self._file[index]]
+        try:
+            return read_record(path, self._offset[index])
+        except (tf.errors.DataLossError, IndexError):  # IndexError: the file is shorter now
+            raise _damaged(path, 'is damaged: the checksum of a record (image {}) does not fit'
+                           .format(index))
 
     def label(self, index):
         """Returns the label of a record; -1 means that it has none."""
@@ -137,19 +86,20 @@ class Records:
 
 
 def _damaged(path, fault):
-    return UserError("'{}' {}; {}".format(path, fault, REMEDY.format(os.path.dirname(path))))
+    return UserError("'{}' {}; restore it, or remove {} and start again to prepare the data set "
+                     'again'.format(path, fault, os.path.dirname(path)))
 
 
-def _places(path):
-    """Yields (offset, length) of each whole record of a TFRecord file.
+def _offsets(path):
+    """Yields the offset of each whole record of a TFRecord file.
 
     The format: uint64 length, uint32 checksum of the length, record, uint32 checksum of the record.
     """
     size = os.path.getsize(path)
     with open(path, 'rb') as file:
         for header in iter(lambda: file.read(12), b''):
-            offset, length = file.tell(), int.from_bytes(header[:8], 'little')
-            if len(header) < 12 or offset + length + 4 > size:  # the file was cut short
+            begin, end = file.tell() - 12, file.tell() + int.from_bytes(header[:8], 'little') + 4
+            if len(header) < 12 or end > size:  # the file was cut short
                 return
-            yield offset, length
-            file.seek(length + 4, os.SEEK_CUR)
+            yield begin
+            file.seek(end)

@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line
+from elastic.command_line import UserError, reason
 
 SPLIT_SEED = 1797  # fixed, unlike a run's seed, so that every run tests on the same images
 DECODED_AT_ONCE = 32  # images; one by one, tf.data's overhead would exceed decoding a small image
@@ -116,7 +116,7 @@ class Split(NamedTuple):
         except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
             if self.files is None:
                 raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
-                                'again'.format(done, title, first_line(error.message)))
+                                'again'.format(done, title, reason(error)))
             from elastic.data.photo import first_fault, unreadable
             raise unreadable(*first_fault(self.files[done:], self.input_size))
         if not keep:

@@ -11,7 +11,6 @@ import numpy as np
 
 from elastic.command_line import UserError, first_line, nearest, one_of
 from elastic.data.digits import DIGIT_NAMES
-from elastic.data.downloads import NoConnection, remove_broken, watched
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
 from elastic.data.records import Records
 from elastic.data.split import SPLIT_SEED, train_and_test
@@ -69,9 +68,7 @@ def tfds_splits(name, input_size, data_dir):
         info = builder.info.splits[part]
         paths = [os.path.join(builder.data_dir, os.path.basename(file))
                  for file in sorted(info.filenames)]
-        records = Records(paths, info.shard_lengths, image, label, len(names))
-        records.check()
-        return records
+        return Records(paths, info.shard_lengths, image, label, len(names))
 
     train, unused = records_of(trains[0]), {part: '' for part in parts if part != trains[0]}
     for part in tests:
@@ -220,37 +217,30 @@ def _unsuitable(image, label):
 def _prepare(builder, name, root):
     """Downloads and prepares a data set, from the archives in the folder for manual downloads.
 
-    TensorFlow Datasets retries for minutes before it reports that there is no network. So each
-    server is tried first.
+    TensorFlow Datasets retries for minutes before it reports that there is no network. So the
+    servers are tried first, unless some archives are there already.
     """
     import tensorflow_datasets
-    manual_dir, answers = os.path.join(root, 'downloads', 'manual'), {}
+    manual_dir = os.path.join(root, 'downloads', 'manual')
     # An archive may have several addresses. The current one is the first by name, so it comes last.
     url_of = {info.filename: url for url, info in sorted(
         (builder.url_infos or {}).items(), reverse=True) if info.filename}
     missing = [file for file in sorted(url_of)
                if not os.path.exists(os.path.join(manual_dir, file))]
 
-    def refuse(url):
-        server = url.split('/')[2]
-        if server not in answers:
-            answers[server] = _unreachable(url)
-        return answers[server], next(
-            (archive for archive in missing if url_of[archive] == url), url)
-
-    for line in remove_broken(root, builder.data_dir, builder.name):
-        print(line)
-    try:
-        with watched(refuse):
+    prepared = bool(missing) and not _unreachable(GOOGLE)
+    cause = None
+    if not prepared and len(missing) == len(url_of):
+        cause = _no_connection(url_of)
+    if cause is None:
+        try:
             builder.download_and_prepare(
                 download_config=tensorflow_datasets.download.DownloadConfig(
-                    manual_dir=manual_dir,
-                    try_download_gcs=bool(missing) and not _unreachable(GOOGLE)))
-        return
-    except NoConnection as error:
-        cause = str(error)
-    except Exception as error:  # whatever went wrong, the remedy is the same
-        cause = '{}: {}'.format(type(error).__name__, first_line(error).rstrip(':'))
+                    manual_dir=manual_dir, try_download_gcs=prepared))
+            return
+        except Exception as error:  # whatever went wrong, the remedy is the same
+            cause = '{}: {}; if a download was cut short, remove {}'.format(
+                type(error).__name__, first_line(error).rstrip(':'), os.path.dirname(manual_dir))
     raise Unprepared('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
                      '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
                          '{}  {}'.format(*item) for item in sorted(url_of.items())
@@ -270,6 +260,18 @@ def _by_hand(builder, folder, files):
     if len(files) > FILES_SHOWN:
         files[FILES_SHOWN:] = ['and {} more'.format(len(files) - FILES_SHOWN)]
     return files and '\n  '.join(['\n' + remedy.format(folder)] + files) or ''
+
+
+def _no_connection(url_of):
+    """Returns one line if no server answers, else None. url_of: archive -> its address."""
+    files = {url.split('/')[2]: file for file, url in sorted(url_of.items(), reverse=True)}
+    first = None
+    for file in sorted(files.values()):
+        fault = _unreachable(url_of[file])
+        if fault is None:
+            return None  # the others may have what only another configuration needs
+        first = first or '{}, which has {}'.format(fault, file)
+    return first
 
 
 def _unreachable(url):

@@ -10,7 +10,6 @@ import numpy as np
 
 from elastic.command_line import UserError, finite
 from elastic.device.energy import joules_within
-from elastic.regular_file import open_text
 
 COLUMNS = ('timestamp', 'watts')
 LONGEST_LINE = 10 ** 4  # characters
@@ -63,7 +62,7 @@ def _rows(path):
     """
     number = 1
     try:
-        with open_text(path, encoding='utf-8-sig', errors='replace', newline='') as file:
+        with open(path, encoding='utf-8-sig', errors='replace', newline='') as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ''), 1):
                 if len(line) == LONGEST_LINE:
                     raise csv.Error('the line is too long')

@@ -3,6 +3,7 @@
 Running one needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do.
 """
 
+import os
 import re
 import warnings
 import zipfile
@@ -10,7 +11,6 @@ import zipfile
 import numpy as np
 
 from elastic.command_line import UserError, quiet, quiet_tensorflow
-from elastic.regular_file import open_regular
 
 FILE = 'model.tflite'
 MOST_LABELS = 10 ** 7  # bytes
@@ -52,11 +52,13 @@ def write_litert(path, probabilities, input_size, class_names, calibration=None)
 
 
 def check_ops(path):
-    """Raises UserError if a LiteRT file holds ops of TensorFlow itself, some of which write files.
+    """Raises UserError if there is no LiteRT file, or one with ops of TensorFlow itself.
 
-    They are named in the file as Flex and the op, such as FlexWriteFile.
+    Some of them write files. They are named in the file as Flex and the op, such as FlexWriteFile.
     """
-    with open_regular(path, None) as file:
+    if not os.path.isfile(path):
+        raise UserError("no LiteRT file at '{}'".format(path))
+    with open(path, 'rb') as file:
         found = re.search(rb'Flex[A-Z]\w+', file.read())
     if found:
         raise UserError("'{}' holds the op {}, which may do more than compute: convert the model "

@@ -5,9 +5,7 @@ import os
 from elastic.command_line import UserError, quiet_tensorflow
 from elastic.export import litert
 from elastic.files import read_json
-from elastic.regular_file import open_text
 
-MOST_NAMES_BYTES = 10 ** 7
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
 
 
@@ -21,9 +19,9 @@ class KerasModel:
         self.input_size = self.model.input_shape[1]
         names = os.path.join(os.path.dirname(path), CLASS_NAMES)
         self.class_names = None
-        if os.path.exists(names):
+        if os.path.isfile(names):
             try:
-                with open_text(names, MOST_NAMES_BYTES) as file:
+                with open(names, encoding='utf-8') as file:
                     self.class_names = file.read().splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError('cannot read the names of the classes: {}'.format(error))
@@ -54,8 +52,6 @@ def open_predictor(path, input_size=None, trust=False):
     if os.path.exists(os.path.join(path, 'summary.json')):
         path, input_size = _saved_by(path)
     if path.lower().endswith('.tflite'):
-        if not os.path.isfile(path):
-            raise UserError("no LiteRT file at '{}'".format(path))
         found = litert.LiteRTModel(path)
     else:
         if not (os.path.isfile(path) or os.path.isdir(path)):

@@ -4,10 +4,11 @@ Unlike EfficientNetB0 it has no squeeze-and-excitation, and ReLU6 in place of Sw
 Source: https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite
 """
 
+import hashlib
+
 from tensorflow import keras
 
 from elastic.command_line import UserError
-from elastic.files import checksum_of_file
 from elastic.networks.names import LITE, LITE_PACKAGE, lite_weights
 from elastic.networks.torch_file import read_tensors
 
@@ -69,7 +70,9 @@ def imagenet_tensors():
     Raises UserError if their package is not installed, or its file was changed.
     """
     path = lite_weights()
-    if checksum_of_file(path) != SHA256:
+    with open(path, 'rb') as file:
+        found = hashlib.sha256(file.read()).hexdigest()
+    if found != SHA256:
         raise UserError("'{}' was changed, its SHA-256 does not begin with {}: install {} again"
                         .format(path, SHA256[:16], LITE_PACKAGE))
     return read_tensors(path)

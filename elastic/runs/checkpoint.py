@@ -6,6 +6,7 @@ whatever fails. Reading runs no code from the file.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -14,8 +15,7 @@ import time
 import numpy as np
 
 from elastic.command_line import UserError
-from elastic.files import PART, checksum, flush_folder, make_folder, read_npz, write_npz
-from elastic.regular_file import open_regular
+from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 from elastic.trees import TREE, packed, unpacked
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
@@ -88,9 +88,9 @@ def stamps(folder):
     found = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):  # another process may be renaming it
-            with open_regular(path) as file:  # times have steps of 2 s on some cards
+            with open(path, 'rb') as file:  # times have steps of 2 s on some cards
                 file.seek(max(0, os.path.getsize(path) - END_BYTES))
-                found.append((path, checksum(file.read())))
+                found.append((path, hashlib.sha256(file.read()).hexdigest()))
     return found
 
 

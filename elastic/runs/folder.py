@@ -21,8 +21,7 @@ import numpy as np
 
 from elastic import command_line
 from elastic.command_line import UserError, finite
-from elastic.files import PART, checksum_of_file, read_json
-from elastic.regular_file import open_text
+from elastic.files import PART, read_json
 from elastic.schemes.fixed import SCHEMES
 from elastic.settings import VARIED
 
@@ -32,7 +31,7 @@ EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'trai
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
 SUMMARY_KEYS = ('scheme', 'rho', 'model_name', 'dataset_name', 'seed', 'epochs', 'stack', 'host',
-                'files', 'throttled_epochs')
+                'throttled_epochs')
 
 
 def judged_on(record):
@@ -111,10 +110,6 @@ def read_run(folder):
     if summary['scheme'] not in SCHEMES:
         raise fault(folder, f"summary.json: scheme is {summary['scheme']}; allowed: "
                     + ', '.join(SCHEMES))
-    for name, written in summary.pop('files').items():
-        if not os.path.isfile(os.path.join(folder, name)) or (
-                checksum_of_file(os.path.join(folder, name)) != written):
-            raise fault(folder, f'{name} was changed after the run ended')
     summary['run_name'] = os.path.basename(folder)
     epochs = _read_epochs(folder, summary['epochs'], epoch_columns(summary))
     selections = read_selections(folder)
@@ -125,7 +120,7 @@ def read_run(folder):
 def read_rows(folder, name, kinds):
     """Returns the rows of a CSV file as dicts. kinds: column -> function from a cell's text."""
     try:
-        with open_text(os.path.join(folder, name), newline='') as file:
+        with open(os.path.join(folder, name), encoding='utf-8', newline='') as file:
             reader = csv.DictReader(file)
             rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:

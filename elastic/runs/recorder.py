@@ -10,14 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic import command_line
-from elastic.files import (
-    checksum_of_file,
-    flush_folder,
-    make_folder,
-    remove_parts,
-    whole,
-    write_json,
-)
+from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
 from elastic.runs.classes import (
@@ -44,7 +37,6 @@ from elastic.runs.mask_picture import mask_picture
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
         'time/step_ms': 'step_ms', 'time/train_seconds': 'train_seconds'}
-TABLES = ('epochs.csv', 'selections.csv', PREDICTIONS, CLASSES)
 TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
 
 
@@ -206,9 +198,7 @@ class Recorder:
         self._draw(summary)
         self.state()  # puts all records on the disk before the summary
         self._close()
-        files = {name: checksum_of_file(self._path(name)) for name in TABLES
-                 if os.path.exists(self._path(name))}
-        write_json(self._path('summary.json'), dict(summary, finished=True, files=files))
+        write_json(self._path('summary.json'), dict(summary, finished=True))
         checkpoint.remove(self.folder)
 
     def __enter__(self):

@@ -52,7 +52,7 @@ def make_run(logs, name, scheme='elastic_training', rho=0.5, seed=0, step_second
         'dataset_name': 'oxford_iiit_pet', 'rho': rho if elastic else None,
         'importance': 'loss_drop' if elastic else None, 'seed': seed, 'epochs': EPOCHS,
         'final_accuracy': accuracy, 'best_accuracy': accuracy, 'stack': 'TensorFlow 2.21',
-        'host': 'pi4b', 'finished': True, 'files': {},
+        'host': 'pi4b', 'finished': True,
         'throttled_epochs': None if throttled is None else len(throttled),
         'train_seconds': EPOCHS * step_seconds, 'step_ms': 10.0, 'selection_seconds': EPOCHS * 1.0,
         'training_intervals': None, 'energy_joules': None, 'energy_source': None,

@@ -1,4 +1,4 @@
-"""Serves bytes on this machine, as servers do that fail."""
+"""Serves bytes on this machine."""
 
 import contextlib
 import http.server
@@ -7,15 +7,10 @@ import urllib.request
 
 
 class Server:
-    """Holds what is served. files: path -> bytes. asked: the paths that were asked for, in order.
-
-    stall: whether the next answers stop after a half and wait; cut: whether they end there.
-    """
+    """Holds what is served. files: path -> bytes. asked: the paths asked for, in order."""
 
     def __init__(self, files):
-        self.files, self.asked, self.stall, self.cut = files, [], False, False
-        self.released = threading.Event()
-        self.sent_half = threading.Event()
+        self.files, self.asked = files, []
 
 
 def reach_this_machine(monkeypatch):
@@ -38,33 +33,16 @@ def serving(files):
             content = content or b''
             self.send_header('Content-Length', str(len(content)))
             self.end_headers()
-            half = content[:len(content) // 2]
-            if served.stall or served.cut:
-                self.wfile.write(half)
-                self.wfile.flush()
-                served.sent_half.set()
-                if served.stall:
-                    served.released.wait(120)
-            else:
-                self.wfile.write(content)
+            self.wfile.write(content)
 
         def log_message(self, *_):
             pass
 
     server = http.server.HTTPServer(('127.0.0.1', 0), Handler)
-    threads = []
-    # Each answer in a thread, which Python 3.6 has no class for.
-    process = server.process_request
-
-    def process_request(request, address):
-        threads.append(threading.Thread(target=process, args=(request, address), daemon=True))
-        threads[-1].start()
-    server.process_request = process_request
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield served, 'http://127.0.0.1:{}'.format(server.server_port)
     finally:
-        served.released.set()
         server.shutdown()
         server.server_close()

@@ -49,14 +49,11 @@ def test_tables_that_do_not_compare_are_an_error_in_one_line(tmp_path, changes, 
 
 @pytest.mark.parametrize('figure', ['devices', 'timings'])
 def test_a_file_that_is_damaged_absent_or_no_timing_table_is_refused(tmp_path, figure):
-    damaged = stored(tmp_path / 'damaged')
-    with open(damaged) as file:
+    with open(stored(tmp_path / 'whole')) as file:
         text = file.read()
-    (tmp_path / 'damaged' / 'timings.json').write_text(text.replace('3.25', '9.25'))
     (tmp_path / 'other.json').write_text('{"key": {}, "names": [], "t_dw": []}')
     (tmp_path / 'half.json').write_text(text[:99])
-    for name, says in (('damaged/timings.json', 'was changed after it was written'),
-                       ('other.json', 'not a timing table'), ('half.json', 'cannot read'),
+    for name, says in (('other.json', 'not a timing table'), ('half.json', 'cannot read'),
                        ('absent.json', 'cannot read')):
         with pytest.raises(UserError, match=says) as caught:
             plot.main([figure, str(tmp_path / name), '--output', str(tmp_path / 'none')])
