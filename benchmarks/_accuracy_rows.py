@@ -97,8 +97,8 @@ TUNED = {'full': 0.0015, 'full, 1/2 of the epochs': 0.0015, 'full, 1/3 of the ep
          'elastic 0.35, depth': 0.006, 'elastic 0.35, autofreeze': 0.006,
          'elastic 0.35, egeria': 0.006, 'elastic 0.35, betti': 0.006,
          'the last two stages': 0.006, 'full, 2 times the epochs': 0.0015,
-         'full, 4 times the epochs': 0.0015, 'stages, then 0.5': 0.0008,
-         'stages, then 0.35': 0.0008, 'stages, then 0.25': 0.0008, 'stages, then 0.15': 0.0008,
+         'full, 4 times the epochs': 0.0015, 'stages, then 0.5': 0.0015,
+         'stages, then 0.35': 0.0015, 'stages, then 0.25': 0.0015, 'stages, then 0.15': 0.0015,
          'stages, then BN + bias': 0.003, 'stages, then full': 0.0002,
          'stages, then full, 1/2 of the epochs': 0.0002,
          'stages, then full, 1/3 of the epochs': 0.0002}  # by --tune, on lite0_fashion
