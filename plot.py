@@ -26,23 +26,19 @@ from elastic.files import check_writable
 from elastic.runs import compare
 from elastic.runs.confusion import confusion_of_run
 from elastic.runs.folder import (
-    distinctions,
-    fault,
     judged_on,
-    read_run,
     read_runs,
     run_folder,
-    selection_per_epoch,
 )
+from elastic.runs.labels import CONFIGURATION, configuration, label_of
+from elastic.runs.selection_picture import selection_map
 from elastic.schemes.fixed import SCHEMES
-from elastic.settings import FLAGS, LOGS_DIR, VARIED
+from elastic.settings import LOGS_DIR
 from elastic.timing.bars import device_bars, timing_bars
 
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # styles within one scheme
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
         'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
-TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
-CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in these are averaged
 LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
 CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')  # or validation_..., as judged_on
@@ -116,11 +112,6 @@ def curve_rows(curves):
     return header, rows
 
 
-def configuration(summary):
-    """Returns the values of CONFIGURATION."""
-    return tuple(summary[key] for key in CONFIGURATION)
-
-
 def check_alike(run, other, keys):
     """Raises UserError if two Runs differ in one of these keys of their summaries."""
     for key in keys:
@@ -165,16 +156,6 @@ def _filled(runs, column, after=None):
     longest = max(run.summary['epochs'] for run in runs)
     return [run.epochs[column] + [run.epochs[column][-1] if after is None else after]
             * (longest - run.summary['epochs']) for run in runs]
-
-
-def label_of(key, keys=(), n=1):
-    """Returns the label of configuration `key`: n, and how it differs from the others in `keys`."""
-    label = SCHEMES[key[0]].label + ('' if key[1] is None else f', ρ = {key[1]:g}')
-    label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
-    rivals = [other[3:] for other in keys if other[0] == key[0]]
-    for name, value in distinctions(key[3:], rivals):
-        label += ', ' + FLAGS[name].label.format(value)
-    return label + (f', n = {n}' if n > 1 else '')
 
 
 def _speed_ups(curves):
@@ -275,69 +256,6 @@ def _draw_speed_up(axis, full, elastic, seconds, level):
     axis.text(sum(ends) / 2 if wide else min(ends) - 0.02 * right, y, fontsize=8, va='center',
               s=f'{ends[1] / ends[0]:.2f}× speed-up', ha='center' if wide else 'right',
               bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 1.5})
-
-
-def selection_map(run_folder, output):
-    """Draws which tensors were trained in which epoch; returns the paths written.
-
-    The line at the top sums the time shares of the selected tensors. It leaves out the time to
-    propagate the error gradient through unselected tensors. Raises UserError as read_run, and for a
-    run without selections.
-    """
-    run = read_run(run_folder)
-    if not run.selections:
-        raise fault(run_folder, 'selections.csv is absent or empty; draw a run of elastic training')
-    mask, share = selection_per_epoch(run)
-    names = {row.tensor: row.name for row in run.selections}
-    rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
-             float(share[epoch, tensor])] for epoch, tensor in np.ndindex(*mask.shape)]
-    return write_figure(
-        output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
-        ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
-
-
-def _draw_selection(figure, run, mask, share):
-    from matplotlib.colors import ListedColormap
-    epochs, count = mask.shape
-    grid = figure.add_gridspec(2, 2, width_ratios=[4.6, 1], height_ratios=[1, 4.6], left=0.085,
-                               right=0.985, top=0.93, bottom=0.115, wspace=0.05, hspace=0.07)
-    tensors = figure.add_subplot(grid[1, 0])
-    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
-                   origin='lower', interpolation='nearest',
-                   extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
-    starts = sorted({row.epoch for row in run.selections} - {1})
-    for start in starts if len(starts) <= 40 else []:
-        tensors.axvline(start - 0.5, color='white', linewidth=1.4)
-    for axis in (tensors.xaxis, tensors.yaxis):
-        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
-    label = label_of(configuration(run.summary))
-    figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
-        label, **run.summary), va='top', fontsize=9)
-    top = figure.add_subplot(grid[0, 0], sharex=tensors)
-    figure.legend(handles=_draw_share_per_epoch(top, mask, share), loc='upper right',
-                  bbox_to_anchor=(1, 0.945))
-    if not np.isnan(share).any():
-        side = figure.add_subplot(grid[1, 1], sharey=tensors)
-        side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)
-        side.set_xlabel('backward + update\ntime share (%)')
-        side.tick_params(labelleft=False)
-
-
-def _draw_share_per_epoch(axis, mask, share):
-    """Draws bars of the trained tensors and a line of their time; returns the legend's handles."""
-    from matplotlib.patches import Patch
-    epochs, count = mask.shape
-    axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
-    axis.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel='trained (%)')
-    axis.tick_params(labelbottom=False)
-    handles = [Patch(color=TRAINED, label='trained'), Patch(color=IDLE, label='not trained'),
-               Patch(color=PALE, label=f'% of {count} tensors')]
-    if not np.isnan(share).any():
-        time = 100 * np.where(mask, share, 0).sum(axis=1)
-        handles += axis.step(np.arange(epochs + 1) + 0.5, np.append(time, time[-1]), where='post',
-                             color='#222222', linewidth=1.2, label='% of the time')
-    return handles
 
 
 def draw_by_name(figures, description, argv=None):

@@ -34,7 +34,9 @@ from elastic.settings import (
 )
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
-from elastic.timing.table import TensorTimings, chain_timings
+from elastic.timing.report import describe, warn_of
+from elastic.timing.stored import TABLE_FILE, stored_table, table_path
+from elastic.timing.table import chain_timings
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 from elastic.workers.addresses import (
@@ -42,11 +44,6 @@ from elastic.workers.addresses import (
     tables_folder,
     workers_of,
 )
-
-MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
-MAX_SPREAD = 0.10  # of the time of a step; above it, something else was running
-MIN_KERNELS = 0.8  # of a step on a GPU; below it, the step waits for launches
-TABLE_FILE = 'timings.json'
 
 
 class StepSettings(NamedTuple):
@@ -136,7 +133,7 @@ def step_maker(model, settings, inputs, labels):
     settings: StepSettings or ProfileSettings.
     """
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     optimizer = make_optimizer(settings.optimizer, 1e-6, 1000, model.trainable_variables,
                                clip_norm=settings.clip_norm)
     weights = None if settings.class_weight is None else np.ones(model.output_shape[-1])
@@ -170,36 +167,6 @@ def prefix_cuts(prefixes, times, inputs, labels):
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
     return cuts, np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
-
-
-def table_path(logs_dir, model_name, input_size, num_classes, batch_size, head=''):
-    """Returns logs/<model>_<size>_<classes>_<batch>_profile/timings.json.
-
-    head: str, of tables that differ by it.
-    """
-    name = os.path.splitext(os.path.basename(os.path.normpath(model_name)))[0]
-    return os.path.join(logs_dir, '{}_{}_{}_{}{}_profile'.format(
-        name, input_size, num_classes, batch_size, head and '_' + head), TABLE_FILE)
-
-
-def stored_table(path, key):
-    """Returns the TensorTimings at `path` if its key is `key`; else None, and prints why."""
-    if not os.path.exists(path):
-        print('no timing table at {}: profiling'.format(path))
-        return None
-    try:
-        table = TensorTimings.load(path)
-    except (ValueError, KeyError, TypeError) as error:
-        print('the timing table cannot be used ({}): profiling again'.format(error))
-        return None
-    differing = [f'{k}: {table.key.get(k)} there, {key.get(k)} now'
-                 for k in sorted(set(key).union(table.key)) if key.get(k) != table.key.get(k)]
-    if differing:
-        print(f'the timing table at {path} is for other settings ({", ".join(differing)}): '
-              'profiling again')
-        return None
-    print('timing table: {}'.format(path))
-    return table
 
 
 def path_of_table(settings, logs_dir):
@@ -240,46 +207,6 @@ def batch_for(settings, dataset_name, data_dir=None):
     print('steps are timed on',
           f'a batch of {dataset_name}' if reason is None else f'noise: {reason}')
     return batch
-
-
-def warn_of(profile):
-    """Warns if step times varied, if steps wait for launches on a GPU, or if ops were left out."""
-    if profile.spread > MAX_SPREAD:
-        print(f'warning: the same step took {100 * profile.spread:.0f} % more or less from one '
-              'call to the next; is something else running? On a quiet machine, profiler.py '
-              '--force measures again')
-    if profile.kernel_share is not None and profile.kernel_share < MIN_KERNELS:
-        print(f'warning: the GPU runs kernels during only {100 * profile.kernel_share:.0f} % of a '
-              'step and waits for launches in the rest, but the cost of a tensor is its kernel '
-              'time: rho may be missed; a larger --batch_size helps')
-    if profile.coverage < MIN_COVERAGE:
-        left_out = ', '.join(f'{name} ({ms:.2f} ms)' for name, ms in profile.left_out[:10])
-        print(f'warning: only {100 * profile.coverage:.1f} % of the traced time outside the '
-              f'forward pass was attributed (at least {100 * MIN_COVERAGE:.0f} % is usual); '
-              f'left out: {left_out}')
-
-
-def describe(table):
-    """Returns the table as text: a row for each tensor, then the totals."""
-    rows = [[k, name, 'x'.join(map(str, shape)), '%.3f' % dw, '%.3f' % dy, '%.3f' % up,
-             '%.2f' % (100 * (dw + dy) / table.t_bp), 'estimated' if guess else 'measured']
-            for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
-                table.names, table.shapes, table.t_dw, table.t_dy, table.t_up,
-                table.profile.estimated))]
-    tensors = command_line.table(
-        ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
-        rows, '><>>>>><')
-    parts = [('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
-             ('update (t_update)', table.t_update), ('full step', table.t_step)]
-    if table.wire is not None:
-        parts.insert(3, ('exchange with the other workers', table.wire_time([True] * len(rows))))
-    totals = command_line.table(['per step', 'ms', '%'], [
-        [name, '%.2f' % ms, '%.1f' % (100 * ms / table.t_step)] for name, ms in parts])
-    profile = table.profile
-    kernels = '' if profile.kernel_share is None else (
-        f'\nkernels run during {100 * profile.kernel_share:.1f} % of a full step')
-    return (f'{tensors}\n\n{totals}\n\nattributed: {100 * profile.coverage:.1f} % of the traced '
-            f'time outside the forward pass{kernels}')
 
 
 def parse_arguments(argv=None):

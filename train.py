@@ -28,7 +28,7 @@ from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, reachable
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.masked_step import ModelState, StepMaker
-from elastic.steps.training_step import optimizer_for
+from elastic.steps.optimizer import optimizer_for
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of

@@ -5,8 +5,8 @@ import math
 from matplotlib import patheffects
 
 from elastic.command_line import UserError
+from elastic.figure_file import write_figure
 from elastic.schemes.fixed import SCHEMES
-from plot import write_figure
 
 
 def accuracy_against_time(points, output):

@@ -55,7 +55,7 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
     import models
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     batch_size = batch_size or BATCH_SIZE.get(name, 4)
     shape = (input_size, input_size, 3)
     model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics=bn_statistics)

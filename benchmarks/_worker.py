@@ -26,7 +26,7 @@ def main(addresses, index, interface, out):
     from elastic.networks.backbone import statistics_from_batch
     from elastic.selection.importance import Evaluator, evaluate_importance
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     from elastic.workers.addresses import Workers
     from elastic.workers.agreement import joint_table
     from elastic.workers.cluster import Cluster

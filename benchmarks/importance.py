@@ -26,7 +26,7 @@ def source_weights(input_size, batch_size, steps, seed):
     import models
     from datasets import load_dataset
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     model = models.build_model('mobilenetv2', (input_size, input_size, 3), 10, 'none', 0.35,
                                bn_statistics='train')
     optimizer = make_optimizer('sgd', 0.03, steps, model.trainable_variables)
@@ -59,7 +59,7 @@ def row(model, batch, rate):
 
     from elastic.selection.importance import Evaluator, evaluate_importance
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     optimizer = make_optimizer('sgd', rate, 1000, model.trainable_variables)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batch))
     trials = []

@@ -14,24 +14,22 @@ import numpy as np
 import _root  # noqa: F401
 from elastic import command_line
 from elastic.command_line import UserError
+from elastic.figure_file import write_figure
 from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
+from elastic.runs.labels import configuration, label_of
+from elastic.runs.selection_picture import IDLE, TRAINED
 from elastic.schemes.fixed import SCHEMES
 from plot import (
-    IDLE,
     TIME_UNITS,
-    TRAINED,
     accuracy_over_time,
     check_alike,
-    configuration,
     curve_rows,
     curves_of,
     draw_by_name,
     draw_curve,
     draw_title,
-    label_of,
     legend_of_marks,
     scale_loss,
-    write_figure,
 )
 
 WIDTH = 7.2  # inches

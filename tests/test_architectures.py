@@ -10,7 +10,7 @@ from elastic.compat import keras_stack
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import smallest_rho
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 from profiler import profile_model
 from selection_solver_DP import choose_tensors
 from small_steps import random_masks, still

@@ -30,7 +30,7 @@ from cached_runs import SIZE, digits, network
 from elastic.command_line import UserError
 from elastic.runs.folder import Run
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 from fixed_tables import fixed_profile
 
 BENCHMARKS = os.path.dirname(os.path.abspath(_bench.__file__))

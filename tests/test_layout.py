@@ -56,9 +56,36 @@ def test_rooms_import_only_from_rooms_below():
     assert not upward
 
 
-def test_no_module_is_longer_than_a_reader_has_patience_for():
-    lines = {}
-    for _, path in modules():
+def test_no_module_and_no_function_is_longer_than_a_reader_has_patience_for():
+    lines, functions = {}, {}
+    scripts = [os.path.join(ROOT, name + '.py') for name in SCRIPTS]
+    for path in scripts + [path for _, path in modules()]:
         with open(path, encoding='utf-8') as file:
-            lines[os.path.relpath(path, ROOT)] = sum(1 for _ in file)
-    assert max(lines.values()) <= 400, lines
+            text = file.read()
+        lines[os.path.relpath(path, ROOT)] = text.count('\n')
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                last = max(getattr(inner, 'lineno', 0) for inner in ast.walk(node))
+                functions[path, node.name] = last - node.lineno + 1
+    assert max(lines.values()) <= 350, lines
+    assert not [place for place, count in functions.items() if count > 60]
+
+
+def test_no_linesimport_each_other():
+    graph = {}
+    for _, path in modules():
+        module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        graph[module] = {part for name in imports_of(path) for part in (
+            name, name.rsplit('.', 1)[0])}
+    seen, circles = {}, []
+
+    def visit(module, above):
+        if module in above:
+            circles.append(above[above.index(module):])
+        elif module not in seen:
+            for other in graph.get(module, ()):
+                visit(other, above + [module])
+            seen[module] = True
+    for module in graph:
+        visit(module, [])
+    assert not circles

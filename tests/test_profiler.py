@@ -13,6 +13,7 @@ import profiler
 from elastic.compat import keras_stack
 from elastic.networks import backbone
 from elastic.settings import settings_of as fields_of
+from elastic.timing import report
 from elastic.timing.op_times import read_trace
 from elastic.timing.table_key import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
@@ -58,7 +59,7 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     assert table.names == ['stem/kernel', 'bn/gamma', 'bn/beta', 'depthwise/kernel',
                            'depthwise_bn/gamma', 'depthwise_bn/beta', 'head/kernel', 'head/bias']
     assert table.shapes == [tuple(v.shape) for v in model.trainable_variables]
-    assert table.key == {'batch': 4} and table.profile.coverage >= profiler.MIN_COVERAGE
+    assert table.key == {'batch': 4} and table.profile.coverage >= report.MIN_COVERAGE
     assert table.t_fp > 0 and table.t_bp > 0 and table.t_update > 0 and table.t_dw[0] > 0
     assert table.profile.kernel_share is None  # on a CPU
     everything = np.ones(8, dtype=bool)
@@ -99,7 +100,7 @@ def test_other_families_need_no_table_of_their_layers(family):
     before = values(model.variables)
     table = profiler.profile_model(model, (32, 32, 3), 3, 2, num_steps=2, seconds=0)
     n = len(model.trainable_variables)
-    assert table.profile.coverage >= profiler.MIN_COVERAGE and len(table.names) == n
+    assert table.profile.coverage >= report.MIN_COVERAGE and len(table.names) == n
     kernels = np.array([name.endswith('kernel') for name in table.names])
     assert (table.t_dw[kernels] > 0).all()
     for mask in random_masks(n, 30):

@@ -23,7 +23,7 @@ from elastic.selection.importance import Evaluator
 from elastic.settings import VARIED, Settings
 from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer, optimizer_for
+from elastic.steps.optimizer import make_optimizer, optimizer_for
 from fixed_tables import fixed_profile
 from models import build_model
 from small_models import SMALL, small_classifier, values

@@ -7,7 +7,7 @@ from elastic.compat import keras_stack
 from elastic.networks.downloads import weights_file
 from elastic.networks.efficientnet_lite import efficientnet_lite0
 from elastic.networks.model_files import check_hdf5
-from elastic.networks.names import LITE
+from elastic.networks.names import LITE, applications
 
 # With Keras' 0.99 or 0.999, the moving statistics lag so far that a network trained from scratch
 # for a few hundred steps is still at chance in inference.
@@ -100,12 +100,6 @@ def build_base(name, input_shape, weights, alpha):
         raise
     except Exception as error:  # Keras raises many types of error
         raise _readable(error, name, input_shape, weights)
-
-
-def applications():
-    """Returns the functions that build networks in keras.applications, by name."""
-    return {name: build for name, build in vars(keras.applications).items()
-            if callable(build) and name[0].isupper()}
 
 
 def _vit(input_shape, weights):

@@ -13,6 +13,13 @@ NAMES = PAPER_MODELS + (LITE,)
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
 
 
+def applications():
+    """Returns the functions that build networks in keras.applications, by name."""
+    from tensorflow import keras
+    return {name: build for name, build in vars(keras.applications).items()
+            if callable(build) and name[0].isupper()}
+
+
 def is_saved(name):
     """Returns whether a model name is the path of a saved model."""
     return name.lower().endswith(MODEL_FILES) or os.path.isdir(name)
@@ -31,7 +38,6 @@ def canonical_name(name):
             raise UserError("no saved model at '{}'".format(name))
         return name
     quiet_tensorflow()
-    from elastic.networks.backbone import applications
     known = sorted(applications())
     for application in known:
         if application.lower() == name.lower():

@@ -22,7 +22,8 @@ from elastic.networks.backbone import Backbone
 from elastic.schemes.channels import network_of, structure
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import evaluation_function, optimizer_for
+from elastic.steps.optimizer import optimizer_for
+from elastic.steps.training_step import evaluation_function
 
 FIRST_BATCHES = 4  # batches whose loss sets the penalty's coefficient
 EPSILON = 1e-12  # added under the root of a norm, because the root's gradient at 0 is infinite

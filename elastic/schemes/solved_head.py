@@ -101,7 +101,7 @@ def safe_scale(step, scale, batches, evaluate, maker, cluster):
     A solved head may weigh features that hardly vary so much that a usual step throws the layers
     before it far off. Where one halving was needed, one more is made, as dropout draws other noise
     in each step. Nothing else is left changed. Returns the scale that is in use then.
-    step: MaskedStep of `maker`. scale: the tf.Variable of training_step.WarmupCosine. batches: [(
+    step: MaskedStep of `maker`. scale: the tf.Variable of optimizer.WarmupCosine. batches: [(
     inputs, labels)]. evaluate: from training_step.evaluation_function.
     """
     def loss(count):

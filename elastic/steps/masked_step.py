@@ -16,15 +16,19 @@ from elastic.compat import keras_stack, tf_internals
 from elastic.steps.function_graph import (
     Cutter,
     add_node,
-    inlined,
     pass_through,
     repeat_noise,
-    set_inputs,
     take_from_outside,
     untie,
 )
+from elastic.steps.inlining import inlined, set_inputs
 from elastic.steps.step_graph import analyse, check_effects
-from elastic.steps.training_step import NUM_RESULTS, StepResult, TrainingStep, checked_mask
+from elastic.steps.training_step import (
+    NUM_RESULTS,
+    StepResult,
+    TrainingStep,
+    checked_mask,
+)
 
 
 class ModelState:

@@ -40,7 +40,7 @@ from elastic.selection.items import layers_of
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 from timing_tables import random_masks
 

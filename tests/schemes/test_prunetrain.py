@@ -15,7 +15,8 @@ from elastic.schemes.channels import structure
 from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
 from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import LossScale, make_optimizer
+from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import LossScale
 from models import build_model
 from small_models import SMALL as SAVED_SHAPE
 from small_models import saved, sequential, user_classifier

@@ -9,7 +9,8 @@ from elastic.compat import keras_stack
 from elastic.selection.importance import Evaluator, Trial, evaluate_importance
 from elastic.selection.metrics import METRICS
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
+from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import NUM_RESULTS, TrainingStep
 from small_steps import batches, small_model
 
 

@@ -12,7 +12,7 @@ from elastic.selection.importance import Evaluator, Probe, evaluate_importance
 from elastic.selection.items import layers_of
 from elastic.selection.metrics import METRICS
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 
 N = 12  # tensors of the network: five convolutions and a head
 

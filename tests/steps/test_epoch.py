@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from elastic.steps.epoch import EpochProgress, plain_calls, run_epoch
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 from small_steps import N, batch, conv_stack
 
 STEPS = 4

@@ -7,9 +7,10 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.selection.importance import Evaluator
-from elastic.steps.function_graph import CALLS
+from elastic.steps.inlining import CALLS
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import TrainingStep, make_optimizer
+from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import TrainingStep
 
 
 @keras_stack.register

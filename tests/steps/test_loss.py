@@ -10,11 +10,11 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import (
     LossScale,
     TrainingStep,
     evaluation_function,
-    make_optimizer,
     warn_of_probabilities,
 )
 

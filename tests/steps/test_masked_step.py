@@ -12,7 +12,8 @@ from tensorflow.python.eager import context
 
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import NUM_RESULTS, TrainingStep, make_optimizer
+from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import NUM_RESULTS, TrainingStep
 from small_models import values
 from small_steps import (
     HEAD_BIAS,

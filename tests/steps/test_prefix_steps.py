@@ -20,9 +20,10 @@ from cached_runs import images_apart
 from elastic.compat import keras_stack
 from elastic.networks.backbone import build_base, classifier, statistics_from_batch
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
-from elastic.steps.training_step import NUM_RESULTS, make_optimizer
+from elastic.steps.training_step import NUM_RESULTS
 from models import build_model
 from small_steps import Centred, random_masks, residual, small_model, still
 from zoo import ZOO

@@ -10,8 +10,8 @@ from tensorflow import keras
 from elastic.command_line import UserError
 from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
 from elastic.steps.step_graph import Node, analyse, check_effects, merged
-from elastic.steps.training_step import make_optimizer
 from traced_networks import branching, executed, plain
 
 # Sets of tensors that need an op, by layer and op type, derived by hand.

@@ -7,13 +7,12 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import WarmupCosine, make_optimizer
 from elastic.steps.training_step import (
     NUM_RESULTS,
     TrainingStep,
-    WarmupCosine,
     count_correct,
     evaluation_function,
-    make_optimizer,
 )
 from small_models import values
 from small_steps import (

@@ -8,7 +8,8 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.networks import backbone
-from elastic.steps.training_step import TrainingStep, make_optimizer
+from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import TrainingStep
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, 'tests', 'support')

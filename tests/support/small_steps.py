@@ -10,7 +10,7 @@ from tensorflow import keras
 from elastic.compat import keras_stack
 from elastic.networks import backbone
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 
 # In the order of conv_stack().trainable_variables.
 KERNEL_1, KERNEL_2, KERNEL_3, KERNEL_4, HEAD_KERNEL, HEAD_BIAS = range(6)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import make_optimizer
+from elastic.steps.optimizer import make_optimizer
 from elastic.timing.op_times import read_trace
 from elastic.timing.trace import executed_graph, record_trace
 

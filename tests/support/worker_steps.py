@@ -32,7 +32,7 @@ def statistics(index, mean):
     from tensorflow import keras
 
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     from elastic.workers.agreement import average_statistics
     model = keras.Sequential([keras.layers.Flatten(input_shape=(12, 12, 3)),
                               keras.layers.BatchNormalization(), keras.layers.Dense(3)])
@@ -71,7 +71,7 @@ def trained(name, workers, mean=None):
 
     from elastic.selection.importance import Evaluator, evaluate_importance
     from elastic.steps.masked_step import StepMaker
-    from elastic.steps.training_step import make_optimizer
+    from elastic.steps.optimizer import make_optimizer
     from small_steps import N, conv_stack, mask_of
     optimizer_name, masks, float16 = CASES[name]
     with contextlib.ExitStack() as after:

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-import profiler
 from elastic.compat import keras_stack
 from elastic.steps.step_graph import CONTROL_FLOW, Node, StepGraph
+from elastic.timing import report
 from elastic.timing.attribution import attribute
 from timing_tables import by_bits
 from traced_networks import branching, plain, traced
@@ -37,7 +37,7 @@ def test_every_tensor_takes_update_time_in_a_real_trace(build, optimizer):
 def test_a_real_trace_is_attributed_to_all_but_a_twentieth(build, optimizer):
     case = traced(build, *optimizer)
     times = attribute(case.graph, case.times, len(case.variables))
-    assert times.coverage >= profiler.MIN_COVERAGE
+    assert times.coverage >= report.MIN_COVERAGE
     attributed = times.group_ms.sum() + times.update.sum() + times.update_fixed
     outside = sum(ms for name, ms in case.times.items() if name not in case.graph.forward)
     assert attributed == pytest.approx(times.coverage * outside + times.estimated_ms.sum(),
@@ -116,7 +116,7 @@ def test_a_loop_is_priced_whole_for_the_tensors_that_need_it(build):
     events = {name: ms for name, ms in case.times.items() if name.startswith(backward + '/')}
     assert len(events) > 20
     times = attribute(case.graph, case.times, 5)
-    assert times.coverage >= profiler.MIN_COVERAGE
+    assert times.coverage >= report.MIN_COVERAGE
     assert groups(times)[0b111] >= sum(events.values()) > 0
     assert groups(times).get(0b1, 0) < sum(events.values()) / 10
 

@@ -1,0 +1,22 @@
+"""Names the configuration of a run in figures and tables."""
+
+from elastic.runs.folder import distinctions
+from elastic.schemes.fixed import SCHEMES
+from elastic.settings import FLAGS, VARIED
+
+CONFIGURATION = ('scheme', 'rho', 'model_name') + VARIED  # runs that agree in these are averaged
+
+
+def configuration(summary):
+    """Returns the values of CONFIGURATION."""
+    return tuple(summary[key] for key in CONFIGURATION)
+
+
+def label_of(key, keys=(), n=1):
+    """Returns the label of configuration `key`: n, and how it differs from the others in `keys`."""
+    label = SCHEMES[key[0]].label + ('' if key[1] is None else f', ρ = {key[1]:g}')
+    label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
+    rivals = [other[3:] for other in keys if other[0] == key[0]]
+    for name, value in distinctions(key[3:], rivals):
+        label += ', ' + FLAGS[name].label.format(value)
+    return label + (f', n = {n}' if n > 1 else '')

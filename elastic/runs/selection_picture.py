@@ -1,0 +1,71 @@
+"""Draws which tensors a run trained, and when."""
+
+import numpy as np
+
+from elastic.figure_file import write_figure
+from elastic.runs.folder import fault, read_run, selection_per_epoch
+from elastic.runs.labels import configuration, label_of
+
+TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
+
+def selection_map(run_folder, output):
+    """Draws which tensors were trained in which epoch; returns the paths written.
+
+    The line at the top sums the time shares of the selected tensors. It leaves out the time to
+    propagate the error gradient through unselected tensors. Raises UserError as read_run, and for a
+    run without selections.
+    """
+    run = read_run(run_folder)
+    if not run.selections:
+        raise fault(run_folder, 'selections.csv is absent or empty; draw a run of elastic training')
+    mask, share = selection_per_epoch(run)
+    names = {row.tensor: row.name for row in run.selections}
+    rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
+             float(share[epoch, tensor])] for epoch, tensor in np.ndindex(*mask.shape)]
+    return write_figure(
+        output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
+        ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
+
+
+def _draw_selection(figure, run, mask, share):
+    from matplotlib.colors import ListedColormap
+    epochs, count = mask.shape
+    grid = figure.add_gridspec(2, 2, width_ratios=[4.6, 1], height_ratios=[1, 4.6], left=0.085,
+                               right=0.985, top=0.93, bottom=0.115, wspace=0.05, hspace=0.07)
+    tensors = figure.add_subplot(grid[1, 0])
+    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
+                   origin='lower', interpolation='nearest',
+                   extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+    starts = sorted({row.epoch for row in run.selections} - {1})
+    for start in starts if len(starts) <= 40 else []:
+        tensors.axvline(start - 0.5, color='white', linewidth=1.4)
+    for axis in (tensors.xaxis, tensors.yaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
+    label = label_of(configuration(run.summary))
+    figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
+        label, **run.summary), va='top', fontsize=9)
+    top = figure.add_subplot(grid[0, 0], sharex=tensors)
+    figure.legend(handles=_draw_share_per_epoch(top, mask, share), loc='upper right',
+                  bbox_to_anchor=(1, 0.945))
+    if not np.isnan(share).any():
+        side = figure.add_subplot(grid[1, 1], sharey=tensors)
+        side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)
+        side.set_xlabel('backward + update\ntime share (%)')
+        side.tick_params(labelleft=False)
+
+
+def _draw_share_per_epoch(axis, mask, share):
+    """Draws bars of the trained tensors and a line of their time; returns the legend's handles."""
+    from matplotlib.patches import Patch
+    epochs, count = mask.shape
+    axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
+    axis.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel='trained (%)')
+    axis.tick_params(labelbottom=False)
+    handles = [Patch(color=TRAINED, label='trained'), Patch(color=IDLE, label='not trained'),
+               Patch(color=PALE, label=f'% of {count} tensors')]
+    if not np.isnan(share).any():
+        time = 100 * np.where(mask, share, 0).sum(axis=1)
+        handles += axis.step(np.arange(epochs + 1) + 0.5, np.append(time, time[-1]), where='post',
+                             color='#222222', linewidth=1.2, label='% of the time')
+    return handles
