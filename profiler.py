@@ -36,7 +36,7 @@ from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
 from elastic.timing.report import describe, warn_of
 from elastic.timing.stored import TABLE_FILE, stored_table, table_path
-from elastic.timing.table import chain_timings
+from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 from elastic.workers.addresses import (

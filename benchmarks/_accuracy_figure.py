@@ -45,6 +45,7 @@ def _draw_models(figure, models, points):
 PLACES = [((x, y), 'left' if x > 0 else 'right' if x < 0 else 'center')
           for x, y in ((8, -3), (0, 7), (0, -14), (-8, -3), (7, 5), (7, -12), (-7, 5), (-7, -12),
                        (0, 18), (0, -25), (12, 14), (12, -22))]
+WIDE = 20  # ratio of the longest to the shortest time from which the axis is logarithmic
 HALO = [patheffects.withStroke(linewidth=2.5, foreground='white')]  # a line may run behind
 
 
@@ -62,7 +63,12 @@ def _draw_points(axis, points):
     axis.set(ylabel='final test accuracy (%)',
              xlabel='training time (s), selection included, validation excluded')
     axis.margins(y=0.1)
-    axis.set_xlim(left=0, right=1.55 * max(point['seconds'] for point in points))
+    seconds = [point['seconds'] for point in points]
+    if max(seconds) > WIDE * min(seconds):
+        axis.set_xscale('log')
+        axis.set_xlim(min(seconds) / 1.5, 2.5 * max(seconds))
+    else:
+        axis.set_xlim(left=0, right=1.55 * max(seconds))
     axis.grid(True)
     _label(axis, points)
 
