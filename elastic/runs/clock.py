@@ -10,10 +10,10 @@ from elastic.device.thermal import Monitor
 class Clock:
     """Adds up seconds in named buckets: `with clock('step'):` adds to one of them.
 
-    meter, monitor: by default without sensors. Both run during the buckets in TRAINING.
+    meter, monitor: get the intervals of the buckets in TRAINING; by default without sensors.
     """
     TRAINING = ('step', 'selection', 'head')
-    OTHER = ('validation', 'checkpoint', 'resume', 'lost')
+    OTHER = ('validation', 'checkpoint', 'resume')
 
     def __init__(self, meter=None, monitor=None):
         self.seconds = dict.fromkeys(self.TRAINING + self.OTHER, 0.0)
