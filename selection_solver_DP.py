@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic.selection.items import items_of, reachable, smallest_rho
+from elastic.selection.items import items_of, rho_or_smallest, smallest_rho
 from elastic.timing.table import time_of_groups
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
@@ -263,7 +263,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
     The table has the CacheCost of the chosen cut, whose `cut` is None if no cache pays.
     """
     least = [smallest_rho(table, layers) for table in costs.tables]
-    rho = reachable(costs.tables[int(np.argmin(least))], rho, layers)
+    rho = rho_or_smallest(costs.tables[int(np.argmin(least))], rho, layers)
     found = [choose_tensors(table, importance, rho, layers)
              for table, smallest in zip(costs.tables, least) if smallest <= rho]
     mask, fallback = max(found, key=lambda choice: (

@@ -25,7 +25,7 @@ from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
-from elastic.selection.items import layers_of, reachable
+from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.masked_step import ModelState, StepMaker
 from elastic.steps.optimizer import optimizer_for
@@ -221,7 +221,7 @@ class ElasticScheme(Scheme):
     def _chosen(self, importance, table, rho, epoch, due):
         """Returns (mask, fallback, table with the cache's costs); None: keep the last selection."""
         if self._cache is None:
-            rho = reachable(table, rho, self._layers)
+            rho = rho_or_smallest(table, rho, self._layers)
             return choose_tensors(table, importance, rho, self._layers) + (table,)
         costs = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < costs.smallest_rho(self._layers):

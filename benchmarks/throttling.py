@@ -63,7 +63,7 @@ def _confine(cores):
 def run_model(name, input_size, rho, rounds, seed):
     """Returns the result of one network: a row for each condition."""
     prepared = _bench.prepare(name, input_size, seed, data='digits')
-    from elastic.selection.items import reachable
+    from elastic.selection.items import rho_or_smallest
     from profiler import profile_model
     from selection_solver_DP import choose_tensors
     maker, batch = prepared.maker, prepared.batch
@@ -71,7 +71,7 @@ def run_model(name, input_size, rho, rounds, seed):
     full = _bench.call(maker.step(prepared.everything), prepared)
 
     def choose(timings):
-        return choose_tensors(timings, importance, reachable(timings, rho))[0]
+        return choose_tensors(timings, importance, rho_or_smallest(timings, rho))[0]
     fixed = choose(table)
     rows = []
     for title in ('idle', 'one core') + tuple(HOGS) + ('idle again',):

@@ -16,7 +16,7 @@ from drawn_tables import (
     tangled_table,
     within,
 )
-from elastic.selection.items import layers_of, out_of_reach, reachable, smallest_rho
+from elastic.selection.items import layers_of, out_of_reach, rho_or_smallest, smallest_rho
 from selection_solver_DP import (
     InfeasibleBudget,
     choose_tensors,
@@ -305,9 +305,9 @@ def test_a_rho_below_the_forward_pass_is_infeasible_and_reachable_says_what_is_t
     least = smallest_rho(table)
     with pytest.raises(InfeasibleBudget):
         choose_tensors(table, np.ones(10), 0.5 * table.fixed / table.t_step)
-    assert reachable(table, 0.01) == least and '%.3f' % least in capsys.readouterr().out
-    assert choose_tensors(table, np.ones(10), reachable(table, 0.01))[0].any()
-    assert reachable(table, 0.99) == 0.99 and not capsys.readouterr().out.count('0.990')
+    assert rho_or_smallest(table, 0.01) == least and '%.3f' % least in capsys.readouterr().out
+    assert choose_tensors(table, np.ones(10), rho_or_smallest(table, 0.01))[0].any()
+    assert rho_or_smallest(table, 0.99) == 0.99 and not capsys.readouterr().out.count('0.990')
 
 
 def test_no_positive_importance_on_the_graph_trains_the_least_bad_and_says_so():

@@ -53,7 +53,10 @@ class CopyTimes:
         return stores.no_room(size, *room) if max(room) < size < np.inf else None
 
     def read_ms_by_size(self, nbytes):
-        """Returns bytes of an image -> ms to read a batch, from where `nbytes` an image fit."""
+        """Returns a function from bytes per image to ms per batch that is read.
+
+        nbytes: per image, decides whether memory or the disk is meant.
+        """
         memory, _ = self._room()
         return self._rates((nbytes + 4) * self._num_images > memory)[0]
 

@@ -39,8 +39,8 @@ class Choice(NamedTuple):
     def predicted_of(self, kind):
         """Returns (predicted ms, reference ms) of a step of this kind (epoch.Call).
 
-        The error of the prediction is judged relative to the reference: predicted_ms, over the
-        share of this kind among all steps if there is a cache. Rare steps change the mean less.
+        The reference is the predicted ms of a mean step, divided by the share of steps of this
+        kind. So an error in rare steps counts less.
         """
         table = self.timings
         if table.cache is None or not table.is_cached(self.mask):

@@ -96,7 +96,7 @@ def out_of_reach(timings, rho, layers=None):
             ', and the prefix cache has to be filled', least + 5e-4))
 
 
-def reachable(timings, rho, layers=None):
+def rho_or_smallest(timings, rho, layers=None):
     """Returns rho; if the device has become too slow for it, prints and returns smallest_rho."""
     least = smallest_rho(timings, layers)
     if rho < least:

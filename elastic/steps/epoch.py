@@ -90,12 +90,12 @@ class EpochProgress:
         self.loss, self.penalty = self.loss + loss, self.penalty + float(result.penalty)
         self.correct += int(result.correct)
         self.seen += call.size
-        if call.step.called:
+        if call.step.compiled:
             self.ms.setdefault(call.kind, []).append(ms)
             self.waits.setdefault(call.kind, []).append(wait_ms)
         else:
             self.firsts.append([call.kind, ms, wait_ms, call.step.again])
-            call.step.called = True
+            call.step.compiled = True
         self.count += 1
 
     def result(self):

@@ -23,8 +23,8 @@ def untie(function_def):
     """Changes a FunctionDef so that no node ties all tensors together.
 
     All gradients pass through one IdentityN before the optimizer, and results pass through Identity
-    nodes that wait for all updates: readers now read from the source. Equal constants become one,
-    and reads of what was just written become the value, as fewer nodes are prepared sooner.
+    nodes that wait for all updates: readers now read from the source. Equal constants become one. A
+    read after the only write becomes the value written. Fewer nodes make the first call shorter.
     """
     _unfuse_biases(function_def)
     nodes = {node.name: node for node in function_def.node_def}

@@ -268,9 +268,9 @@ class MaskedStep(GraphFunction):
 
     def __init__(self, definition, mask, maker, shapes=None, called=None):
         super().__init__(definition, maker)
-        self.mask, self._called = mask, called
+        self.mask, self._keeps_alive = mask, called
         self._shapes = shapes or maker.shapes
-        self.called = False  # the first call compiles; the loop counts its time separately
+        self.compiled = False  # by the first call, whose time the loop counts separately
         self.again = False  # whether an interrupted run has called it before
 
     @property
