@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.networks.backbone import output_layer
 from elastic.runs.checkpoint import Interrupted
 from elastic.runs.judge import judge_of
 from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
@@ -30,7 +31,8 @@ class Run:
     NoCache. plan: deadline.AllEpochs or Deadline. judge: judge.LastEpoch or BestEpoch.
     epoch: the current or next one, from 1. progress: its EpochProgress; None between epochs.
     choice: the Choice in use. choice_is_new: whether it was made before this epoch.
-    result: EpochResult of the last epoch. tally: Tally of the epochs so far.
+    result: EpochResult of the last epoch. head: values of the output layer that training starts
+    from, once the best ones were judged; else None. tally: Tally of the epochs so far.
     before, importance_before: clock.seconds and scheme.importance_seconds when the epoch began.
     """
 
@@ -41,7 +43,7 @@ class Run:
         self.cluster = cluster_of(scheme.maker)
         self._use(scheme.maker)
         self.epoch, self.choice, self.choice_is_new = 1, None, False
-        self.progress = self.result = None
+        self.progress = self.result = self.head = None
         self.before, self.importance_before = dict.fromkeys(self.clock.seconds, 0.0), 0.0
 
     def _use(self, maker):
@@ -63,15 +65,18 @@ class Run:
 
     def solve(self):
         """Solves the output layer in this epoch."""
-        self.result = solve_head(self.maker.model, self.dataset, self.cluster,
-                                 functools.partial(self.pause, self.keeper.stop),
-                                 self.settings.trained_epochs > 0)
+        self.result, self.head = solve_head(
+            self.maker.model, self.dataset, self.cluster,
+            functools.partial(self.pause, self.keeper.stop), self.settings.trained_epochs > 0)
         self.choice, self.choice_is_new = Choice(fixed_mask(HEAD, self.maker.model)), True
         self.maker.optimizer.iterations.assign(self.dataset.steps)  # as after any other epoch
 
     def choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
         self.importance_before = self.scheme.importance_seconds
+        if self.head is not None:
+            keras_stack.assign_arrays(output_layer(self.maker.model).weights, self.head)
+            self.head = None
         with self.cluster.watched():
             choice = self.scheme.select(self.epoch, self.result)
             self.choice_is_new = choice is not None
@@ -167,7 +172,7 @@ class Run:
 
     # ------------------------------------------------------------------------- checkpoints
 
-    PLACE = ('epoch', 'choice', 'choice_is_new', 'result', 'before', 'importance_before')
+    PLACE = ('epoch', 'choice', 'choice_is_new', 'result', 'head', 'before', 'importance_before')
 
     def pause(self, due):
         """Writes a checkpoint if one is due: the only place where a run stops.

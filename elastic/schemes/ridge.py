@@ -82,10 +82,10 @@ class _Ridge:
         return self.matrix
 
 
-def _best_strength(error_of, times=1.0):
-    """Returns the result of error_of, (error, ...), for the strength of the least error.
+def _at_best_strength(error_of, times):
+    """Returns the results of error_of, each (error, ...), at multiples of the best strength.
 
-    times: factor of that strength.
+    times: the multiples, (1.0,) or (1.0, another).
     error_of: (strength) -> (_Fitted or [inf], ...), of one minimum. strength: relative to FIRST.
     """
     tried = {}
@@ -101,10 +101,10 @@ def _best_strength(error_of, times=1.0):
             best += direction
         if best:
             break
-    return tried[best] if times == 1 else error_of(times * FIRST * STEP ** best)
+    return [tried[best]] + [error_of(factor * FIRST * STEP ** best) for factor in times[1:]]
 
 
-def solve_few(features, _, times=1.0):
+def solve_few(features, _, times):
     """Leaves out each image, with all its views, in turn; see solve_many."""
     pieces = list(features.pieces(features.numbers, rows=0))
     z, labels = map(np.concatenate, zip(*pieces))
@@ -140,9 +140,8 @@ def solve_few(features, _, times=1.0):
         errors = np.linalg.solve(blocks, alpha.reshape(views, images, -1).swapaxes(0, 1))
         errors = errors.swapaxes(0, 1).reshape(alpha.shape)
         return _fitted(targets - errors / root, labels, features.weights), alpha
-    fitted, alpha = _best_strength(error_of, times)
-    kernel = z.T @ alpha
-    return kernel, mean_target - middle @ kernel, fitted
+    found = [(z.T @ alpha, fitted) for fitted, alpha in _at_best_strength(error_of, times)]
+    return [(kernel, mean_target - middle @ kernel, fitted) for kernel, fitted in found]
 
 
 class _Sums:
@@ -198,11 +197,11 @@ class _Sums:
         return (target - first @ kernel) / weight
 
 
-def solve_many(features, cluster, times=1.0):
+def solve_many(features, cluster, times):
     """Leaves a part of the images out, to find the strength, and then adds it.
 
-    times: as in _best_strength.
-    Returns (kernel, (F, C), for standardised features; bias, (C,); _Fitted).
+    times: multiples of the best strength, which comes first.
+    Returns [(kernel, (F, C), for standardised features; bias, (C,); _Fitted)], for each.
     """
     def total(values):
         return float(cluster.total(np.array([np.sum(values, dtype=np.float64)]))[0])
@@ -225,8 +224,9 @@ def solve_many(features, cluster, times=1.0):
         if kernel is None:
             return [np.inf], strength
         return _fitted(z @ kernel + sums.bias(kernel), labels, features.weights, total), strength
-    fitted, strength = _best_strength(error_of, times)
+    found = _at_best_strength(error_of, times)
     sums.restore(ridge)
     sums.add([(z, labels)])
-    kernel = sums.ridge().solve(strength * square, sums.right)
-    return kernel, sums.bias(kernel), fitted
+    ridge, right = sums.ridge(), sums.right
+    kernels = [ridge.solve(strength * square, right) for _, strength in found]
+    return [(kernel, sums.bias(kernel), fitted) for kernel, (fitted, _) in zip(kernels, found)]

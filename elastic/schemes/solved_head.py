@@ -24,8 +24,8 @@ LEAST_DEVIATION = 0.1  # of the median one: a feature that hardly varies would s
 # Mean square of the features of an image after scaling: with more, a usual first step of the output
 # layer goes too far; with less, the layer learns more slowly than the others.
 SQUARE = 32.0
-# Factor of the strength where training follows: the best head is right on nearly all training
-# images, which leaves next to no loss, and so no gradient.
+# Multiple of the best strength for a head to train from: the best head is right on nearly all
+# training images, which leaves next to no loss, and so no gradient.
 BEFORE_TRAINING = 10 ** 0.5
 CHECKED = 32  # images whose features are looked at before anything begins
 TRIED = 4  # steps that must not raise the loss, at the rate that training begins with
@@ -43,21 +43,25 @@ def solve_head(model, dataset, cluster, pause=lambda: None, trained=False):
 
     dataset: datasets.Dataset, whose weights of classes count. cluster: workers.cluster.Cluster.
     pause: called after each batch; it may raise. trained: whether training follows.
-    Returns the EpochResult, with loss and accuracy on the images left out.
+    Returns (EpochResult, with loss and accuracy on the images left out; the values of the output
+    layer that training starts from, [kernel, bias], None without it).
     Raises UserError if features are not finite, if none varies, or if all images are of one class.
     """
     features = _Features(model, dataset, pause)
     with cluster.watched():
         solve = solve_many if features.many or cluster.size > 1 else solve_few
-        weights, bias, fitted = solve(features, cluster, BEFORE_TRAINING if trained else 1.0)
+        heads = solve(features, cluster, (1.0, BEFORE_TRAINING) if trained else (1.0,))
         if np.count_nonzero(cluster.total(features.seen)) < 2:
             raise UserError('all training images are of one class: there is nothing that '
                             '--head_start solved could tell apart')
-        values = cluster.of_chief(
-            lambda: [fitted.factor / features.scale * weights, fitted.factor * bias])
+        values = cluster.of_chief(lambda: [
+            [fitted.factor / features.scale * weights, fitted.factor * bias]
+            for weights, bias, fitted in heads])
     features.keep()
-    keras_stack.assign_arrays(output_layer(model).weights, values)
-    return EpochResult(fitted.loss, fitted.accuracy, 0.0, {SOLVE: features.ms}, {SOLVE: [0.0]}, 0.0)
+    keras_stack.assign_arrays(output_layer(model).weights, values[0])
+    best = heads[0][-1]
+    return EpochResult(best.loss, best.accuracy, 0.0, {SOLVE: features.ms}, {SOLVE: [0.0]},
+                       0.0), values[1] if trained else None
 
 
 def features_in_memory(most, images, room=None):

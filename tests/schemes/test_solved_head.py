@@ -11,7 +11,7 @@ import models
 from elastic.command_line import UserError
 from elastic.networks.stages import standardisation
 from elastic.schemes import solved_head
-from elastic.schemes.ridge import FIRST, STEP, _best_strength, _fitted
+from elastic.schemes.ridge import FIRST, STEP, _at_best_strength, _fitted
 from elastic.schemes.solved_head import solve_head
 from elastic.workers.cluster import ALONE
 from small_models import saved
@@ -67,7 +67,7 @@ def softmax_loss(logits, labels, weights):
 def test_few_images_are_left_out_in_turn(augmentation, weights, tmp_path):
     """The strength, the factor of the softmax, and the layer are those of refits without each."""
     data, model = Images(augmentation, weights), network(tmp_path, 200)
-    result = solve_head(model, data, ALONE)
+    result, _ = solve_head(model, data, ALONE)
     views = range(1 if augmentation == 'none' else 2)
     assert len(result.ms['solve']) == len(views) * IMAGES // BATCH
     x = np.concatenate([features_of(model, data.view(np.arange(IMAGES), v)) for v in views])
@@ -104,7 +104,7 @@ def test_few_images_are_left_out_in_turn(augmentation, weights, tmp_path):
     (None, False), (np.array([1.0, 2.0, 0.5]), False), (None, True)])
 def test_of_many_images_a_part_is_left_out(weights, trained, tmp_path):
     data, model = Images('none', weights), network(tmp_path, 5)
-    result = solve_head(model, data, ALONE, trained=trained)
+    result, start = solve_head(model, data, ALONE, trained=trained)
     x, y = features_of(model, data.images), data.labels
     weights = np.ones(3) if weights is None else weights
     order = np.random.RandomState(0).permutation(IMAGES)
@@ -114,14 +114,19 @@ def test_of_many_images_a_part_is_left_out(weights, trained, tmp_path):
     fits = [Ridge(FIRST * STEP ** power * square).fit(x[rest], targets[rest], weights[y[rest]])
             for power in range(-10, 11)]
     errors = [_fitted(fit.predict(x[out]), y[out], weights).loss for fit in fits]
-    best = int(np.argmin(errors)) + trained  # of a head that is trained, one step more
-    scores = fits[best].predict(x[out])
-    assert result.accuracy == np.mean(scores.argmax(axis=1) == y[out])
-    expected = Ridge(fits[best].alpha).fit(x, targets, weights[y])
-    kernel, bias = [v.numpy().astype(float) for v in model.layers[-1].weights]
-    factor = np.linalg.norm(kernel) / np.linalg.norm(expected.coef_)
-    np.testing.assert_allclose(kernel, factor * expected.coef_.T, atol=2e-3 * np.abs(kernel).max())
-    assert result.loss == pytest.approx(softmax_loss(factor * scores, y[out], weights), rel=1e-3)
+    best = int(np.argmin(errors))
+    assert result.accuracy == np.mean(fits[best].predict(x[out]).argmax(axis=1) == y[out])
+    heads = [(best, [v.numpy() for v in model.layers[-1].weights], result.loss)]
+    assert (start is not None) == trained
+    if trained:  # of a head to train from, the penalty is one step stronger
+        heads.append((best + 1, start, errors[best + 1]))
+    for power, (kernel, bias), loss in heads:
+        expected = Ridge(fits[power].alpha).fit(x, targets, weights[y])
+        factor = np.linalg.norm(kernel) / np.linalg.norm(expected.coef_)
+        np.testing.assert_allclose(kernel, factor * expected.coef_.T,
+                                   atol=2e-3 * np.abs(kernel).max())
+        scores = factor * fits[power].predict(x[out])
+        assert loss == pytest.approx(softmax_loss(scores, y[out], weights), rel=1e-3)
 
 
 def test_features_are_standardised_and_rare_ones_are_not_blown_up(tmp_path):
@@ -166,5 +171,6 @@ def test_the_best_strength_is_searched_from_the_first(power):
     def error_of(strength):
         tried.append(strength)
         return [abs(np.log(strength / FIRST) / np.log(STEP) - power)], strength
-    assert _best_strength(error_of)[1] == pytest.approx(FIRST * STEP ** power)
-    assert len(tried) == len(set(tried)) <= abs(power) + 3
+    best, stronger = _at_best_strength(error_of, (1.0, 2.0))
+    assert best[1] == pytest.approx(FIRST * STEP ** power) == stronger[1] / 2
+    assert len(tried) == len(set(tried)) <= abs(power) + 4
