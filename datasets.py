@@ -5,11 +5,11 @@ and the view. So runs with the same seed see bit-identical batches, whether imag
 memory or decoded in each epoch.
 """
 
-from elastic.command_line import UserError, first_line, one_of
 from elastic.data.batches import Stream, in_order
 from elastic.data.images import augmentation_of, load_images, unprepared
 from elastic.data.photo import first_fault
 from elastic.device.host import MEMORY_SHARE, available_bytes
+from elastic.errors import UserError, first_line, one_of
 from elastic.settings import VIEWS, DataSettings
 
 TESTED_AT_ONCE = 4  # training batches in a test batch; takes a third less time than one

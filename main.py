@@ -12,8 +12,9 @@ import sys
 import tempfile
 
 from elastic import command_line
-from elastic.command_line import UserError
+from elastic.compat import start
 from elastic.data.image_folder import FOLDER
+from elastic.errors import UserError
 from elastic.files import check_writable
 from elastic.flags import (
     check_arguments,
@@ -35,7 +36,7 @@ from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 
 def join_and_run(settings, signals):
     """Joins the other workers, if there are any, and runs; returns the exit status."""
-    command_line.start_tensorflow(settings.inter_op_threads, settings.deterministic,
+    start.start_tensorflow(settings.inter_op_threads, settings.deterministic,
                                   settings.training.seed)
     from elastic.runs.session import here
     from elastic.workers.agreement import check_flags
@@ -65,7 +66,7 @@ def run(settings, records, cluster, signals):
     decisive = decisive_settings(settings)
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
-    images = find_images(settings)
+    images = images_of(settings)
     features = features_to_read(settings, images, cluster, resumed)
     model = model_of(settings, images, features)
     dataset = load_data(settings, images)
@@ -103,7 +104,7 @@ def run(settings, records, cluster, signals):
 
 # ---------------------------------------------------------------- data and model
 
-def find_images(settings):
+def images_of(settings):
     """Returns the data set's Images, of which none is decoded yet.
 
     Raises UserError if --num_classes or --warmup_steps contradicts them.
@@ -123,10 +124,10 @@ def find_images(settings):
 
 
 def load_data(settings, images=None):
-    """Returns the Dataset of these Images (default: of find_images)."""
+    """Returns the Dataset of these Images (default: of images_of)."""
     from datasets import load_dataset
     return load_dataset(settings.dataset_name, settings.model.input_size, settings.batch_size,
-                        images=images or find_images(settings), **settings.data._asdict())
+                        images=images or images_of(settings), **settings.data._asdict())
 
 
 def features_to_read(settings, images, cluster, resumed):
@@ -220,8 +221,8 @@ def scheme_of(maker, dataset, settings, table, cache):
     chosen tensors. cache: PrefixCache or NoCache.
     """
     if is_elastic(settings.train_type):
-        from train import ElasticScheme
-        return ElasticScheme(maker, dataset.probe, table, settings, cache)
+        from train import elastic_scheme
+        return elastic_scheme(maker, dataset.probe, table, settings, cache)
     if settings.train_type == PRUNE:
         from elastic.schemes.prunetrain import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)
@@ -300,7 +301,7 @@ def main(argv=None):
     if chief and not finished:
         check_writable(records.folder, '--logs_dir or --run_name', folder=True)
     if settings.dataset_name.startswith(FOLDER):
-        find_images(settings)  # reports in a second what TensorFlow's start would delay
+        images_of(settings)  # reports in a second what TensorFlow's start would delay
     if finished:
         return already_finished(records.folder)
     with Signals() as signals:

@@ -2,7 +2,7 @@
 
 import warnings
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.networks.backbone import build_base, classifier
 from elastic.networks.names import canonical_name, check_weights, is_saved
 from elastic.networks.saved_model import from_saved_model

@@ -19,22 +19,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic import command_line
-from elastic.command_line import UserError
-from elastic.figure_file import write_figure
+from elastic import command_line, errors
+from elastic.errors import UserError
+from elastic.figures import compare
+from elastic.figures.bars import device_bars, timing_bars
+from elastic.figures.confusion import confusion_of_run
+from elastic.figures.selection import selection_map
+from elastic.figures.style import write_figure
 from elastic.files import check_writable
-from elastic.runs import compare
-from elastic.runs.confusion import confusion_of_run
 from elastic.runs.folder import (
     judged_on,
     read_runs,
     run_folder,
 )
 from elastic.runs.labels import CONFIGURATION, configuration, label_of
-from elastic.runs.selection_picture import selection_map
 from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR
-from elastic.timing.bars import device_bars, timing_bars
 
 LINES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # styles within one scheme
 MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth': 1.1,
@@ -273,7 +273,7 @@ def draw_by_name(figures, description, argv=None):
     parser.add_argument('--logs_dir', default=LOGS_DIR,
                         help='where the runs are (default: %(default)s)')
     args = parser.parse_args(argv)
-    draw, single = figures[command_line.one_of(args.figure, list(figures), 'figure')]
+    draw, single = figures[errors.one_of(args.figure, list(figures), 'figure')]
     if single and len(args.inputs) > 1:
         raise UserError(f"figure '{args.figure}' takes one input; {len(args.inputs)} given")
     if (args.output is None) != (args.figure == 'table'):

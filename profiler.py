@@ -20,6 +20,7 @@ from typing import Dict, NamedTuple, Optional
 import numpy as np
 
 from elastic import command_line
+from elastic.compat import start
 from elastic.files import check_writable, whole_folder
 from elastic.options import add_flag, number
 from elastic.settings import (
@@ -300,7 +301,7 @@ def main(argv=None):
     if workers is not None:
         check_own_address(workers)
         args.logs_dir = tables_folder(args.logs_dir, workers.index)
-    command_line.start_tensorflow(args.inter_op_threads)
+    start.start_tensorflow(args.inter_op_threads)
     from elastic.workers.agreement import joint_table
     from elastic.workers.cluster import Cluster
     from models import build_model
@@ -325,7 +326,7 @@ def main(argv=None):
     print(describe(joint))
     path = path_of_table(settings, args.logs_dir)
     if args.plot:
-        from elastic.timing.bars import timing_bars
+        from elastic.figures.bars import timing_bars
         print('\n'.join(timing_bars(path, os.path.join(os.path.dirname(path), 'figure'))))
     peaks = table.profile.peak_bytes or peaks or peak_bytes(settings, model)
     epochs = f'{args.num_epochs} epoch' + 's' * (args.num_epochs > 1)

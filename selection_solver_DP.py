@@ -51,7 +51,7 @@ class InfeasibleBudget(ValueError):
         self.smallest_budget = smallest_budget
 
 
-def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest=0.0):
+def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, cache_ms=0.0):
     """Returns the Selection with the largest importance within the budget (paper, equation 4).
 
     Costs are rounded UP to whole bins, so that the result never exceeds the budget. It is at least
@@ -64,16 +64,16 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
     t_dy: (N,) ms per step, extra time to carry the error gradient back to each tensor.
     importance: (N,) predicted loss drop, any sign.
     budget: ms of backward time, > 0. resolution: number of bins, >= 1.
-    at_deepest: (N,) ms per step, any sign, added once for the deepest selected tensor: the effect
+    cache_ms: (N,) ms per step, any sign, added once for the deepest selected tensor: the effect
     of a prefix cache. With it the budget may be negative.
     Raises InfeasibleBudget if no single tensor fits; ValueError for wrong shapes, negative or
     non-finite times, NaN importance, a budget or resolution that is not positive.
     """
-    at_deepest = np.broadcast_to(np.asarray(at_deepest, dtype=np.float64), np.shape(t_dw))
-    _require_finite('at_deepest', at_deepest)
+    cache_ms = np.broadcast_to(np.asarray(cache_ms, dtype=np.float64), np.shape(t_dw))
+    _require_finite('cache_ms', cache_ms)
     t_dw, t_dy, importance = _checked(t_dw, t_dy, importance, budget, resolution,
-                                      signed=at_deepest.any())
-    to_reach = _path(t_dy) + t_dw + at_deepest  # (N,) ms, tensor k alone
+                                      signed=cache_ms.any())
+    to_reach = _path(t_dy) + t_dw + cache_ms  # (N,) ms, tensor k alone
     feasible = to_reach <= budget
     if not feasible.any():
         raise InfeasibleBudget(budget, float(to_reach.min()))
@@ -81,7 +81,7 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
 
     # Whole bins that a tensor costs if a deeper one is selected too, and as the deepest. One that
     # takes the whole budget fits, though division may round it up to one bin more.
-    whole = max(budget - float(at_deepest[feasible].min()), 1e-300)
+    whole = max(budget - float(cache_ms[feasible].min()), 1e-300)
     item_bins = np.ceil(t_dw * resolution / whole)
     reach_bins = np.where(feasible, np.clip(np.ceil(
         (to_reach + (whole - budget)) * resolution / whole), 0, resolution), np.inf)
@@ -89,7 +89,7 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, at_deepest
     value[np.argmax(mask)] = np.inf  # never trimmed: the deepest fits alone
 
     def ms_of(mask):
-        return _chain_time(mask, t_dw, t_dy) + float(at_deepest[np.argmax(mask)])
+        return _chain_time(mask, t_dw, t_dy) + float(cache_ms[np.argmax(mask)])
     mask = _trimmed(mask, value, ms_of, budget)
     return Selection(mask, float(importance[mask].sum()), ms_of(mask), fallback)
 
@@ -246,7 +246,7 @@ def choose_tensors(timings, importance, rho, layers=None):
     feasible = cheapest | (items.alone <= budget)
     value, fallback = _values(np.bincount(items.of, importance), feasible)
     # With a cache, a deeper tensor can save more time than it costs.
-    feasible = (feasible | (items.beside_deeper <= budget)) & (value > 0)
+    feasible = (feasible | (items.least_ms_beside_deeper <= budget)) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
     mask[feasible] = _search(items.only(feasible), value[feasible], budget)
     mask = _trimmed(mask, value, ms_of, limit)
@@ -274,7 +274,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
     for item in () if fallback or rho >= 1 else np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
         wider, limit = mask | (of == item), rho * table.t_step
         # A wider mask's cut saves no more. Making one takes milliseconds, so rule out items first.
-        at_least = table.plain_time(wider) + float(table.at_deepest[table.deepest(mask)])
+        at_least = table.plain_time(wider) + float(table.cache_ms[table.deepest(mask)])
         if wider.sum() > mask.sum() and at_least <= limit:
             at_wider = costs.at_own_cut(wider)
             if at_wider.step_time(wider) <= limit:
@@ -284,7 +284,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
 
 def _search(items, value, budget):
     """Returns the (L,) bool mask of the best set found; each item has positive value and fits."""
-    if items.own.sum() + items.group_ms.sum() + items.at_deepest[
+    if items.own.sum() + items.group_ms.sum() + items.cache_ms[
             np.argmax(items.depth)] <= budget:
         return np.ones(len(value), dtype=bool)
     starts = [(on_chain(items, value, budget), POWERS[0])]
@@ -305,7 +305,7 @@ def on_chain(items, value, budget):
     try:
         mask[order] = select_tensors(items.own[order], t_dy, value[order], budget,
                                      max(LEAST_BINS, BINS_PER_ITEM * len(order)),
-                                     items.at_deepest[order]).mask
+                                     items.cache_ms[order]).mask
     except InfeasibleBudget:  # no item fits at the upper bound
         pass
     return mask
@@ -314,18 +314,18 @@ def on_chain(items, value, budget):
 def filled(items, value, mask, budget, power=1.0):
     """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
 
-    An item costs its ops that no chosen item needs, and the change of at_deepest.
+    An item costs its ops that no chosen item needs, and the change of cache_ms.
     """
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
     # (L,) ms to add each item
     cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
-    deepest = list(zip(items.depth, items.at_deepest))
-    depth, at_deepest = max(itertools.compress(deepest, mask), default=(-1, 0.0))
-    left = budget - items.own[mask].sum() - items.group_ms[paid].sum() - at_deepest
+    deepest = list(zip(items.depth, items.cache_ms))
+    depth, cache_ms = max(itertools.compress(deepest, mask), default=(-1, 0.0))
+    left = budget - items.own[mask].sum() - items.group_ms[paid].sum() - cache_ms
     needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
     while True:
-        whole = cost + np.where(items.depth > depth, items.at_deepest - at_deepest, 0.0)
+        whole = cost + np.where(items.depth > depth, items.cache_ms - cache_ms, 0.0)
         rate = value / np.maximum(whole, 1e-9) ** power
         rate[whole > left] = 0
         best = int(np.argmax(rate))
@@ -333,7 +333,7 @@ def filled(items, value, mask, budget, power=1.0):
             return mask
         mask[best], value[best] = True, 0
         left -= whole[best]
-        depth, at_deepest = max((depth, at_deepest), deepest[best])
+        depth, cache_ms = max((depth, cache_ms), deepest[best])
         new = np.flatnonzero(needed_by[best] & ~paid)
         paid[new] = True
         cost -= time_of_groups(items.group_ms[new], items.needs[new])

@@ -23,7 +23,7 @@ from elastic.planning.deadline import AllEpochs
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
-from elastic.selection.closed_loop import ClosedLoop, steps_drift_ms
+from elastic.selection.closed_loop import ClosedLoop, FixedTable, Steps, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
@@ -83,30 +83,34 @@ def train(scheme, dataset, settings, session, cache=None, plan=None):
 
 # ---------------------------------------------------------------- elastic training
 
+def elastic_scheme(maker, probe, timings, settings, cache=None):
+    """Returns the ElasticScheme; with a PrefixCache, the CachedElasticScheme."""
+    if cache is None or not cache.used:
+        return ElasticScheme(maker, probe, timings, settings)
+    return CachedElasticScheme(maker, probe, timings, settings, cache)
+
+
 class ElasticScheme(Scheme):
     """Selects the most important tensors within rho, every `interval` epochs (0: once).
 
     Paper, section 4. The selector (selection_solver_DP.py) weighs the importance of each tensor
-    (importance.py) against its cost at the present speed of the device (closed_loop.py) and with
-    the prefix cache (cache_offers.py). If steps drift so far from their predicted time that this
-    costs more than selecting, tensors are selected early, by the last importance.
+    (importance.py) against its cost at the present speed of the device (closed_loop.py). If steps
+    drift so far from their predicted time that this costs more than selecting, tensors are selected
+    early, by the last importance.
     maker: masked_step.StepMaker. probe: endless tf.data of (images, labels); each evaluation takes
     the next batches. timings: TensorTimings of this model on this machine.
     settings: settings.Settings; with closed_loop, timings follow the speed of the device.
-    cache: prefix_cache.PrefixCache. With one, rho holds for the whole run.
     The first selection raises InfeasibleBudget if rho is out of reach: check smallest_rho before.
     """
 
-    def __init__(self, maker, probe, timings, settings, cache=None):
+    def __init__(self, maker, probe, timings, settings):
         super().__init__('elastic_training', maker)
-        self._timings, self._settings = timings, settings
-        self._cache = cache if cache and cache.used else None
+        self._settings = settings
         self._batches, self._drawn = iter(probe), 0
         self._cluster = cluster_of(maker)
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
-        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else None
-        self._budget = Budget(settings)
+        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else FixedTable(timings)
         self._current, self._choosing_seconds = None, 0.0
 
     def select(self, epoch, last):
@@ -122,10 +126,9 @@ class ElasticScheme(Scheme):
         del self._evaluator.pass_ms[:]
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
-        table, drift = self._table_now(batch, last)
-        table = slowest_table(self._cluster, table)
-        planned = self._cache is None or self._settings.deadline is not None
-        rho = self._settings.rho if planned else self._budget.rho(epoch)
+        drift = self._loop.update(*batch, self._evaluator.pass_ms, self._steps(last))
+        table = slowest_table(self._cluster, self._loop.timings)
+        rho = self._rho(epoch)
         rho, chosen = self._cluster.of_chief(
             lambda: (rho, self._chosen(importance, table, rho, epoch, due)), TABLE)
         if chosen is None:
@@ -145,20 +148,15 @@ class ElasticScheme(Scheme):
 
     def _head(self):
         """Returns the Choice of the head alone."""
-        mask, table = fixed_mask(HEAD, self.maker.model), self._timings
-        if self._cache is not None:
-            table = CacheOffers(self._cache, table, 1, self._settings.head_epochs + 1).at_own_cut(
-                mask)
-        self._current = Choice(mask, timings=table)
+        mask = fixed_mask(HEAD, self.maker.model)
+        self._current = Choice(mask, timings=self._head_table(mask))
         return self._current
 
     def state(self):
         return dict(
             importance_seconds=self.importance_seconds, choosing_seconds=self._choosing_seconds,
             drawn=self._drawn, random=self._evaluator.random.get_state(),
-            scale=self._evaluator.scale, memory=self._evaluator.memory,
-            budget=self._budget.left, timings=self._timings,
-            loop=self._loop and (self._loop.timings, self._loop.reference))
+            scale=self._evaluator.scale, memory=self._evaluator.memory, loop=self._loop.state())
 
     def restore(self, state, choice):
         """Resumes from `state`; on another device, keeps the timing table measured there."""
@@ -168,27 +166,22 @@ class ElasticScheme(Scheme):
         while self._drawn < state['drawn']:
             self._next_batch()
         self._evaluator.random.set_state(state['random'])
-        self._evaluator.memory.update(state.get('memory', {}))
-        self._evaluator.scale, self._budget.left = state['scale'], state['budget']
-        if state['timings'].key == self._timings.key:
-            self._timings = state['timings']
-            if self._loop is not None:
-                self._loop.timings, self._loop.reference = state['loop']
+        self._evaluator.memory.update(state['memory'])
+        self._evaluator.scale = state['scale']
+        self._loop.restore(state['loop'])
 
     def _next_batch(self):
         self._drawn += 1
         return next(self._batches)
 
-    def _learn_from(self, last):
-        """Records what the last epoch's steps spent of the budget, and how long they waited."""
-        if self._cache is not None:
-            self._budget.spend(self._current, last)
-        if self._loop is not None:
-            (self._cache if last.kind == READ else self._loop).waited(last.wait_ms)
+    def _steps(self, last):
+        """Returns the Steps of the last EpochResult; None before the first."""
+        return None if last is None else Steps(
+            self._current.mask, last.ms[last.kind], self._current.cost_of(last.kind))
 
     def _drifted(self, epoch, last):
         """Returns whether drift until the next selection would cost more time than selecting."""
-        if self._loop is None or not self._settings.interval:
+        if not self._loop.follows or not self._settings.interval:
             return False
         ms = last.ms[last.kind]
         drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
@@ -209,21 +202,60 @@ class ElasticScheme(Scheme):
         self.importance_seconds += time.perf_counter() - begin
         return importance
 
-    def _table_now(self, batch, last):
-        """Returns (TensorTimings at the device's present speed, drift of their shares)."""
-        if self._loop is None:
-            return self._timings, 0.0
-        ran = () if last is None else (
-            self._current.mask, last.ms[last.kind], self._current.cost_of(last.kind))
-        drift = self._loop.update(*batch, self._evaluator.pass_ms, *ran)
-        return self._loop.timings, drift
+    # What a prefix cache changes:
+
+    def _head_table(self, mask):
+        """Returns the TensorTimings by which the head trains. mask: (N,) bool, of the head."""
+        return self._loop.timings
+
+    def _learn_from(self, last):
+        """Takes what the steps of the last EpochResult cost, and how long they waited."""
+        self._loop.waited(last.wait_ms)
+
+    def _rho(self, epoch):
+        """Returns the budget of each step from `epoch` on."""
+        return self._settings.rho
 
     def _chosen(self, importance, table, rho, epoch, due):
-        """Returns (mask, fallback, table with the cache's costs); None: keep the last selection."""
-        if self._cache is None:
-            rho = rho_or_smallest(table, rho, self._layers)
-            return choose_tensors(table, importance, rho, self._layers) + (table,)
-        costs = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
-        if not due and rho < costs.smallest_rho(self._layers):
+        """Returns (mask, fallback, TensorTimings); None: keep the last selection."""
+        rho = rho_or_smallest(table, rho, self._layers)
+        return choose_tensors(table, importance, rho, self._layers) + (table,)
+
+
+class CachedElasticScheme(ElasticScheme):
+    """Selects tensors, and the place where a prefix cache cuts the network (cache_offers.py).
+
+    cache: prefix_cache.PrefixCache. Rho holds for the whole run: steps that fill the cache take
+    longer than those that read it.
+    """
+
+    def __init__(self, maker, probe, timings, settings, cache):
+        super().__init__(maker, probe, timings, settings)
+        self._cache, self._budget = cache, Budget(settings)
+
+    def state(self):
+        return dict(super().state(), budget=self._budget.left)
+
+    def restore(self, state, choice):
+        super().restore(state, choice)
+        self._budget.left = state['budget']
+
+    def _head_table(self, mask):
+        offers = CacheOffers(self._cache, super()._head_table(mask), 1,
+                             self._settings.head_epochs + 1)
+        return offers.at_own_cut(mask)
+
+    def _learn_from(self, last):
+        self._budget.spend(self._current, last)
+        if self._loop.follows:
+            (self._cache if last.kind == READ else self._loop).waited(last.wait_ms)
+
+    def _rho(self, epoch):
+        planned = self._settings.deadline is not None
+        return self._settings.rho if planned else self._budget.rho(epoch)
+
+    def _chosen(self, importance, table, rho, epoch, due):
+        offers = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
+        if not due and rho < offers.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
-        return choose_cached_tensors(costs, importance, rho, self._layers)
+        return choose_cached_tensors(offers, importance, rho, self._layers)

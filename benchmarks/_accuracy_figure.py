@@ -4,8 +4,8 @@ import math
 
 from matplotlib import patheffects
 
-from elastic.command_line import UserError
-from elastic.figure_file import write_figure
+from elastic.errors import UserError
+from elastic.figures.style import write_figure
 from elastic.schemes.fixed import SCHEMES
 
 

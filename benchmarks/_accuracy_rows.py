@@ -13,7 +13,7 @@ import _path
 from _accuracy_table import CACHED_GOALS, FULL, GOALS, IMAGENET_GOALS, RHO, SHORTER, in_a_part
 from _solar_cells import write_cells
 
-from elastic import command_line
+from elastic import errors
 from elastic.settings import CHOSEN, LOGS_DIR
 
 LOGS = os.path.join(LOGS_DIR, 'accuracy')
@@ -270,7 +270,7 @@ def rows_for(network, args):
     labels = [row.label for row in rows]
     for label in args.rows or ():
         if label not in labels:
-            raise command_line.UserError("--rows '{}' is no row of {}; allowed: {}".format(
+            raise errors.UserError("--rows '{}' is no row of {}; allowed: {}".format(
                 label, network.name, ', '.join(map("'{}'".format, labels))))
     return [row for row in rows if not args.rows or row.label in args.rows or
             row.label == FULL and not args.tune]

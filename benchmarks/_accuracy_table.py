@@ -3,7 +3,7 @@
 import _bench
 import numpy as np
 
-from elastic import command_line
+from elastic import texts
 
 FULL = 'full'
 RHO = 0.5
@@ -101,7 +101,7 @@ def report(results):
              + ['{:,.0f}'.format(r['cache_mb']) if r['cache_mb'] else ''] * cached
              + ['' if r['joules'] is None else '{:,.0f}'.format(r['joules'])] * metered
              + [verdict(r, results)] for r in results]
-    return command_line.table(
+    return texts.table(
         [results[0]['model'], 'n', 'final (%)', 'best (%)', 'to full', 'train (s)', 'select (s)',
          'speed-up', 'of steps'] + ['to {:.0%} (s)'.format(share) for share in REACHED]
         + ['peak (MB)'] + ['cache (MB)'] * cached + ['energy (J)'] * metered + ['goals'], cells,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import _path
 import numpy as np
 
-from elastic import command_line, options
+from elastic import errors, options
+from elastic.compat import start
 from elastic.settings import TRAINING
 from elastic.timing.stopwatch import settled_ms, undisturbed
 
@@ -49,7 +50,7 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
     steps on one batch would kill it, and steps of a dead network take other times: on TensorFlow
     2.7 Relu6Grad takes a third if its branches are predictable.
     """
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     import tensorflow as tf
 
     import models
@@ -85,7 +86,7 @@ def chosen_by(prepared):
 
 def machine():
     """Returns a dict of processor, cores and versions."""
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     import tensorflow as tf
     from tensorflow import keras
 
@@ -203,10 +204,10 @@ def parsed(parser, argv):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise command_line.UserError("--json '{}': its folder cannot be made ({})".format(
+            raise errors.UserError("--json '{}': its folder cannot be made ({})".format(
                 args.json, error))
         if os.path.isdir(args.json) or not os.access(folder, os.W_OK):
-            raise command_line.UserError(
+            raise errors.UserError(
                 "--json '{}' is not a file that can be written".format(args.json))
     return args
 

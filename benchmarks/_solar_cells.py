@@ -13,7 +13,7 @@ import importlib.util
 import os
 import shutil
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 PACKAGE = 'elpv-dataset'
 BLOCK = 60  # cells; the mean of a module

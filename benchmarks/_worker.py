@@ -10,7 +10,7 @@ import sys
 import _path
 import numpy as np
 
-from elastic import command_line
+from elastic.compat import start
 from elastic.settings import TRAINING
 
 RHOS = (1.0, 0.5, 0.35)
@@ -20,7 +20,7 @@ SECONDS, STEPS = 10.0, (6, 40)  # how long each rho is timed; the fewest and the
 
 def main(addresses, index, interface, out):
     os.chdir(_path.ROOT)
-    command_line.start_tensorflow(seed=0)
+    start.start_tensorflow(seed=0)
     import tensorflow as tf
 
     from elastic.networks.backbone import statistics_from_batch

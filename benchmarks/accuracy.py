@@ -50,7 +50,7 @@ from _accuracy_rows import (
 )
 from _accuracy_table import FULL, REACHED, mean_error, report
 
-from elastic import command_line, options
+from elastic import command_line, errors, options
 from elastic.runs.classes import CLASSES
 from elastic.runs.folder import read_rows, read_run
 from plot import check_alike
@@ -59,7 +59,7 @@ RATES = (0.00005, 0.0001, 0.0002, 0.0004, 0.0008, 0.0015, 0.003, 0.006, 0.012, 0
 TUNED_ON = 8  # the first seed of --tune: no table uses it
 
 
-class Untrained(command_line.UserError):
+class Untrained(errors.UserError):
     """Raised if rho is out of reach, or the loss became infinite or NaN."""
 
 
@@ -330,7 +330,7 @@ def main(argv=None):
         results += of_network
         tables += [text] if text else []
     if not results:
-        raise command_line.UserError('no finished run of full training in {}; leave out --table to '
+        raise errors.UserError('no finished run of full training in {}; leave out --table to '
                                      'make one'.format(LOGS))
     from _accuracy_figure import accuracy_against_time
     paths = accuracy_against_time(

@@ -15,7 +15,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 
 PREDICTION_ERROR = 0.04
 OVER_ASKED = 0.08
@@ -100,7 +100,7 @@ def main(argv=None):
     results = list(_bench.each('achieved_speedup', _bench.calls(
         args, args.rhos, args.rounds, args.seed, args.bn_statistics, args.batch_size)))
     print('step over full step; goals in brackets')
-    print(command_line.table(
+    print(texts.table(
         ['model', 'asked', 'tensors', 'predicted', 'measured [10 %, 90 %]', 'drift (%)',
          'full step (ms)', 'error (%)', 'over asked (%)', 'unspent (%)', 'still fit',
          'importance by graph (%)'],

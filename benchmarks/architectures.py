@@ -19,7 +19,8 @@ import _path
 import numpy as np
 from time_model import random_masks
 
-from elastic import command_line, options
+from elastic import command_line, errors, options, texts
+from elastic.compat import start
 from elastic.settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
@@ -29,7 +30,7 @@ TESTS = os.path.join(_path.ROOT, 'tests', 'support')
 
 def zoo():
     """Returns the members of the zoo that this stack has, by name."""
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     sys.path.insert(0, TESTS)
     from zoo import ZOO
     return ZOO
@@ -78,13 +79,13 @@ def run_model(name, num_masks, rounds, seconds, seed):
 
 def summary(result):
     """Returns the table row of one architecture."""
-    errors = np.array([100 * abs(row['predicted'] - row['measured']) for row in result['masks']])
+    off = np.array([100 * abs(row['predicted'] - row['measured']) for row in result['masks']])
     missed = [what for what, met in (
         ('attributed', result['coverage'] >= LEAST_COVERAGE),
-        ('mean', errors.mean() <= MEAN_POINTS),
+        ('mean', off.mean() <= MEAN_POINTS),
         ('budget', result['measured_share'] <= BUDGET_SLACK * result['rho'])) if not met]
     return [result['model'], result['tensors'], '%.1f' % result['t_full'],
-            '%.1f' % (100 * result['coverage']), '%.1f' % errors.mean(), '%.1f' % errors.max(),
+            '%.1f' % (100 * result['coverage']), '%.1f' % off.mean(), '%.1f' % off.max(),
             '%.2f' % result['smallest_rho'], '%.2f' % result['rho'],
             '%.2f' % result['predicted_share'], '%.2f' % result['measured_share'],
             result['dropped_samples'], 'MISSED: ' + ', '.join(missed) if missed else 'met']
@@ -101,7 +102,7 @@ def main(argv=None):
     args = _bench.parsed(parser, argv)
     known = _bench.in_own_process('architectures', 'names')  # keeps TensorFlow out of this process
     for name in args.models or []:
-        command_line.one_of(name, known, 'model')
+        errors.one_of(name, known, 'model')
     results, failed = [], []
     for name in args.models or known:
         result = _bench.in_own_process('architectures', 'run_model', name, args.masks, args.rounds,
@@ -113,7 +114,7 @@ def main(argv=None):
             print('  '.join(map(str, summary(result))), flush=True)
     print('\ntargets: at least {:.0f} % attributed, mean error within {:g} points, step at most '
           '{:g} of rho'.format(100 * LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK))
-    print(command_line.table(
+    print(texts.table(
         ['architecture', 'tensors', 'full step (ms)', 'attributed (%)', 'mean |error| (points)',
          'worst', 'smallest rho', 'rho', 'predicted', 'measured', 'dropped', 'targets'],
         [summary(result) for result in results] + [

@@ -21,7 +21,7 @@ import _path
 import numpy as np
 from _accuracy_rows import FASHION, LITE0, WARMUP
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
@@ -93,7 +93,7 @@ def report(results):
             '{:.1f}'.format(100 * mean('full_accuracy')),
             _bench.verdict([('ends', all(1 - GOAL <= end <= 1 + GOAL for end in ends)),
                             ('ahead', mean('accuracy') > mean('cut_accuracy'))])])
-    return command_line.table(
+    return texts.table(
         ['deadline', 'n', '(s)', 'ends at (%)', 'rho', 'epochs', 'accuracy (%)', 'full: epochs',
          '(s)', 'accuracy (%)', 'full, 12 epochs (%)', 'goals'], cells, '<' + '>' * 10 + '<')
 

@@ -15,7 +15,8 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
+from elastic.compat import start
 from elastic.settings import TRAINING
 
 RATES = [1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
@@ -79,7 +80,7 @@ def row(model, batch, rate):
 
 def measure(rates, input_size, batch_size, steps, seed):
     """Returns the result of all learning rates."""
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     import models
     from datasets import load_dataset
     weights, loss = source_weights(input_size, batch_size, steps, seed)
@@ -114,7 +115,7 @@ def main(argv=None):
                       '%+.2f' % scaled['rank']])
     print('trial update of all {} tensors: at full size, then at the scale that held'.format(
         result['tensors']))
-    print(command_line.table(
+    print(texts.table(
         ['learning rate', 'predicted drop', 'real drop', 'holds', 'I > 0 (%)', 'rank corr.',
          'scale', 'predicted', 'real', 'I > 0 (%)', 'rank corr.'], cells, '>' * 11))
     _bench.write('importance', result, args.json)

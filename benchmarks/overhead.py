@@ -21,7 +21,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 from elastic.settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
@@ -144,7 +144,7 @@ def main(argv=None):
     print('costs in full steps, medians [10 %, 90 %]; goals: whole {}, memory +{:g} %'.format(
         ', '.join('{:g} at {}'.format(steps, size) for size, steps in WHOLE_STEPS.items()),
         100 * MEMORY_SHARE))
-    print(command_line.table(
+    print(texts.table(
         ['model', 'size', 'batch', 'full step (ms)', 'whole (steps)', 'importance (steps)',
          'switch (steps)', 're-traced (steps)', 'step of plain', 'memory (MB)', 'profile (s)',
          'its peak (MB)', 'trace (MB)', 'goals'],

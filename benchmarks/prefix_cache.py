@@ -20,7 +20,7 @@ import _path
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, errors, options, texts
 from elastic.settings import TRAINING
 
 MEDIAN_ERROR, WORST_ERROR = 0.04, 0.08
@@ -223,7 +223,7 @@ def parse_arguments(argv):
     _bench.add_flags(parser, 'prefix_cache', DEFAULT_MODELS, rounds=5, batch_size=True)
     args = _bench.parsed(parser, argv)
     if args.cache_dir is not None and not os.path.isdir(args.cache_dir):
-        raise command_line.UserError("--cache_dir '{}' is no folder; give one that exists".format(
+        raise errors.UserError("--cache_dir '{}' is no folder; give one that exists".format(
             args.cache_dir))
     return args
 
@@ -234,12 +234,12 @@ def main(argv=None):
         args, args.rhos, args.places, args.interval, args.rounds, args.seed, args.batch_size,
         args.cache_dir)))
     print('share of the full step, predicted / measured; interval: {} epochs'.format(args.interval))
-    print(command_line.table(
+    print(texts.table(
         ['model', 'asked', 'place', 'tensors', 'skipped (%)', 'kB per image', 'predicted',
          'measured [10 %, 90 %]', 'error (%)', 'filling', 'reading',
          'full step (ms)', 'still fit', 'without cache', 'its importance'],
         [row for result in results for row in rows_of(result)], '<><>>>>>>>>>>>>'))
-    print(command_line.table(
+    print(texts.table(
         ['model', 'size', 'smallest rho'] + ['in ' + place for place in args.places],
         [[result['model'], result['input_size'], '%.3f' % result['smallest_rho']]
          + ['%.3f' % result['smallest_rho_cached'][place] for place in args.places]

@@ -38,7 +38,8 @@ from _selector_graph import (
 )
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, errors, options, texts
+from elastic.compat import start
 from elastic.timing.table import TensorTimings
 from selection_solver_DP import select_tensors, select_tensors_paper
 
@@ -85,7 +86,7 @@ def measure(instance, budget, repeats, advance):
 
 def run_model(name, input_size, path):
     """Profiles a network, saves its table, and returns the path."""
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     import models
     from profiler import profile_model
     shape = (input_size, input_size, 3)
@@ -146,7 +147,7 @@ def limits_report(rows):
               '{:.3f}'.format(100 * (1 - row['value_ratio'])),
               '{}{:,.1f}'.format('' if row['paper_measured'] else '~', row['paper_seconds'])]
              for row in rows]
-    return '\n'.join([command_line.table(
+    return '\n'.join([texts.table(
         ['instance', 'N', 'bins', 'exact (s)', 'memory (MB)', 'value lost (%)', 'paper (s)'],
         cells, '<>>>>>>'), '',
         'value lost  to rounding, against the best of all resolutions',
@@ -156,7 +157,7 @@ def limits_report(rows):
 def measure_graph(args):
     """Returns (rows of times, rows of gaps) for graph_report."""
     if not hasattr(scipy.optimize, 'milp'):
-        raise command_line.UserError('--graph takes its bounds from HiGHS, which SciPy has from '
+        raise errors.UserError('--graph takes its bounds from HiGHS, which SciPy has from '
                                      '1.9; this is {}'.format(scipy.__version__))
     times = [selection_time(tensors, args.seed) for tensors in GRAPH_TENSORS]
     rows = [small_gaps(tangled, args.seed) for tangled in (False, True)]
@@ -175,14 +176,14 @@ def graph_report(times, rows):
                    if row['tensors'] == max(GRAPH_TENSORS))
     met = measured <= GRAPH_TARGET['ms']
     return '\n'.join([
-        command_line.table(
+        texts.table(
             ['N', 'groups', 'smallest_rho (ms)', 'choose_tensors (ms)', 'together (ms)'],
             [[row['tensors'], row['groups']] + ['{:.1f}'.format(row[key]) for key in (
                 'smallest_rho_ms', 'choose_ms', 'together_ms')] for row in times], '>>>>>'),
         'medians of 15 calls, the slowest rho of {}'.format(', '.join(map(str, GRAPH_RHO))),
         'Target {}: {:.0f} ms at N = {} (at most {ms} at {tensors} wanted).'.format(
             'met' if met else 'MISSED', measured, times[-1]['tensors'], **GRAPH_TARGET), '',
-        command_line.table(
+        texts.table(
             ['importance missed (%)', 'cases'] + ways,
             [[row['name'], row['instances']] + ['{:.2f} ({:.1f})'.format(
                 100 * row[way]['mean'], 100 * row[way]['worst']) for way in ways] for row in rows],
@@ -234,7 +235,7 @@ def report(rows, repeats):
         line = ('Target {}: at N = {tensors} and {bins:,} bins the exact selector is '
                 '{measured:,.0f}x as fast (slowest budget; at least {speed_ratio}x wanted).')
         line = line.format('met' if result['met'] else 'MISSED', **result)
-    text = command_line.table(header, cells, '>' * len(header))
+    text = texts.table(header, cells, '>' * len(header))
     return '\n'.join([text, ''] + notes + ['', line])
 
 

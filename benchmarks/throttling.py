@@ -20,7 +20,7 @@ import time
 import _bench
 import numpy as np
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 
 WITHIN = 0.10
 HOGS = {'memory hog': 'import numpy as np\na = np.ones(8 << 20)\nb = a.copy()\n'
@@ -117,7 +117,7 @@ def main(argv=None):
     results = list(_bench.each('throttling', _bench.calls(args, args.rho, args.rounds, args.seed)))
     print('step over full step under each condition; asked: {:g}; goal: within {:g} %'.format(
         args.rho, 100 * WITHIN))
-    print(command_line.table(
+    print(texts.table(
         ['model', 'condition', 'full step (ms)', 'drift (%)', 'without loop',
          'with loop [10 %, 90 %]', 'over asked (%)', 'oracle', "importance of oracle's (%)",
          'goal'], [row for result in results for row in rows_of(result)], '<<>>>>>>><'))

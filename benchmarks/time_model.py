@@ -16,7 +16,7 @@ import _bench
 import numpy as np
 from tqdm import tqdm
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 GOAL_POINTS = 3.0
@@ -73,7 +73,7 @@ def report(result):
     """Returns (table of the masks, summary row) of one model."""
     errors, one_scale = [np.array([100 * (row[key] - row['measured']) for row in result['masks']])
                          for key in ('predicted', 'by_one_scale')]
-    text = command_line.table(
+    text = texts.table(
         ['deepest', 'tensors', 'measured (%)', 'predicted (%)', 'error (points)'],
         [[row['deepest'], row['tensors'], '%.1f' % (100 * row['measured']),
           '%.1f' % (100 * row['predicted']), '%+.1f' % error]
@@ -101,7 +101,7 @@ def main(argv=None):
         print('\n{}\n{}'.format(result['model'], text))
     print('\nshare of backward pass and update, predicted and measured (goals: mean {:g}, worst '
           '{:g} points)'.format(GOAL_POINTS, WORST_POINTS))
-    print(command_line.table(
+    print(texts.table(
         ['model', 'size', 'batch', 'masks', 'mean |error| (points)', 'worst', 'bias',
          'one scale: mean', 'worst', 'dropped', 'goal'], summary, '<>>>>>>>>>>'))
     _bench.write('time_model', results, args.json)

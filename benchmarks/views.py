@@ -21,7 +21,7 @@ import numpy as np
 from _accuracy_table import mean_error, plus_minus
 from accuracy import command
 
-from elastic import command_line, options
+from elastic import command_line, options, texts
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
@@ -98,7 +98,7 @@ def report(results):
         if name not in result:
             return ''
         return plus_minus(100 * result[name], 100 * result[name + '_se'], form)
-    return command_line.table(
+    return texts.table(
         ['', 'n', 'final (%)', 'best (%)', 'to fresh (points)', 'train (s)'],
         [[r['label'], r['n'], cell(r, 'accuracy', '{:.1f}'), cell(r, 'best', '{:.1f}'),
           cell(r, 'to_fresh', '{:+.1f}'), '{:.1f}'.format(r['seconds'])] for r in results])

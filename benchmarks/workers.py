@@ -23,8 +23,9 @@ import _path
 import numpy as np
 from _worker import ALPHA, BATCH_SIZE, INPUT_SIZE
 
-from elastic import command_line, options
-from elastic.command_line import UserError
+from elastic import command_line, options, texts
+from elastic.device import host
+from elastic.errors import UserError
 from elastic.runs.folder import read_run
 from elastic.settings import LOGS_DIR
 
@@ -68,7 +69,7 @@ def namespaces(count, mbit):
 def run_workers(names, command):
     """Runs command(index, addresses) in each namespace, on one core; exits if one fails."""
     addresses = ','.join('{}{}:{}'.format(NETWORK, i + 1, PORT) for i in range(len(names)))
-    cores = sorted(command_line.usable_cpus())
+    cores = sorted(host.usable_cpus())
     children = [subprocess.Popen(
         ['ip', 'netns', 'exec', name, 'taskset', '-c', str(cores[i % len(cores)]), sys.executable]
         + command(i, addresses), cwd=_path.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -117,7 +118,7 @@ def steps_table(rows):
     error = np.median([abs(row['predicted_ms'] / row['step_ms'] - 1) for row in rows])
     apart = max(abs(row['sent_share'] - row['gradient_share']) for row in rows)
     faster = [row['speed_up'] for row in rows if row['mbit'] == 100 and row['rho'] == 0.35]
-    return command_line.table(
+    return texts.table(
         ['workers', 'Mbit/s', 'rho', 'tensors', 'predicted (ms)', 'step (ms)', 'error (%)',
          'speed-up', 'sent (kB)', 'of rho 1 (%)', 'gradients, of all (%)'], cells, '>' * 11) + (
              '\nmedian error {:.1f} %; sent bytes and gradients differ by at most {:.1f} % of all; '
@@ -173,7 +174,7 @@ def measure_training():
 
 
 def training_table(results):
-    return command_line.table(
+    return texts.table(
         ['', 'Mbit/s', 'rho', 'step (ms)', 'final accuracy (%)', 'training (s)',
          "(s) to one worker's accuracy"],
         [[row['who'], row['mbit'] or '', '' if row['rho'] is None else '{:g}'.format(row['rho']),

@@ -11,7 +11,7 @@ import zipfile
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line
+from elastic.errors import UserError, first_line
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
 # Errors of file systems that cannot flush a folder.

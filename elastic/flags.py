@@ -4,12 +4,12 @@ import argparse
 import re
 import shlex
 
-from elastic import command_line
+from elastic import command_line, errors
 from elastic.cache.stores import check_cache_dir
-from elastic.command_line import UserError
 from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
 from elastic.device.meter_log import check_meter
+from elastic.errors import UserError
 from elastic.networks.names import canonical_name, check_weights
 from elastic.planning.cache_plan import plan_cache
 from elastic.runs.names import checked_run_name, default_run_name
@@ -75,7 +75,7 @@ def parse_arguments(argv=None):
 
 def check_arguments(args):
     """Returns the arguments with names and defaults resolved; raises UserError if one is wrong."""
-    args.train_type = command_line.one_of(ALIASES.get(args.train_type, args.train_type),
+    args.train_type = errors.one_of(ALIASES.get(args.train_type, args.train_type),
                                           list(SCHEMES), 'train type')
     check_chosen(args)
     check_head(args)

@@ -6,8 +6,8 @@ Imports nothing heavy: `--help` and a wrong flag answer at once.
 import os
 from typing import NamedTuple, Tuple
 
-from elastic.durations import duration
 from elastic.options import Flag, number
+from elastic.texts import duration
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import _root
 from elastic import command_line
-from elastic.device import thermal
+from elastic.device import host, thermal
 from elastic.device.sensors import in_time, text_or_nothing
 
 OK, PROBLEM, ABSENT = 'ok', '!!', '--'
@@ -30,7 +30,7 @@ ENVIRONMENT_GB, RUNS_GB = 4, 1  # of disk
 STEP_GB = 1.5  # of memory, which ResNet50 needs at 224x224 with four images
 LOW_VOLTAGE = 0x1  # bit of a Raspberry Pi's get_throttled
 IMPORT_SECONDS = 600  # a GPU that hangs also stops who asks for it
-IMPORT = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
+IMPORT = ('from elastic.compat.start import quiet_tensorflow; quiet_tensorflow(); '
           'import tensorflow as tf; '
           'print(tf.__version__, len(tf.config.list_physical_devices("GPU")))')
 
@@ -50,7 +50,7 @@ def judged(thing, fine, finding, remedy):
 
 def processor(bits=64 if sys.maxsize > 2 ** 32 else 32):
     return judged('processor', bits == 64, '{}, {} cores, {}-bit system'.format(
-        platform.machine(), len(command_line.usable_cpus()), bits),
+        platform.machine(), len(host.usable_cpus()), bits),
                   'TensorFlow does not exist for it: install a 64-bit system')
 
 

@@ -14,15 +14,16 @@ import numpy as np
 
 import _root  # noqa: F401
 from elastic import command_line
-from elastic.command_line import UserError
+from elastic.compat import start
 from elastic.data.image_folder import shortened, without_bad_images
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.photo import first_fault, unreadable
+from elastic.errors import UserError
 from elastic.export.predictor import open_predictor
+from elastic.figures.confusion import draw_confusion
 from elastic.files import check_writable, make_folder, read_json
 from elastic.options import add_flag, number
 from elastic.runs.classes import Predictions, report, write_predictions
-from elastic.runs.confusion import draw_confusion
 from elastic.runs.folder import run_folder
 from elastic.settings import LOGS_DIR, DataSettings
 
@@ -120,7 +121,7 @@ def main(argv=None):
     path = run_folder(args.model, args.logs_dir)
     name, data_dir = data_of(args, path)
     model = open_predictor(path, args.input_size, args.trust_model)
-    command_line.quiet_tensorflow()
+    start.quiet_tensorflow()
     images = load_images(name, model.input_size, DataSettings(data_dir=data_dir))
     order = order_of(model, images.class_names, name)
     test, left_out = without_bad_images(images.test) if args.skip_bad_images else (images.test, [])

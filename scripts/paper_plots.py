@@ -13,11 +13,11 @@ import numpy as np
 
 import _root  # noqa: F401
 from elastic import command_line
-from elastic.command_line import UserError
-from elastic.figure_file import write_figure
+from elastic.errors import UserError
+from elastic.figures.selection import IDLE, TRAINED
+from elastic.figures.style import write_figure
 from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
-from elastic.runs.selection_picture import IDLE, TRAINED
 from elastic.schemes.fixed import SCHEMES
 from plot import (
     TIME_UNITS,

@@ -18,8 +18,8 @@ import numpy as np
 
 import _root  # noqa: F401
 from elastic import command_line
-from elastic.command_line import UserError
 from elastic.data.photo import extensions, read_image
+from elastic.errors import UserError
 from elastic.export.predictor import open_predictor
 from elastic.files import check_writable, make_folder, printable, whole
 from elastic.options import add_flag, number

@@ -20,8 +20,8 @@ import sys
 import time
 
 import _root
-from elastic import command_line
-from elastic.command_line import UserError
+from elastic import command_line, errors, texts
+from elastic.errors import UserError
 from elastic.options import number
 from elastic.settings import ELASTIC, PAPER_SETS, settings_of
 from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
@@ -69,7 +69,7 @@ def chosen(runs, pattern):
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, '*{}*'.format(pattern))]
     if not found:
         raise UserError("--only '{}' fits no run of this figure{}; --dry_run lists them".format(
-            pattern, command_line.nearest(pattern, [run.name for run in runs])))
+            pattern, errors.nearest(pattern, [run.name for run in runs])))
     return found
 
 
@@ -89,7 +89,7 @@ def dry_run(figure, runs):
             hours = 0.0 if state else estimated_hours(run, tables[key])
         total += hours
         rows.append([run.name, state, _hours(hours)])
-    print('\n' + command_line.table(['run', '', 'time here'], rows + [
+    print('\n' + texts.table(['run', '', 'time here'], rows + [
         ['total', '', _hours(total)]], '<<>'))
     print('\nby the step times of this device, with the tests between epochs, without preparing '
           'the data' + (figure.hours and '; in the paper: ' + figure.hours))
@@ -166,7 +166,7 @@ def run_all(runs):
 @functools.lru_cache(maxsize=None)
 def this_device():
     """Returns host.host_description(), from a child: TensorFlow must not stay in memory here."""
-    code = ('from elastic.command_line import quiet_tensorflow; quiet_tensorflow(); '
+    code = ('from elastic.compat.start import quiet_tensorflow; quiet_tensorflow(); '
             'from elastic.device.host import host_description; print(host_description())')
     return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
                                    universal_newlines=True).strip().split('\n')[-1]
@@ -297,7 +297,7 @@ def parse_arguments(argv=None):
                         'columns timestamp (seconds since 1970) and watts')
     parser.add_argument('--check', action='store_true', help='check these arguments and stop')
     args = parser.parse_args(argv)
-    command_line.one_of(args.figure, list(FIGURES), 'figure')
+    errors.one_of(args.figure, list(FIGURES), 'figure')
     if args.meter_csv:
         args.meter_csv = os.path.abspath(args.meter_csv)
         if not os.path.isfile(args.meter_csv):

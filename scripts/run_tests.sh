@@ -58,7 +58,7 @@ run_pytest() {  # keeps pytest's status in `status`; "no test was selected" (5) 
     "$PYTHON" -m pytest "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
     [ "$code" = 0 ] || [ "$code" = 5 ] || status=$code
 }
-processes=$("$PYTHON" -c 'from elastic.command_line import usable_cpus; print(min(4, len(usable_cpus()) + 1))')
+processes=$("$PYTHON" -c 'from elastic.device.host import usable_cpus; print(min(4, len(usable_cpus()) + 1))')
 run_pytest -m 'not timing' -n "$processes" --dist loadfile
 [ -z "$all" ] || run_pytest -m timing
 read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TEST_COUNTS")

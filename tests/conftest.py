@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from elastic import command_line
+from elastic.compat import start
 
 THOROUGH_SECONDS, USUAL_SECONDS = 5, 0.1  # of a test, about
 
-command_line.quiet_tensorflow()
+start.quiet_tensorflow()
 pytest.register_assert_rewrite('refusals')  # so that its failed assertions show both sides
 
 

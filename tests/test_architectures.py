@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import smallest_rho
 from elastic.steps.masked_step import StepMaker

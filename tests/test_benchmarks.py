@@ -27,7 +27,7 @@ import views
 import main
 import profiler
 from cached_runs import SIZE, digits, network
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.folder import Run
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer

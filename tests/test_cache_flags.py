@@ -9,8 +9,8 @@ from tensorflow import keras
 
 import main
 import profiler
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.planning.plans import prefix_cache_of
 from elastic.runs import run

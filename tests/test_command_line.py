@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import profiler
-from elastic import command_line, flags, options
-from elastic.command_line import UserError
+from elastic import command_line, errors, flags, options, texts
+from elastic.errors import UserError
 from elastic.settings import DEFAULTS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -78,24 +78,24 @@ def test_a_flag_may_be_bare_and_false_means_false(given, value):
 
 def test_a_typo_is_refused_with_the_most_similar_name():
     allowed = ('full_training', 'elastic_training', 'bn_plus_bias_training')
-    assert command_line.one_of('elastic_training', allowed, 'train type') == 'elastic_training'
+    assert errors.one_of('elastic_training', allowed, 'train type') == 'elastic_training'
     with pytest.raises(UserError) as error:
-        command_line.one_of('elastic_trainig', allowed, 'train type')
+        errors.one_of('elastic_trainig', allowed, 'train type')
     text = str(error.value)
     assert "unknown train type 'elastic_trainig' (did you mean 'elastic_training'?)" in text
     assert all(name in text for name in allowed)
 
 
 def test_the_most_similar_name_ignores_case_and_may_be_none():
-    assert command_line.nearest('RESNET5', ['ResNet50', 'VGG16']) == " (did you mean 'ResNet50'?)"
-    assert command_line.nearest('zzzzqqqq', ['ResNet50', 'VGG16']) == ''
+    assert errors.nearest('RESNET5', ['ResNet50', 'VGG16']) == " (did you mean 'ResNet50'?)"
+    assert errors.nearest('zzzzqqqq', ['ResNet50', 'VGG16']) == ''
     with pytest.raises(UserError) as error:
-        command_line.one_of('zzzzqqqq', ['ResNet50', 'VGG16'], 'model')
+        errors.one_of('zzzzqqqq', ['ResNet50', 'VGG16'], 'model')
     assert 'did you mean' not in str(error.value)
 
 
 def test_a_table_has_aligned_columns_without_trailing_spaces():
-    text = command_line.table(['tensor', 'time (ms)', 'share'],
+    text = texts.table(['tensor', 'time (ms)', 'share'],
                               [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
     assert text.split('\n') == ['tensor            time (ms)  share',
                                 '----------------  ---------  -----',
@@ -104,9 +104,9 @@ def test_a_table_has_aligned_columns_without_trailing_spaces():
 
 
 def test_a_table_takes_numbers_an_alignment_and_no_rows():
-    text = command_line.table(['n', 'scheme'], [[5, 'full'], [120, 'x']], align='><')
+    text = texts.table(['n', 'scheme'], [[5, 'full'], [120, 'x']], align='><')
     assert text.split('\n') == ['  n  scheme', '---  ------', '  5  full', '120  x']
-    assert command_line.table(['n', 'scheme'], []).split('\n') == ['n  scheme', '-  ------']
+    assert texts.table(['n', 'scheme'], []).split('\n') == ['n  scheme', '-  ------']
 
 
 def test_a_user_error_exits_2_with_its_message_on_stderr(capsys):
@@ -121,9 +121,9 @@ def test_a_user_error_exits_2_with_its_message_on_stderr(capsys):
 
 
 def test_a_user_error_shows_no_traceback_in_a_real_process():
-    result = python('from elastic import command_line\n'
+    result = python('from elastic import command_line, errors\n'
                     'def main(argv):\n'
-                    '    raise command_line.UserError("--rho 7 is above 1")\n'
+                    '    raise errors.UserError("--rho 7 is above 1")\n'
                     'command_line.run(main)')
     assert (result.returncode, result.stdout) == (2, '')
     assert result.stderr == 'error: --rho 7 is above 1\n'
@@ -166,8 +166,8 @@ def test_importing_the_command_line_imports_nothing_heavy():
 
 @pytest.mark.thorough
 def test_tensorflow_starts_quietly():
-    result = python('import sys; from elastic import command_line\n'
-                    'command_line.quiet_tensorflow()\n'
+    result = python('import sys; from elastic.compat import start\n'
+                    'start.quiet_tensorflow()\n'
                     'assert "tensorflow" in sys.modules\n'
                     'import tensorflow as tf\n'
                     'print(int(tf.constant(2) + 1))\n'
@@ -181,7 +181,7 @@ def test_a_failed_import_of_tensorflow_shows_its_notices(tmp_path):
         'import os\n'
         'os.write(2, b"libcudart not found\\n")\n'
         'raise ImportError("broken installation")\n')
-    result = python('from elastic import command_line; command_line.quiet_tensorflow()',
+    result = python('from elastic.compat import start; start.quiet_tensorflow()',
                     PYTHONPATH=str(tmp_path) + os.pathsep + ROOT)
     assert result.returncode == 1
     assert 'libcudart not found' in result.stderr
@@ -189,8 +189,8 @@ def test_a_failed_import_of_tensorflow_shows_its_notices(tmp_path):
 
 
 def test_a_log_level_of_the_user_is_kept():
-    result = python('import os, sys; from elastic import command_line\n'
-                    'command_line.quiet_tensorflow()\n'
+    result = python('import os, sys; from elastic.compat import start\n'
+                    'start.quiet_tensorflow()\n'
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
                     TF_CPP_MIN_LOG_LEVEL='1')
     assert result.stdout == '1 False\n'

@@ -14,7 +14,7 @@ import main
 import profiler
 from cached_runs import files_of_at_most
 from elastic import command_line
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs import checkpoint
 from elastic.runs.folder import EPOCH_COLUMNS, TRAINED_BY
 from elastic.runs.recorder import Recorder, open_run, records_of

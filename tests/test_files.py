@@ -6,7 +6,7 @@ import pytest
 
 from cached_runs import files_of_at_most
 from elastic import files
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.recorder import open_run
 
 

@@ -7,7 +7,8 @@ import pytest
 import main
 import profiler
 from elastic import command_line
-from elastic.command_line import UserError, with_files
+from elastic.command_line import with_files
+from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.flags import flag_lines
 from image_folders import write_photos

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from cached_runs import network
-from elastic.command_line import UserError, with_files
+from elastic.command_line import with_files
 from elastic.compat import keras_stack
 from elastic.device.meter_log import metered_joules, read_meter
+from elastic.errors import UserError
 from elastic.networks.saved_model import from_saved_model
 from elastic.runs import checkpoint
 from elastic.runs.folder import read_run

@@ -11,9 +11,9 @@ from tensorflow import keras
 import main
 import profiler
 from cached_runs import network
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
+from elastic.errors import UserError
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs.folder import read_run
 from elastic.settings import run_settings

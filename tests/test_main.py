@@ -12,8 +12,8 @@ import pytest
 import main
 import profiler
 from cached_runs import BATCH, SIZE, network
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import open_run

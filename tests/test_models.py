@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.backbone import statistics_from_batch
 from small_models import MOBILENET_VARIABLES, backbones, described, photos, values
 

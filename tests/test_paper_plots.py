@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 import paper_plots
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.folder import read_run
 from elastic.schemes.fixed import SCHEMES as SCHEME_COLOURS
 from made_runs import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run, read_csv

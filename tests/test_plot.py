@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.folder import SelectionRow, read_run, selection_per_epoch
 from elastic.settings import VARIED
 from made_runs import (

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import plot
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.folder import read_run
 from made_runs import TENSORS, edit_csv, folder_content, make_run
 from timing_tables import stored

@@ -13,7 +13,7 @@ import main
 import profiler
 from disk_runs import FINISHED, STARTS, Disk, folder_in_memory
 from disks import states, write_tree
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from fixed_tables import fixed_profile
 
 STRIDE = 3  # one in so many states is tried: at 5, one of the flushes could be left out unnoticed

@@ -14,8 +14,8 @@ import datasets
 import evaluate
 import main
 import predict
-from elastic.command_line import UserError
 from elastic.compat.keras_stack import MODEL_FILE
+from elastic.errors import UserError
 from elastic.export.litert import FILE
 from elastic.runs.classes import CLASSES, PREDICTIONS
 from elastic.runs.folder import read_run

@@ -15,8 +15,8 @@ import figure_grid
 import main
 import reproduce
 from cached_runs import network
-from elastic.command_line import UserError
 from elastic.compat.keras_stack import MODEL_FILE
+from elastic.errors import UserError
 from elastic.settings import ELASTIC
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, runs_of
@@ -149,6 +149,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the test
 sys.path[:0] = [{root!r}, {root!r} + '/scripts']
 import reproduce
 from elastic import command_line
+from elastic.compat import start
 reproduce.ROOT = {folder!r}
 command_line.run(reproduce.main, ['15ad', '--rehearse'])
 """
@@ -173,7 +174,8 @@ PROFILER = """
 import sys
 sys.path[:0] = [{root!r}, {support!r}]
 from elastic import command_line
-command_line.quiet_tensorflow()
+from elastic.compat import start
+start.quiet_tensorflow()
 import profiler
 from fixed_tables import fixed_profile
 profiler.profile_model = fixed_profile

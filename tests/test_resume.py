@@ -13,8 +13,8 @@ import main
 import train
 from cached_runs import BATCH, SIZE, NearlyAlone, behind, bits, digits, network
 from elastic.cache.prefix_cache import NoCache, PrefixCache
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.runs import checkpoint
 from elastic.runs.checkpoint import Interrupted, Keeper
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS

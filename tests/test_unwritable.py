@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from elastic import command_line, files
-from elastic.command_line import UserError
+from elastic import command_line, errors, files
+from elastic.errors import UserError
 from small_runs import script
 
 MAIN = ['main.py', '--model_name', 'mobilenetv2', '--dataset_name', 'digits', '--weights', 'none']
@@ -77,4 +77,4 @@ def test_a_write_that_fails_names_its_file(tmp_path):
 
 def test_an_error_without_a_file_keeps_its_traceback():
     for bug in (OSError('telescope not mounted'), OSError(errno.EINVAL, 'Invalid argument')):
-        assert command_line.in_one_line(bug) is None
+        assert errors.in_one_line(bug) is None

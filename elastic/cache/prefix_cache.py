@@ -88,9 +88,9 @@ class PrefixCache(CopyTimes):
         return totals
 
     @property
-    def serves(self):
+    def trainable(self):
         """Returns the (N,) bool of the tensors that can be trained at the present cut."""
-        return self.prefixes.serves(self.cut) | self._cut_step.read.mask
+        return self.prefixes.trainable_at(self.cut) | self._cut_step.read.mask
 
     # ------------------------------------------------------------------- of a choice of tensors
 
@@ -110,7 +110,7 @@ class PrefixCache(CopyTimes):
                 self._begin_without_costs(step)
             return
         cost, k = timings.cache, timings.deepest(step.mask)
-        assert cost.cut is None or cost.serves[step.mask].all()
+        assert cost.cut is None or cost.trainable[step.mask].all()
         if cost.cut is None or not timings.is_cached(step.mask):
             self.end()
         elif cost.cut != self.cut:
@@ -219,7 +219,7 @@ class PrefixCache(CopyTimes):
             return
         self.skipped, self.cut = state['skipped'], cached['cut']
         self._cut_step = self.prefixes.cached(step.mask, self.cut)
-        self._cut_step.fill.again = self._cut_step.read.again = True
+        self._cut_step.fill.remade = self._cut_step.read.remade = True
         if cached['computed'] is not None:
             self._open(cached['view'])
         if self.store is not None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Tuple
 
 import numpy as np
 
-from elastic.command_line import UserError
 from elastic.device.host import MEMORY_SHARE, available_bytes
+from elastic.errors import UserError
 
 GB = 10 ** 9
 DISK_SHARE = 0.5  # of the free disk, without --cache_gb

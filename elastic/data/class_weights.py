@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic.command_line import UserError, finite, nearest, table
+from elastic.errors import UserError, finite, nearest
+from elastic.texts import table
 
 BALANCED = 'balanced'
 SHOWN = 20  # classes in the table that a run prints

@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line
 from elastic.data.split import Split, fitted
 from elastic.data.tfds import TFDS, tfds_splits
+from elastic.errors import UserError, first_line
 
 FASHION = 'fashion_mnist'
 FASHION_SIZES = 10, 60000, 10000  # classes, training images, test images

@@ -10,9 +10,9 @@ from typing import Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.command_line import UserError, nearest
 from elastic.data.photo import extensions, fault_of, first_fault, read_image, unreadable
 from elastic.data.split import SPLIT_SEED, Split, train_and_test
+from elastic.errors import UserError, nearest
 from elastic.files import printable
 
 FOLDER = 'folder:'  # prefix of the data set's name; the path follows
@@ -37,13 +37,13 @@ class Folder(NamedTuple):
 
 def folder_splits(path, input_size):
     """Returns the class names, training Split, test Split and notes of the folder at `path`."""
-    found = find_images(path)
+    found = scan_folder(path)
     names = tuple(sorted(found.train))
     splits = tuple(_split(part, names, input_size, path) for part in (found.train, found.test))
     return (tuple(map(printable, names)),) + splits + (found.notes,)
 
 
-def find_images(path):
+def scan_folder(path):
     """Returns the Folder at `path`, without decoding an image.
 
     Training and test images are in path/train and path/test (or path/val, path/valid), each with

@@ -11,7 +11,6 @@ import hashlib
 import os
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from elastic.command_line import UserError, one_of
 from elastic.data import tfds
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
@@ -19,12 +18,13 @@ from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_
 from elastic.data.image_folder import (
     FOLDER,
     check_headers,
-    find_images,
     folder_splits,
+    scan_folder,
     without_bad_images,
 )
 from elastic.data.split import Split
 from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits
+from elastic.errors import UserError, one_of
 from elastic.settings import AUGMENTATIONS, PAPER_SETS
 
 # Name -> function (name, input size, data_dir) -> (class names, training Split, test Split) and any
@@ -40,7 +40,7 @@ def check_dataset_name(name):
     Of a name that begins with tfds:, only the form is checked.
     """
     if name.startswith(FOLDER):
-        find_images(name[len(FOLDER):])
+        scan_folder(name[len(FOLDER):])
     elif name.startswith(TFDS):
         check_tfds_name(name)
     else:

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 # Formats that are read. Pillow knows more, of which some run programs of their own.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'AVIF')

@@ -8,8 +8,8 @@ import os
 
 import numpy as np
 
-from elastic.command_line import UserError
 from elastic.data.split import Split, resized
+from elastic.errors import UserError
 
 
 class Records:

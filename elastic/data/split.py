@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from elastic.command_line import UserError, reason
+from elastic.errors import UserError, reason
 
 SPLIT_SEED = 1797  # fixed, unlike a run's seed, so that every run tests on the same images
 DECODED_AT_ONCE = 32  # images; one by one, tf.data's overhead would exceed decoding a small image

@@ -9,11 +9,11 @@ import urllib.request
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line, nearest, one_of
 from elastic.data.digits import DIGIT_NAMES
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
 from elastic.data.records import Records
 from elastic.data.split import SPLIT_SEED, train_and_test
+from elastic.errors import UserError, first_line, nearest, one_of
 from elastic.settings import PAPER_SETS
 
 TFDS = 'tfds:'  # prefix of the data set's name

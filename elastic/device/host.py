@@ -6,7 +6,6 @@ import platform
 import re
 import resource
 
-from elastic import command_line
 from elastic.device.cgroups import cpu_quota, memory_left
 from elastic.device.sensors import text_or_nothing
 
@@ -45,10 +44,17 @@ def _bytes_in(path, field):
     return 1024 * int(found.group(1)) if found else None
 
 
+def usable_cpus():
+    """Returns the set of the numbers of the CPUs that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def host_description():
     """Returns the processor, usable cores and GPUs of this machine in one line."""
     import tensorflow as tf
-    cores, quota = len(command_line.usable_cpus()), cpu_quota()
+    cores, quota = len(usable_cpus()), cpu_quota()
     gpus = [tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
             for gpu in tf.config.list_physical_devices('GPU')]
     share = [] if quota is None or quota >= cores else ['{:g} of them at a time'.format(quota)]

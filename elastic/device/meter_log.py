@@ -8,8 +8,8 @@ import csv
 
 import numpy as np
 
-from elastic.command_line import UserError, finite
 from elastic.device.energy import joules_within
+from elastic.errors import UserError, finite
 
 COLUMNS = ('timestamp', 'watts')
 LONGEST_LINE = 10 ** 4  # characters

@@ -20,7 +20,8 @@ import subprocess
 import time
 from typing import Dict, NamedTuple, Optional
 
-from elastic import command_line
+from elastic import command_line, texts
+from elastic.device import host
 from elastic.device.sensors import (
     NO_ANSWER,
     READ_ERRORS,
@@ -67,7 +68,7 @@ def find_device(root='/', cpus=None):
     Raises TimeoutError if a reading hangs.
     """
     def find():
-        device = Device(root, command_line.usable_cpus() if cpus is None else cpus)
+        device = Device(root, host.usable_cpus() if cpus is None else cpus)
         return None if device.read() == Reading() else device
     return in_time(find)
 
@@ -265,7 +266,7 @@ def main(argv=None):
     values = [('temperature (°C)', reading.temperature_c, '{:.1f}'.format),
               ('clock (MHz)', reading.cpu_mhz, '{:.0f}'.format),
               ('throttled', reading.throttled, {False: 'no', True: 'yes'}.get)]
-    print(command_line.table(['', 'now'], [
+    print(texts.table(['', 'now'], [
         [name, 'not reported' if value is None else form(value)] for name, value, form in values]))
     if device.firmware.note:
         print(device.firmware.note)

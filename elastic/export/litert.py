@@ -10,7 +10,8 @@ import zipfile
 
 import numpy as np
 
-from elastic.command_line import UserError, quiet, quiet_tensorflow
+from elastic.compat.start import quiet, quiet_tensorflow
+from elastic.errors import UserError
 
 FILE = 'model.tflite'
 MOST_LABELS = 10 ** 7  # bytes

@@ -2,7 +2,8 @@
 
 import os
 
-from elastic.command_line import UserError, quiet_tensorflow
+from elastic.compat.start import quiet_tensorflow
+from elastic.errors import UserError
 from elastic.export import litert
 from elastic.files import read_json
 

@@ -2,8 +2,8 @@
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.downloads import weights_file
 from elastic.networks.efficientnet_lite import efficientnet_lite0
 from elastic.networks.model_files import check_hdf5

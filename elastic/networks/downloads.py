@@ -3,8 +3,8 @@
 import os
 import sys
 
-from elastic.command_line import UserError, first_line
 from elastic.compat import keras_stack
+from elastic.errors import UserError, first_line
 
 STALL_SECONDS = 60  # without a byte, before a download is given up
 RETRIES = 2

@@ -8,7 +8,7 @@ import hashlib
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.networks.names import LITE, LITE_PACKAGE, lite_weights
 from elastic.networks.torch_file import read_tensors
 

@@ -4,8 +4,8 @@ import warnings
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 
 SCORES = ('linear', 'softmax', 'sigmoid')  # activations of a Dense layer that is a head
 

@@ -15,8 +15,8 @@ import zipfile
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 
 # Layers of Keras that run code from the file, or read files whose paths it names.
 UNSAFE = ('Lambda', 'TFOpLambda', 'SlicingOpLambda', 'TFSMLayer', 'TorchModuleWrapper', 'JaxLayer',

@@ -3,7 +3,8 @@
 import importlib.util
 import os
 
-from elastic.command_line import UserError, nearest, quiet_tensorflow
+from elastic.compat.start import quiet_tensorflow
+from elastic.errors import UserError, nearest
 
 PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 LITE = 'efficientnet_lite0'  # efficientnet_lite.py

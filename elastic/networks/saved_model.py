@@ -6,8 +6,8 @@ import warnings
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.backbone import PREPROCESSING, Backbone, classifier
 from elastic.networks.heads import features_of
 from elastic.networks.model_files import check_model

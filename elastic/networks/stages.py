@@ -6,8 +6,8 @@ A linear classifier of all stages takes one forward pass, and often beats traini
 
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.settings import STAGES
 
 STANDARDISED = 'standardised'  # name of the layer that scales the features; never trained

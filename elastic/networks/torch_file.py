@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 
-from elastic.command_line import UserError, first_line
+from elastic.errors import UserError, first_line
 
 MAGIC = 0x1950a86a20f9469cfc6c  # begins the format that torch wrote before version 1.6
 HEADERS = 3  # pickles before that of the tensors: the magic number, the version, sizes of C types

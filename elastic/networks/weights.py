@@ -2,8 +2,8 @@
 
 import warnings
 
-from elastic.command_line import UserError
 from elastic.compat.keras_stack import assign_arrays, variable_name, weights_were_set
+from elastic.errors import UserError
 from elastic.files import read_npz, write_npz
 
 WEIGHTS_FORMAT = 'elastic-weights-1'

@@ -49,14 +49,14 @@ class CacheOffers:
         costs = [self._cost(timings.cut_bytes, timings.t_prefix / timings.t_fp)]
         self._present, self.tables = self._cost_of_present(epoch, until), []
         if self._present is not None:
-            from_output, serves = np.argsort(timings.depth), self._present.serves
-            chains = np.empty(len(serves), bool)  # served with all tensors nearer to the output
-            chains[from_output] = np.logical_and.accumulate(serves[from_output])
-            costs.insert(0, self._present.only_for(chains))
-            if serves.any():
+            from_output, trainable = np.argsort(timings.depth), self._present.trainable
+            chains = np.empty(len(trainable), bool)  # served with all tensors nearer to the output
+            chains[from_output] = np.logical_and.accumulate(trainable[from_output])
+            costs.insert(0, self._present.restricted_to(chains))
+            if trainable.any():
                 self.tables = [_serving_alone(timings._replace(cache=self._present))]
         # The first of the cheapest for each deepest tensor; each has its own cut.
-        best = np.argmin([timings._replace(cache=cost).at_deepest for cost in costs], axis=0)
+        best = np.argmin([timings._replace(cache=cost).cache_ms for cost in costs], axis=0)
         self.table = timings._replace(cache=CacheCost(*(
             np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
         self.tables.insert(0, self.table)
@@ -69,13 +69,14 @@ class CacheOffers:
         """Returns the table with the CacheCost of the cheapest cut for the (N,) bool mask.
 
         Candidates are the mask's own cut, that of its deepest tensor, and the present one. If none
-        pays, the CacheCost serves no tensor.
+        pays, no tensor is trainable with the CacheCost.
         """
-        k, costs = self.table.deepest(mask), [self.table.cache.only_for(np.zeros(len(mask), bool))]
-        if self._present is not None and self._present.serves[mask].all():
+        k, nothing = self.table.deepest(mask), np.zeros(len(mask), bool)
+        costs = [self.table.cache.restricted_to(nothing)]
+        if self._present is not None and self._present.trainable[mask].all():
             costs.append(self._present)
         tables = [self._timings._replace(cache=cost) for cost in costs + self._costs_of_cuts(mask)]
-        return min(tables, key=lambda table: table.at_deepest[k])
+        return min(tables, key=lambda table: table.cache_ms[k])
 
     def _cost(self, nbytes, skipped, cut=None):
         """Returns the CacheCost of a new cache; nbytes, skipped: (N,), see TensorTimings."""
@@ -91,7 +92,7 @@ class CacheOffers:
         share = fill_share(cache.dataset, epoch, until, cache.store.stored, cache.view)
         values = (share, cache.skipped) + cache.copying_present()
         return CacheCost(*(np.full(len(self._timings.names), value) for value in values),
-                         cut=cache.cut).only_for(cache.serves)
+                         cut=cache.cut).restricted_to(cache.trainable)
 
     def _costs_of_cuts(self, mask):
         """Returns the CacheOffers of new caches at the deepest tensor's cut and the mask's own."""
@@ -111,7 +112,8 @@ class CacheOffers:
             found.append((own, mask, np.clip(saved, 0, timings.t_prefix.max())))
         n = len(timings.names)
         return [self._cost(np.full(n, float(cut.nbytes)), np.full(n, saved / timings.t_fp), cut)
-                .only_for(prefixes.serves(cut) | trained) for cut, trained, saved in found]
+                .restricted_to(prefixes.trainable_at(cut) | trained)
+                for cut, trained, saved in found]
 
     def _chain(self, k):
         """Returns (Cut or None, (N,) bool) of tensor k and all tensors nearer to the output."""
@@ -125,5 +127,5 @@ class CacheOffers:
 def _serving_alone(table):
     """Returns the table with a prohibitive cost for all tensors that its cache does not serve."""
     return table._replace(
-        group_tensors=np.concatenate([table.group_tensors, ~table.cache.serves[None]]),
+        group_tensors=np.concatenate([table.group_tensors, ~table.cache.trainable[None]]),
         group_ms=np.append(table.group_ms, NEVER))

@@ -10,10 +10,10 @@ import time
 from typing import NamedTuple
 
 from elastic.compat import keras_stack
-from elastic.durations import duration_text
 from elastic.planning.dates import due_epochs
 from elastic.schemes.solved_head import views_of
 from elastic.steps.epoch import validate
+from elastic.texts import duration_text
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
 # training, 0.35 nearly nothing, 0.25 two points (docs/benchmarks.md).

@@ -4,8 +4,7 @@ import os
 from typing import Any, NamedTuple
 
 from elastic.cache.prefix_cache import NoCache, PrefixCache
-from elastic.command_line import UserError
-from elastic.durations import duration_text
+from elastic.errors import UserError
 from elastic.files import make_folder
 from elastic.planning.cache_offers import CacheOffers
 from elastic.planning.cache_plan import plan_cache
@@ -19,6 +18,7 @@ from elastic.planning.deadline import (
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.items import layers_of, out_of_reach, smallest_rho
 from elastic.settings import CHOSEN
+from elastic.texts import duration_text
 
 
 class Plans(NamedTuple):

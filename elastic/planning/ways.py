@@ -7,9 +7,9 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from elastic import command_line
-from elastic.command_line import UserError, first_line
+from elastic import texts
 from elastic.data.images import augmentation_of, prepared_sizes
+from elastic.errors import UserError, first_line
 from elastic.planning.cache_plan import plan_cache
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.items import out_of_reach, smallest_rho
@@ -193,6 +193,6 @@ def describe(costs):
             '{:.3f}'.format(least + 5e-4) if elastic else '',  # rounded up
             '' if hours is None else '{:.1f}'.format(hours * per_hour),
             'not measured' if peak_bytes is None else '{:,.0f}'.format(peak_bytes / 1e6)])
-    return command_line.table(
+    return texts.table(
         ['way to train', 'prefix cache', 'step (ms)', 'speed-up', 'smallest rho',
          'time ({})'.format(unit), 'peak (MB)'], rows, '<<>>>>>')

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 from elastic.trees import TREE, packed, unpacked
 

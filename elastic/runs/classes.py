@@ -10,9 +10,9 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.command_line import table
 from elastic.files import whole
 from elastic.runs.folder import fault, read_rows
+from elastic.texts import table
 
 PREDICTIONS, CLASSES = 'predictions.csv', 'classes.csv'
 PREDICTION_COLUMNS = ('image', 'label', 'predicted', 'probability')

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elastic import command_line
-from elastic.command_line import UserError, finite
+from elastic import errors
+from elastic.errors import UserError, finite
 from elastic.files import PART, read_json
 from elastic.schemes.fixed import SCHEMES
 from elastic.settings import VARIED
@@ -98,7 +98,7 @@ def read_run(folder):
     if not os.path.isdir(folder):
         parent, name = os.path.split(folder)
         runs = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
-        raise fault(folder, f'no folder {folder}{command_line.nearest(name, runs)}')
+        raise fault(folder, f'no folder {folder}{errors.nearest(name, runs)}')
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path):
         raise fault(folder, f'unfinished: it has no {path}; run its command again')

@@ -13,10 +13,10 @@ import contextlib
 import os
 import time
 
-from elastic import command_line
-from elastic.command_line import UserError
+from elastic import command_line, texts
 from elastic.device.energy import NO_SENSOR, PERIOD, Meter, find_sensors
 from elastic.device.meter_log import metered_joules, read_meter
+from elastic.errors import UserError
 from elastic.files import read_json, write_json
 from elastic.runs.folder import read_run, run_folder
 from elastic.settings import LOGS_DIR
@@ -76,7 +76,7 @@ def show_sensors():
         joules = result['energy_joules']
         rows.append([sensor.name, result['energy_note'] if joules is None else '{:.2f}'.format(
             joules / seconds)])
-    print(command_line.table(['sensor', 'power (W)'], rows) if rows else NO_SENSOR)
+    print(texts.table(['sensor', 'power (W)'], rows) if rows else NO_SENSOR)
     for note in notes:
         print(note)
     return 0

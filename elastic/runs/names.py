@@ -2,11 +2,11 @@
 
 import os
 
-from elastic.command_line import UserError
 from elastic.data.tfds import TFDS
-from elastic.durations import duration_text
+from elastic.errors import UserError
 from elastic.files import printable
 from elastic.settings import LAST, RANDOM
+from elastic.texts import duration_text
 
 
 def checked_run_name(name, logs_dir):

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
-from elastic import command_line
+from elastic import errors, texts
 from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
@@ -133,7 +133,7 @@ class Recorder:
         except tf.errors.OpError as error:
             self.writer = tf.summary.create_noop_writer()
             print('no more events for TensorBoard, as they cannot be written ({}); training '
-                  'continues'.format(command_line.reason(error)))
+                  'continues'.format(errors.reason(error)))
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
         """Records the selection before `epoch`. importance, time_share: (N,) or None."""
@@ -239,7 +239,7 @@ class Recorder:
         rows = [[row[0]] + [cell and '{:.5g}'.format(float(cell)) for cell in row[1:]]
                 for row in rows]
         with whole(self._path('epochs.txt')) as part, open(part, 'w') as out:
-            out.write(command_line.table(header, rows) + '\n')
+            out.write(texts.table(header, rows) + '\n')
 
     def _append(self, name, header, rows):
         path = self._path(name)

@@ -126,7 +126,7 @@ class Run:
             raise WorkerLost(*error.args, 'in epoch {} after step {}'.format(
                 self.epoch, self.progress.count))
         self.clock.move(self.result.first_call_seconds, 'step', 'selection')
-        self.clock.move(self.result.again_seconds, 'step', 'resume')
+        self.clock.move(self.result.remade_seconds, 'step', 'resume')
 
     def judged(self, images):
         """Returns the Evaluation of the present weights on tf.data of (images, labels)."""
@@ -219,6 +219,6 @@ class Run:
         self.maker.assign(state['variables'])
         if self.choice is not None:
             self.step = self.maker.step(self.choice.mask)
-            self.step.again = True
+            self.step.remade = True
         self.cache.restore(state['cache'], self.step)
         self.clock.restore(state['clock'])

@@ -7,9 +7,9 @@ import platform
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.device import energy, thermal
 from elastic.device.host import host_description
+from elastic.errors import UserError
 from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
 from elastic.runs.folder import changed_settings

@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.schemes.scheme import Choice, Scheme
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.backbone import Backbone
 from elastic.schemes.channels import network_of, structure
 from elastic.schemes.scheme import Choice, Scheme

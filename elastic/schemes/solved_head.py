@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.device.host import MEMORY_SHARE, available_bytes
+from elastic.errors import UserError
 from elastic.networks.backbone import backbone_of, output_layer
 from elastic.networks.stages import standardisation
 from elastic.schemes.ridge import PIECE, is_many, needed_bytes, solve_few, solve_many

@@ -5,6 +5,8 @@ tensors. Forward and backward pass can also slow down differently, which step ti
 both passes are measured again before each selection.
 """
 
+from typing import Any, NamedTuple, Sequence
+
 import numpy as np
 
 from elastic.timing.fit import fitted_scales
@@ -18,24 +20,75 @@ STEP_DRIFT = 0.10   # of the predicted step; a larger difference calls for a new
 WINDOW = 50         # last steps of an epoch that are compared with the prediction
 
 
-class ClosedLoop:
+class Steps(NamedTuple):
+    """Holds the steps that were last trained. mask: (N,) bool. ms: of each, at least one.
+
+    cache: CacheCost if they read cached activations, else None.
+    """
+    mask: np.ndarray
+    ms: Sequence
+    cache: Any = None
+
+    def predicted_ms(self, table):
+        """Returns what a TensorTimings says of such a step."""
+        if self.cache is None:
+            return table.step_time(self.mask)
+        return table._replace(cache=self.cache).reading_time(self.mask)
+
+    def taken_ms(self, loop_ms):
+        """Returns what one of the last steps took. loop_ms: of it, the wait for its images."""
+        return float(np.median(self.ms[-WINDOW:])) - (loop_ms if self.cache is None else 0.0)
+
+
+class FixedTable:
+    """Stands for the ClosedLoop of a run whose timing table stays as the profiler measured it."""
+    follows = False
+
+    def __init__(self, timings):
+        self.timings = timings
+
+    def waited(self, wait_ms):
+        """Records how long a step without a cache waits for its batch, in ms."""
+
+    def update(self, inputs, labels, both_ms=(), steps=None):
+        """Corrects `timings`, and returns the drift of its shares; see ClosedLoop.update."""
+        return 0.0
+
+    def state(self):
+        """Returns the tables that `restore` takes."""
+        return [self.timings]
+
+    def restore(self, tables):
+        """Resumes from what `state` returned, unless another device measured it."""
+        if tables[0].key == self.timings.key:
+            self._take(*tables)
+
+    def _take(self, timings):
+        self.timings = timings
+
+
+class ClosedLoop(FixedTable):
     """Keeps the timing table true to the present speed of the device.
 
     timings: the present TensorTimings, at first the profiler's. reference: TensorTimings as of the
     last correction of shares. maker: masked_step.StepMaker of the training step.
     """
+    follows = True
 
     def __init__(self, timings, maker):
-        self.timings = timings
-        self.reference = timings
-        self._maker = maker
-        self._forward = None
+        super().__init__(timings)
+        self.reference, self._maker, self._forward = timings, maker, None
 
     def waited(self, wait_ms):
-        """Records how long a step without a cache waits for its batch, in ms."""
         self.timings = self.timings._replace(t_loop=wait_ms)
 
-    def update(self, inputs, labels, both_ms=(), mask=None, step_ms=(), cache=None):
+    def state(self):
+        return [self.timings, self.reference]
+
+    def _take(self, timings, reference):
+        self.timings, self.reference = timings, reference
+
+    def update(self, inputs, labels, both_ms=(), steps=None):
         """Measures both passes on this batch, corrects `timings`, and returns the drift of shares.
 
         The drift is the change of backward over forward time since the last correction of shares, 0
@@ -44,36 +97,29 @@ class ClosedLoop:
         disagree, weight gradients overlap with the error gradient more or less than before; the
         table follows that until the next update.
         both_ms: ms of forward and backward passes of all tensors that were just run, if any.
-        mask, step_ms: of the steps so far. cache: CacheCost if they read cached activations, else
-        None. Call `waited` first.
+        steps: Steps since the last update; None before the first. Call `waited` first.
         """
+        table, drift = self._by_passes(inputs, labels, both_ms)
+        if steps is not None:
+            taken = steps.taken_ms(self.timings.t_loop)
+            table = _by_overlap(table, steps, taken)
+            if not drift and steps.cache is None:  # a reading step is too short to show the speed
+                table = _by_speed(table, steps, taken)
+        self.timings = table._replace(t_loop=self.timings.t_loop)
+        return drift
+
+    def _by_passes(self, inputs, labels, both_ms):
+        """Returns (the reference at the speed of both passes, drift of its shares)."""
         old = self.reference
         for calls, noise in zip(CALLS, NOISE):
             t_fp, t_bp = self.measure(inputs, labels, calls, both_ms)
             drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1
             if abs(drift) <= noise:
-                break
+                speed = (t_fp + t_bp) / (old.t_fp + old.t_bp)
+                return old.rescaled(speed * old.t_fp, speed * old.t_bp), 0.0
             both_ms = ()
-        if abs(drift) > noise:
-            self.reference = table = old.rescaled(t_fp, t_bp)
-        else:
-            drift, speed = 0.0, (t_fp + t_bp) / (old.t_fp + old.t_bp)
-            table = old.rescaled(speed * old.t_fp, speed * old.t_bp)
-        if len(step_ms):
-            def predicted(timings):
-                return timings.step_time(mask) if cache is None else timings._replace(
-                    cache=cache).reading_time(mask)
-            taken = float(np.median(step_ms[-WINDOW:])) - (
-                self.timings.t_loop if cache is None else 0)
-            more_ms = taken - predicted(table)
-            if table.wire is None and AGREE[0] < abs(more_ms) / table.plain_time(mask) <= AGREE[1]:
-                table = explaining(table, mask, more_ms)  # not kept: an epoch may be disturbed
-            if not drift and cache is None:  # a reading step is too short to show the speed
-                wire = table.wire_time(mask)  # does not follow the speed of the device
-                speed = max(taken - wire, 1e-3) / (predicted(table) - wire)
-                table = table.rescaled(speed * table.t_fp, speed * table.t_bp)
-        self.timings = table._replace(t_loop=self.timings.t_loop)
-        return drift
+        self.reference = old.rescaled(t_fp, t_bp)
+        return self.reference, drift
 
     def measure(self, inputs, labels, calls, both_ms=()):
         """Returns (t_fp, t_bp), ms of the forward and the backward pass as the table counts them.
@@ -96,6 +142,21 @@ class ClosedLoop:
         t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
         old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
+
+
+def _by_overlap(table, steps, taken_ms):
+    """Returns the table that explains how steps differ from passes, where that can be overlap."""
+    more_ms = taken_ms - steps.predicted_ms(table)
+    if not table.wire.fixed and AGREE[0] < abs(more_ms) / table.plain_time(steps.mask) <= AGREE[1]:
+        return explaining(table, steps.mask, more_ms)  # not kept: an epoch may be disturbed
+    return table
+
+
+def _by_speed(table, steps, taken_ms):
+    """Returns the table at the speed that the steps show."""
+    wire = table.wire_time(steps.mask)  # does not follow the speed of the device
+    speed = max(taken_ms - wire, 1e-3) / (steps.predicted_ms(table) - wire)
+    return table.rescaled(speed * table.t_fp, speed * table.t_bp)
 
 
 def explaining(table, mask, more_ms):

@@ -16,23 +16,23 @@ class Items(NamedTuple):
     of: (N,) int, the item of each tensor.
     needs: (G, L) bool, the items that need each group of ops. group_ms: (G,) ms of the groups.
     own: (L,) ms that an item costs by itself.
-    depth: (L,) int, depth of the item's deepest tensor; at_deepest: (L,) ms, that tensor's
-    TensorTimings.at_deepest.
+    depth: (L,) int, depth of the item's deepest tensor; cache_ms: (L,) ms, that tensor's
+    TensorTimings.cache_ms.
     """
     of: np.ndarray
     needs: np.ndarray
     group_ms: np.ndarray
     own: np.ndarray
     depth: np.ndarray
-    at_deepest: np.ndarray
+    cache_ms: np.ndarray
 
     @property
     def alone(self):
         """Returns the (L,) ms beyond `fixed` of a step that trains the item alone."""
-        return self.own + time_of_groups(self.group_ms, self.needs) + self.at_deepest
+        return self.own + time_of_groups(self.group_ms, self.needs) + self.cache_ms
 
     @property
-    def beside_deeper(self):
+    def least_ms_beside_deeper(self):
         """Returns the (L,) least ms beyond `fixed` of a step that also trains a deeper item."""
         order, least = np.argsort(-self.depth), np.empty(len(self.depth))
         least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
@@ -49,7 +49,7 @@ class Items(NamedTuple):
         count = needs.sum(axis=1)
         return Items(None, needs[count > 1], self.group_ms[count > 1],
                      self.own[keep] + time_of_groups(self.group_ms[count == 1], needs[count == 1]),
-                     self.depth[keep], self.at_deepest[keep])
+                     self.depth[keep], self.cache_ms[keep])
 
 
 def items_of(timings, layers=None):
@@ -60,13 +60,13 @@ def items_of(timings, layers=None):
     needs = timings.group_tensors
     if layers is None:
         return Items(np.arange(needs.shape[1]), needs, timings.group_ms, timings.t_own,
-                     timings.depth, timings.at_deepest)
+                     timings.depth, timings.cache_ms)
     _, of = np.unique(layers, return_inverse=True)
     members = of == np.arange(of.max() + 1)[:, None]  # (L, N) bool
     needs = np.stack([needs[:, of_item].any(axis=1) for of_item in members], axis=1)
     deepest = [timings.deepest(of_item) for of_item in members]
     return Items(of, needs, timings.group_ms, np.bincount(of, timings.t_own),
-                 timings.depth[deepest], timings.at_deepest[deepest])
+                 timings.depth[deepest], timings.cache_ms[deepest])
 
 
 def layers_of(model):

@@ -43,7 +43,7 @@ class EpochResult(NamedTuple):
     waits: kind -> the part of these ms outside the step function: waiting for input, Python.
     first_call_seconds: by how much first calls of new step functions took longer than other steps.
     firsts: kind -> number of these first calls.
-    again_seconds: as first_call_seconds, for functions that a resumed run had to make again.
+    remade_seconds: as first_call_seconds, for functions that a resumed run had to make again.
     """
     loss: float
     accuracy: float
@@ -52,7 +52,7 @@ class EpochResult(NamedTuple):
     waits: Dict
     first_call_seconds: float
     firsts: Dict = {}
-    again_seconds: float = 0.0
+    remade_seconds: float = 0.0
 
     @property
     def step_ms(self):
@@ -94,7 +94,7 @@ class EpochProgress:
             self.ms.setdefault(call.kind, []).append(ms)
             self.waits.setdefault(call.kind, []).append(wait_ms)
         else:
-            self.firsts.append([call.kind, ms, wait_ms, call.step.again])
+            self.firsts.append([call.kind, ms, wait_ms, call.step.remade])
             call.step.compiled = True
         self.count += 1
 

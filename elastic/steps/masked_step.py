@@ -11,8 +11,8 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack, tf_internals
+from elastic.errors import UserError
 from elastic.steps.function_graph import (
     Cutter,
     add_node,
@@ -271,7 +271,7 @@ class MaskedStep(GraphFunction):
         self.mask, self._keeps_alive = mask, called
         self._shapes = shapes or maker.shapes
         self.compiled = False  # by the first call, whose time the loop counts separately
-        self.again = False  # whether an interrupted run has called it before
+        self.remade = False  # whether an interrupted run has called it before
 
     @property
     def examples(self):

@@ -69,7 +69,7 @@ class PrefixSteps:
             graph, prefix, self._read_from(prefix, mask), self._nbytes, ms,
             read_ms or (lambda nbytes: prefix_cut.READ_MS * batch_size * nbytes))
 
-    def serves(self, cut):
+    def trainable_at(self, cut):
         """Returns the (N,) bool mask of the tensors that may be trained with this Cut.
 
         It is empty if the rest of the step would read a tensor that the Cut does not store.

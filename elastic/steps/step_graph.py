@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 # The executor runs no kernel for these ops: they have no event in a trace, and cost nothing.
 FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp', 'Reshape',

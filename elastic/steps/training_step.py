@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 
 # Ops that only pass class scores on, or clip them; the op before them shows whether these are
 # logits.

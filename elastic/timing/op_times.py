@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
-from elastic.command_line import UserError
 from elastic.compat import tf_internals
+from elastic.errors import UserError
 
 # `<node name>:<op type>`; a runtime event such as `Executor::Process` has no such form.
 OP_EVENT = re.compile(r'^([^:]+):(\w+)$')

@@ -1,6 +1,6 @@
 """Describes a timing table for people, and warns of a doubtful profile."""
 
-from elastic import command_line
+from elastic import texts
 
 MIN_COVERAGE = 0.95  # of the traced time outside the forward pass; real networks reach more
 MAX_SPREAD = 0.10  # of the time of a step; above it, something else was running
@@ -31,14 +31,14 @@ def describe(table):
             for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
                 table.names, table.shapes, table.t_dw, table.t_dy, table.t_up,
                 table.profile.estimated))]
-    tensors = command_line.table(
+    tensors = texts.table(
         ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
         rows, '><>>>>><')
     parts = [('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
              ('update (t_update)', table.t_update), ('full step', table.t_step)]
-    if table.wire is not None:
+    if table.wire.fixed:
         parts.insert(3, ('exchange with the other workers', table.wire_time([True] * len(rows))))
-    totals = command_line.table(['per step', 'ms', '%'], [
+    totals = texts.table(['per step', 'ms', '%'], [
         [name, '%.2f' % ms, '%.1f' % (100 * ms / table.t_step)] for name, ms in parts])
     profile = table.profile
     kernels = '' if profile.kernel_share is None else (

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.files import read_json, whole, write_json
 
 
@@ -26,11 +26,11 @@ class CacheCost(NamedTuple):
     cut: Any = None
 
     @property
-    def serves(self):
+    def trainable(self):
         """Returns the (N,) bool of the tensors that can be trained with this cache."""
         return np.isfinite(self.read_ms)
 
-    def only_for(self, tensors):
+    def restricted_to(self, tensors):
         """Returns the cost of this cache if it serves only `tensors`, (N,) bool."""
         return self._replace(read_ms=np.where(tensors, self.read_ms, np.inf),
                              write_ms=np.where(tensors, self.write_ms, np.inf))
@@ -61,11 +61,11 @@ class Profile(NamedTuple):
 class WireCost(NamedTuple):
     """Holds the ms in which several workers exchange what a step computes.
 
-    fixed: of the results, and of all that does not depend on the mask.
+    fixed: of the results, and of all that does not depend on the mask; 0 without other workers.
     t_comm: (N,) of the gradient of each tensor.
     """
-    fixed: float
-    t_comm: np.ndarray
+    fixed: float = 0.0
+    t_comm: Any = 0.0
 
 
 NOT_STORED = {'cache', 'wire'}  # fields of a TensorTimings that its file leaves out
@@ -95,7 +95,7 @@ class TensorTimings(NamedTuple):
     deepest. cut_bytes: (N,) their bytes for one image; inf if the prefix cannot be cut off.
     op_rates: rates of attribution.OpTimes, by which a cut is placed.
     cache: CacheCost of the steps; None if each computes the whole forward pass.
-    wire: WireCost of several workers; None if one process trains alone.
+    wire: WireCost of the workers.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -116,7 +116,7 @@ class TensorTimings(NamedTuple):
     cut_bytes: Any = None
     op_rates: Dict = {}
     cache: Any = None
-    wire: Any = None
+    wire: WireCost = WireCost()
 
     @property
     def t_step(self):
@@ -130,18 +130,17 @@ class TensorTimings(NamedTuple):
 
         With several workers, also the exchange of its results.
         """
-        return self.t_fp + self.t_loop + max(0.0, self.t_update - float(self.t_up.sum())) + (
-            0.0 if self.wire is None else self.wire.fixed)
+        return self.t_fp + self.t_loop + max(
+            0.0, self.t_update - float(self.t_up.sum())) + self.wire.fixed
 
     @property
     def t_own(self):
         """Returns the (N,) ms that no other tensor shares beside t_dw: update, exchange."""
-        return self.t_up if self.wire is None else self.t_up + self.wire.t_comm
+        return self.t_up + self.wire.t_comm
 
     def wire_time(self, mask):
         """Returns the ms in which the workers exchange results and gradients."""
-        return 0.0 if self.wire is None else self.wire.fixed + float(
-            self.wire.t_comm[np.asarray(mask, dtype=bool)].sum())
+        return self.wire.fixed + float(np.sum(self.wire.t_comm * np.asarray(mask, dtype=bool)))
 
     def rescaled(self, t_fp, t_bp):
         """Returns the table with both passes as measured now; the update scales with their sum."""
@@ -161,7 +160,7 @@ class TensorTimings(NamedTuple):
 
     def step_time(self, mask):
         """Returns the ms of a step; with a cache, the mean of filling and reading steps."""
-        return self.plain_time(mask) + float(self.at_deepest[self.deepest(mask)])
+        return self.plain_time(mask) + float(self.cache_ms[self.deepest(mask)])
 
     def filling_time(self, mask):
         """Returns the ms of a step that computes the whole forward pass."""
@@ -187,10 +186,10 @@ class TensorTimings(NamedTuple):
 
     def is_cached(self, mask):
         """Returns whether steps are faster with the prefix cache."""
-        return bool(self.at_deepest[self.deepest(mask)] < 0)
+        return bool(self.cache_ms[self.deepest(mask)] < 0)
 
     @property
-    def at_deepest(self):
+    def cache_ms(self):
         """Returns (N,) ms, <= 0, that the cache adds to a step if tensor k is the deepest.
 
         It is 0 where there is no cache or it does not pay.

@@ -12,8 +12,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from elastic.command_line import UserError
 from elastic.compat import tf_internals
+from elastic.errors import UserError
 from elastic.steps.function_graph import work_of
 from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged, topological
 from elastic.steps.training_step import NUM_RESULTS

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import NamedTuple, Tuple
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 EXAMPLE = 'pi1:2222,pi2:2222'
 SECOND = 1.0  # the longest wait for one answer

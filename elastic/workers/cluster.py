@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from elastic import trees
-from elastic.command_line import UserError
 from elastic.compat import tf_internals
+from elastic.errors import UserError
 from elastic.settings import DEFAULTS
 from elastic.workers.addresses import WorkerLost, wait_for_all
 from elastic.workers.heartbeat import ANSWER_MS, Heartbeat

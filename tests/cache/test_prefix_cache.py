@@ -110,7 +110,7 @@ def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
 
     maker = train.step_maker(model, dataset, settings)
     made = FixedScheme(scheme, maker) if scheme == 'traditional_tl_training' else (
-        train.ElasticScheme(maker, dataset.probe, timings, settings, cache))
+        train.elastic_scheme(maker, dataset.probe, timings, settings, cache))
     session = Session(Recorder(str(tmp_path / 'r')))
     train.train(watched(made, chosen), dataset, settings, session, cache)
     plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
@@ -135,7 +135,7 @@ def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
 def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, dataset, timings):
     settings = Settings(num_epochs=4, interval=4, rho=0.6, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
-    scheme = train.ElasticScheme(train.step_maker(model, dataset, settings), dataset.probe,
+    scheme = train.elastic_scheme(train.step_maker(model, dataset, settings), dataset.probe,
                                  timings, settings, cache)
     # The device is as fast as in the table, except that reading steps take three times as long.
     scheme._loop.measure = lambda *_: (timings.t_fp, timings.t_bp)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from elastic.cache import stores
 from elastic.cache.stores import CacheLost, Field, FileStore, MemoryStore
-from elastic.command_line import UserError
 from elastic.device import host
+from elastic.errors import UserError
 from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -10,10 +10,10 @@ from tensorflow import keras
 
 import datasets
 import main
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.data.images import load_images
 from elastic.data.photo import fault_of
+from elastic.errors import UserError
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import Recorder
 from elastic.settings import DataSettings

@@ -13,9 +13,9 @@ import profiler
 import train
 from cached_runs import MIDDLE, digits, network, ran, same_run
 from elastic.cache.prefix_cache import PrefixCache
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
 from elastic.data.class_weights import ClassWeights, class_weights
+from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.schemes.prunetrain import GroupLasso
 from elastic.selection.importance import Evaluator, evaluate_importance

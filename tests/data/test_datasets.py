@@ -9,10 +9,10 @@ import pytest
 
 import datasets
 import tfds_archives
-from elastic.command_line import UserError
 from elastic.data import digits
 from elastic.data.images import check_dataset_name
 from elastic.data.split import Split
+from elastic.errors import UserError
 from image_folders import arrays, bitmap, encoded, load_photos, same, write, write_photos
 
 ROOT = os.path.dirname(os.path.abspath(datasets.__file__))

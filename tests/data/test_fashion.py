@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import datasets
-from elastic.command_line import UserError
 from elastic.data import fashion
 from elastic.data.images import unprepared
 from elastic.data.split import resized
+from elastic.errors import UserError
 
 SIZES = {'train': 40, 't10k': 20}
 

@@ -10,9 +10,9 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
-from elastic.command_line import UserError
-from elastic.data.image_folder import find_images
+from elastic.data.image_folder import scan_folder
 from elastic.data.photo import ORIENTATION, read_image
+from elastic.errors import UserError
 from image_folders import load_photos, write
 
 
@@ -41,7 +41,7 @@ def counts(part):
 def test_photos_in_folders_of_a_class_folder_belong_to_the_class(tmp_path):
     fill(tmp_path, 'cat/0.jpg', 'cat/2021/may/1.jpg', 'cat/2021/2.jpg', 'cat/2022/3.jpg',
          'dog/0.jpg', 'dog/1.jpg', '__MACOSX/cat/._0.jpg', 'cat/.thumbnails/0.jpg')
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert {name: len(found.train[name]) + len(found.test[name]) for name in found.train} == {
         'cat': 4, 'dog': 2}
     assert found.notes == []
@@ -50,7 +50,7 @@ def test_photos_in_folders_of_a_class_folder_belong_to_the_class(tmp_path):
 def test_a_linked_folder_counts_once(tmp_path):
     fill(tmp_path, 'cat/0.jpg', 'cat/more/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
     os.symlink('..', str(tmp_path / 'cat' / 'more' / 'up'))
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert len(found.train['cat']) + len(found.test['cat']) == 2
 
 
@@ -60,7 +60,7 @@ def test_a_linked_folder_counts_once(tmp_path):
 def test_any_file_that_pillow_reads_is_used(tmp_path, name, kind):
     fill(tmp_path, 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
     write(tmp_path / 'cat' / name, photo(kind))
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert len(found.train['cat']) + len(found.test['cat']) == 2 and found.notes == []
     image = read_image(str(tmp_path / 'cat' / name), 8)
     assert abs(image.astype(int) - (200, 30, 60)).max() <= 4
@@ -71,13 +71,13 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
     for name in ('cat/2.heic', 'cat/3.HEIC', 'dog/2.cr2', 'dog/drawing.svg', 'dog/notes.txt'):
         write(tmp_path / name, b'something else')
     os.mkfifo(str(tmp_path / 'dog' / 'pipe.jpg'))
-    note, = find_images(str(tmp_path)).notes
+    note, = scan_folder(str(tmp_path)).notes
     assert note == ('left out, because Pillow does not read them: 2 .heic, 1 .cr2, 1 .svg, '
                     '1 pipe or device')
     fill(tmp_path, 'elk/')
     write(tmp_path / 'elk' / '0.heic', b'something else')
     with pytest.raises(UserError, match="class folder 'elk' .*left out there: 3 .heic"):
-        find_images(str(tmp_path))
+        scan_folder(str(tmp_path))
 
 
 # --- layouts
@@ -88,7 +88,7 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
 def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
     fill(tmp_path, *['{}/{}/0.jpg'.format(part, name) for part in (train, test) for name in 'ab'])
     fill(tmp_path, '{}/a/1.jpg'.format(train))
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert counts(found.train) == {'a': 2, 'b': 1} and counts(found.test) == {'a': 1, 'b': 1}
     assert found.notes == []
 
@@ -96,14 +96,14 @@ def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
 def test_a_test_folder_comes_before_validation_and_what_is_unused_is_named(tmp_path):
     fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'test/b/0.jpg', 'test/a/',
          'docs/0.jpg')
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert counts(found.test) == {'a': 0, 'b': 1}
     assert found.notes == ["not used: 'docs', 'val' of {}".format(tmp_path), 'no test images of a']
 
 
 def test_a_flat_test_folder_gives_way_to_validation(tmp_path):
     fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'val/b/0.jpg', 'test/0.jpg')
-    found = find_images(str(tmp_path))
+    found = scan_folder(str(tmp_path))
     assert counts(found.test) == {'a': 1, 'b': 1}
     assert found.notes == ["not used: 'test' of {}".format(tmp_path)]
 
@@ -118,7 +118,7 @@ def test_a_flat_test_folder_gives_way_to_validation(tmp_path):
 def test_another_layout_is_refused_with_what_to_give(tmp_path, files, said):
     fill(tmp_path, *files)
     with pytest.raises(UserError, match=said.replace('{}', str(tmp_path))):
-        find_images(str(tmp_path))
+        scan_folder(str(tmp_path))
 
 
 def test_names_that_are_not_utf_8_are_used_and_printed(tmp_path):

@@ -11,9 +11,9 @@ import tensorflow as tf
 import datasets
 import main
 import tfds_archives
-from elastic.command_line import UserError
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.records import Records
+from elastic.errors import UserError
 from elastic.flags import check_arguments, parse_arguments
 from elastic.planning import ways
 from elastic.runs.folder import read_run

@@ -11,8 +11,8 @@ import pytest
 import datasets
 import image_folders
 import main
-from elastic.command_line import UserError
 from elastic.data.augmentation import augment, augmentation_draws
+from elastic.errors import UserError
 from image_folders import arrays, encoded, same, write, write_photos
 
 ROOT = os.path.dirname(os.path.abspath(datasets.__file__))

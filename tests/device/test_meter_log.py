@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from elastic.command_line import UserError
 from elastic.device.energy import NO_SENSOR
 from elastic.device.meter_log import check_meter, metered_joules, read_meter
+from elastic.errors import UserError
 from elastic.runs import metered
 from made_runs import make_run
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.export.litert import LABELS, LiteRTModel, check_converter, write_litert
 from elastic.export.plain import plain_model
 from elastic.export.predictor import probabilities_of

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.export.litert import LiteRTModel
 from elastic.networks.model_files import check_hdf5
 from elastic.networks.saved_model import load_saved

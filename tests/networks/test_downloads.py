@@ -9,8 +9,8 @@ import pytest
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks import downloads
 from elastic.networks.backbone import backbone_of
 from elastic.networks.downloads import weights_file

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import models
-from elastic.command_line import UserError
 from elastic.data.photo import read_image
+from elastic.errors import UserError
 from elastic.networks import names
 from elastic.networks.efficientnet_lite import HEAD, imagenet_tensors
 from elastic.networks.torch_file import HEADERS, read_tensors

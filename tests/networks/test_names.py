@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.networks.names import canonical_name, check_weights
 from small_models import ROOT
 

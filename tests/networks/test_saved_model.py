@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.saved_model import count_trainable, from_saved_model
 from elastic.steps.training_step import evaluation_function
 from small_models import (

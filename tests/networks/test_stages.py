@@ -5,8 +5,8 @@ import pytest
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.export.plain import plain_model
 from elastic.networks.stages import head_of, places, pooled
 from small_models import SMALL, photos, saved, sequential, small_base, user_classifier

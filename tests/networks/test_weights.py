@@ -17,8 +17,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks import backbone
 from small_models import (
     DATA,

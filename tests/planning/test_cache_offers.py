@@ -121,7 +121,7 @@ def test_the_whole_run_pays_for_filling_the_cache(tmp_path, dataset, table, caps
     settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
                               learning_rate=0.01, closed_loop=False)
     cache, chosen = Watched(dataset, str(tmp_path)), {}
-    scheme = train.ElasticScheme(train.step_maker(network(), dataset, settings), dataset.probe,
+    scheme = train.elastic_scheme(train.step_maker(network(), dataset, settings), dataset.probe,
                                  table, settings, cache)
     session = Session(Recorder(str(tmp_path / 'r')))
     train.train(watched(scheme, chosen), dataset, settings, session, cache)
@@ -180,16 +180,16 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
         fresh, costed = CacheOffers(new, table, 3, until).table, seen[until]
         assert (fresh.cache.fill_share == fill_share(dataset, 3, until)).all()
         share, old = fill_share(dataset, 3, until), table.t_prefix[MIDDLE].min() / table.t_fp
-        kept = (costed.cache.fill_share == 0) & costed.cache.serves
+        kept = (costed.cache.fill_share == 0) & costed.cache.trainable
         # The present cache wins where it skips more than a new one, which must first be filled.
         gain = old * table.t_fp > (1 - share) * table.t_prefix
         assert kept.tolist() == (MIDDLE & gain).tolist() and kept[4]
         assert (until == 9) == (MIDDLE & ~kept).any()
-        assert (costed.at_deepest[kept] < fresh.at_deepest[kept]).all()
-        np.testing.assert_allclose(costed.at_deepest[~kept], fresh.at_deepest[~kept], rtol=0.05)
+        assert (costed.cache_ms[kept] < fresh.cache_ms[kept]).all()
+        np.testing.assert_allclose(costed.cache_ms[~kept], fresh.cache_ms[~kept], rtol=0.05)
         np.testing.assert_allclose(costed.cache.skipped[kept], old)
     fresh = CacheOffers(new, table, 3, 9).table
-    np.testing.assert_allclose(seen['view'].at_deepest, fresh.at_deepest, rtol=0.05)
+    np.testing.assert_allclose(seen['view'].cache_ms, fresh.cache_ms, rtol=0.05)
 
 
 def test_a_new_augmentation_empties_the_cache(tmp_path, table):
@@ -253,7 +253,7 @@ def test_the_own_cut_of_a_mask_costs_no_more_than_that_of_its_chain(tmp_path, da
         if cut is None:
             assert not costed.is_cached(mask)
             continue
-        assert costed.cache.serves[mask].all()
+        assert costed.cache.trainable[mask].all()
         assert costed.cache.read_ms[k] == cache.copying(np.array([float(cut.nbytes)]))[0]
         assert chain.cache.skipped[k] - 1e-9 <= costed.cache.skipped[k] <= 1
     assert better >= 4
@@ -268,7 +268,7 @@ def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, br
     assert cache.kinds == kinds(FILL, READ, READ, READ, READ)
     cut = choices[1].timings.cache.cut
     assert all(choice.timings.cache.cut == cut for choice in choices.values())
-    assert choices[1].timings.cache.serves.tolist() == mask_of(
+    assert choices[1].timings.cache.trainable.tolist() == mask_of(
         model, 'a1', 'a2', 'head').tolist()  # the other branches are skipped
 
 

@@ -12,7 +12,6 @@ import train
 from cached_runs import BATCH, SIZE, digits, network
 from elastic.cache.prefix_cache import NoCache
 from elastic.compat import keras_stack
-from elastic.durations import duration, duration_text
 from elastic.planning.deadline import (
     ENOUGH,
     FLOOR,
@@ -34,6 +33,7 @@ from elastic.runs.session import RECORDS, Session
 from elastic.settings import Settings
 from elastic.steps.epoch import PLAIN, Call
 from elastic.steps.training_step import evaluation_function
+from elastic.texts import duration, duration_text
 from fixed_tables import fixed_profile
 from models import build_model
 from small_models import saved

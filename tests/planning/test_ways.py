@@ -11,8 +11,8 @@ import pytest
 import profiler
 from drawn_tables import tangled_table
 from elastic.cache.copy_times import CopyTimes
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.flags import parse_arguments
 from elastic.planning import ways
 from elastic.schemes.fixed import fixed_mask
@@ -131,8 +131,8 @@ def test_the_peak_of_full_training_holds_the_activations_that_the_head_alone_fre
     """Ten convolutions have outputs of 8 MB each; the process has run nothing else."""
     code = '''
 import json
-from elastic import command_line
-command_line.quiet_tensorflow()
+from elastic.compat import start
+start.quiet_tensorflow()
 import tensorflow as tf
 from tensorflow import keras
 import profiler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cached_runs import files_of_at_most
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs import checkpoint
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.claim import Claim, this_machine
 from elastic.runs.folder import TRAINED_BY
 from elastic.runs.recorder import open_run

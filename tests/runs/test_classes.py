@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.runs.classes import (
     CLASSES,
     PREDICTIONS,

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 from datasets import load_dataset
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.backbone import classifier, statistics_from_batch
 from elastic.schemes.channels import structure
 from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 from tensorflow import keras
 
 import models
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.networks.stages import standardisation
 from elastic.schemes import solved_head
 from elastic.schemes.ridge import FIRST, STEP, _at_best_strength, _fitted
@@ -120,7 +120,7 @@ def test_of_many_images_a_part_is_left_out(weights, trained, tmp_path):
     assert (start is not None) == trained
     if trained:  # of a head to train from, the penalty is one step stronger
         heads.append((best + 1, start, errors[best + 1]))
-    for power, (kernel, bias), loss in heads:
+    for power, (kernel, _), loss in heads:
         expected = Ridge(fits[power].alpha).fit(x, targets, weights[y])
         factor = np.linalg.norm(kernel) / np.linalg.norm(expected.coef_)
         np.testing.assert_allclose(kernel, factor * expected.coef_.T,

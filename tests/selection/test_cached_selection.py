@@ -24,37 +24,37 @@ TABLES = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_
 # ---------------------------------------------------------------- the exact solver
 
 def instance(rng, whole_numbers):
-    """Draws (t_dw, t_dy, importance, at_deepest, budget); at_deepest may be negative."""
+    """Draws (t_dw, t_dy, importance, cache_ms, budget); cache_ms may be negative."""
     n = rng.randint(1, 10)
     draw = (lambda: rng.randint(0, 6, n).astype(float)) if whole_numbers else (
         lambda: 5 * rng.rand(n))
-    t_dw, t_dy, at_deepest = draw(), draw(), draw() * rng.choice([-4, -1, 0, 1], n)
-    alone = np.cumsum(t_dy[::-1])[::-1] + t_dw + at_deepest
+    t_dw, t_dy, cache_ms = draw(), draw(), draw() * rng.choice([-4, -1, 0, 1], n)
+    alone = np.cumsum(t_dy[::-1])[::-1] + t_dw + cache_ms
     budget = rng.uniform(alone.min(), max(alone.max(), t_dw.sum() + t_dy.sum()) + 1)
-    return t_dw, t_dy, rng.randn(n), at_deepest, np.floor(budget) if whole_numbers else budget
+    return t_dw, t_dy, rng.randn(n), cache_ms, np.floor(budget) if whole_numbers else budget
 
 
-def times_of(masks, t_dw, t_dy, at_deepest):
-    return chain_time(masks, t_dw, t_dy) + at_deepest[masks.argmax(axis=1)]
+def times_of(masks, t_dw, t_dy, cache_ms):
+    return chain_time(masks, t_dw, t_dy) + cache_ms[masks.argmax(axis=1)]
 
 
 def test_a_cost_at_the_deepest_tensor_gives_the_brute_force_optimum():
     """Times are whole numbers of bins, so that nothing is rounded."""
     rng, negative, deeper = np.random.RandomState(0), 0, 0
     for _ in range(800):
-        t_dw, t_dy, importance, at_deepest, budget = instance(rng, True)
+        t_dw, t_dy, importance, cache_ms, budget = instance(rng, True)
         masks = all_masks(len(t_dw))
-        times = times_of(masks, t_dw, t_dy, at_deepest)
+        times = times_of(masks, t_dw, t_dy, cache_ms)
         single = masks.sum(axis=1) == 1
         feasible = masks[single & (times <= budget)].any(axis=0)
-        whole = budget - at_deepest[feasible].min() if feasible.any() else 1
+        whole = budget - cache_ms[feasible].min() if feasible.any() else 1
         try:
-            chosen = select_tensors(t_dw, t_dy, importance, budget, max(1, int(whole)), at_deepest)
+            chosen = select_tensors(t_dw, t_dy, importance, budget, max(1, int(whole)), cache_ms)
         except InfeasibleBudget as error:
             assert not feasible.any() and error.smallest_budget == times[single].min()
             continue
         assert chosen.mask.any() and chosen.time <= budget
-        assert chosen.time == times_of(chosen.mask[None], t_dw, t_dy, at_deepest)[0]
+        assert chosen.time == times_of(chosen.mask[None], t_dw, t_dy, cache_ms)[0]
         if chosen.fallback:
             assert not (importance[feasible] > 0).any()
             continue
@@ -69,16 +69,16 @@ def test_a_cost_at_the_deepest_tensor_gives_the_brute_force_optimum():
 def test_rounding_never_exceeds_the_budget_and_costs_little():
     rng = np.random.RandomState(1)
     for _ in range(400):
-        t_dw, t_dy, importance, at_deepest, budget = instance(rng, False)
+        t_dw, t_dy, importance, cache_ms, budget = instance(rng, False)
         masks = all_masks(len(t_dw))
-        times = times_of(masks, t_dw, t_dy, at_deepest)
+        times = times_of(masks, t_dw, t_dy, cache_ms)
         try:
-            chosen = select_tensors(t_dw, t_dy, importance, budget, 1000, at_deepest)
+            chosen = select_tensors(t_dw, t_dy, importance, budget, 1000, cache_ms)
         except InfeasibleBudget:
             continue
         assert chosen.mask.any() and chosen.time <= budget
         if not chosen.fallback:
-            slack = (len(t_dw) + 1) / 1000 * (budget - at_deepest.min())
+            slack = (len(t_dw) + 1) / 1000 * (budget - cache_ms.min())
             fit = (times <= budget - slack) & (masks @ (importance <= 0) == 0)
             assert chosen.importance >= max((masks @ importance)[fit], default=0) - 1e-9
 
@@ -86,15 +86,15 @@ def test_rounding_never_exceeds_the_budget_and_costs_little():
 def test_the_smallest_budget_is_enough_and_less_is_not():
     rng = np.random.RandomState(2)
     for _ in range(500):
-        t_dw, t_dy, importance, at_deepest, _ = instance(rng, False)
+        t_dw, t_dy, importance, cache_ms, _ = instance(rng, False)
         with pytest.raises(InfeasibleBudget) as caught:
-            select_tensors(t_dw, t_dy, importance, -1e3, at_deepest=at_deepest - 1e-9)
+            select_tensors(t_dw, t_dy, importance, -1e3, cache_ms=cache_ms - 1e-9)
         least = caught.value.smallest_budget
-        chosen = select_tensors(t_dw, t_dy, importance, least, at_deepest=at_deepest - 1e-9)
+        chosen = select_tensors(t_dw, t_dy, importance, least, cache_ms=cache_ms - 1e-9)
         assert chosen.mask.any() and chosen.time <= least
         with pytest.raises(InfeasibleBudget):
             select_tensors(t_dw, t_dy, importance, np.nextafter(least, -np.inf),
-                           at_deepest=at_deepest - 1e-9)
+                           cache_ms=cache_ms - 1e-9)
 
 
 def test_zero_costs_at_the_deepest_tensor_change_nothing():
@@ -103,14 +103,14 @@ def test_zero_costs_at_the_deepest_tensor_change_nothing():
         t_dw, t_dy, importance, _, _ = instance(rng, False)
         budget = t_dw.sum() + t_dy.sum() + 0.1
         plain = select_tensors(t_dw, t_dy, importance, budget)
-        nothing = select_tensors(t_dw, t_dy, importance, budget, at_deepest=np.zeros(len(t_dw)))
+        nothing = select_tensors(t_dw, t_dy, importance, budget, cache_ms=np.zeros(len(t_dw)))
         assert plain.mask.tolist() == nothing.mask.tolist() and plain.time == nothing.time
 
 
-@pytest.mark.parametrize('at_deepest', [[np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0]])
-def test_a_cost_that_is_not_finite_is_refused(at_deepest):
-    with pytest.raises(ValueError, match='at_deepest.*not finite'):
-        select_tensors([1.0, 1.0], [1.0, 1.0], [1.0, 1.0], 3.0, at_deepest=at_deepest)
+@pytest.mark.parametrize('cache_ms', [[np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0]])
+def test_a_cost_that_is_not_finite_is_refused(cache_ms):
+    with pytest.raises(ValueError, match='cache_ms.*not finite'):
+        select_tensors([1.0, 1.0], [1.0, 1.0], [1.0, 1.0], 3.0, cache_ms=cache_ms)
 
 
 # ---------------------------------------------------------------- the cost of a cache
@@ -158,13 +158,13 @@ def test_a_cache_that_does_not_pay_or_cannot_be_costs_nothing():
     gain = np.where(there, table.t_prefix + table.t_loop - table.cache.read_ms, -np.inf)
     for share in (0.0, 0.3, 0.9):
         more = table._replace(cache=table.cache._replace(
-            fill_share=np.full(len(gain), share))).at_deepest
+            fill_share=np.full(len(gain), share))).cache_ms
         whole = share * table.cache.write_ms[there] - (1 - share) * gain[there]
         np.testing.assert_allclose(more[there], np.minimum(whole, 0))
         assert (more[~there] == 0).all() and (share or (more < 0).any())
     all_fill = table.cache._replace(fill_share=np.ones(len(gain)))
     for cache in (None, all_fill):
-        assert (table._replace(cache=cache).at_deepest == 0).all()
+        assert (table._replace(cache=cache).cache_ms == 0).all()
 
 
 @TABLES
@@ -175,7 +175,7 @@ def test_a_rescaled_table_scales_the_prefix_with_the_forward_pass(draw):
     np.testing.assert_allclose(slower.t_prefix, 3 * table.t_prefix)
     np.testing.assert_array_equal(slower.cut_bytes, table.cut_bytes)
     assert slower.cache is table.cache
-    assert (slower.at_deepest <= table.at_deepest).all()
+    assert (slower.cache_ms <= table.cache_ms).all()
 
 
 @TABLES
@@ -223,9 +223,9 @@ def test_an_ideal_cache_costs_no_more_than_any_cache(draw):
         table = table._replace(cache=table.cache._replace(
             fill_share=np.full(len(table.names), 1 / epochs)))
         best = table.cached_at_best(epochs)
-        assert (best.at_deepest <= table.at_deepest).all()
+        assert (best.cache_ms <= table.cache_ms).all()
         assert smallest_rho(best) <= smallest_rho(table)
-        assert (best.at_deepest[np.isinf(table.cut_bytes)] == 0).all()
+        assert (best.cache_ms[np.isinf(table.cut_bytes)] == 0).all()
 
 
 @pytest.mark.parametrize('draw, mean, worst', [

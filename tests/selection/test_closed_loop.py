@@ -8,6 +8,7 @@ from elastic.selection.closed_loop import (
     NOISE,
     STEP_DRIFT,
     ClosedLoop,
+    Steps,
     explaining,
     steps_drift_ms,
 )
@@ -48,8 +49,8 @@ def loop_of(table, forward=1.0, backward=1.0):
     return ClosedLoop(table, Device(table, forward, backward))
 
 
-def updated(loop, **ran):
-    return loop.update(None, None, **ran)
+def updated(loop, steps=None, both_ms=()):
+    return loop.update(None, None, both_ms, steps)
 
 
 def test_rescaling_keeps_the_costs_of_masks_in_proportion(table):
@@ -102,7 +103,7 @@ def test_steps_give_the_speed_and_each_step_pays_the_wait(table, factor):
     mask, loop = np.arange(N) > 2, loop_of(table)
     taken = factor * table.step_time(mask)
     loop.waited(0.05)
-    updated(loop, mask=mask, step_ms=[taken + 0.05] * 9)
+    updated(loop, Steps(mask, [taken + 0.05] * 9))
     assert loop.timings.t_fp == pytest.approx(factor * table.t_fp)
     assert loop.timings.t_bp == pytest.approx(factor * table.t_bp)
     assert loop.timings.step_time(mask) == pytest.approx(taken + 0.05)
@@ -116,7 +117,7 @@ def test_slow_reading_steps_do_not_enlarge_the_budget(table):
     cache = CacheCost(np.full(N, 0.25), np.full(N, 0.9), copying, copying)
     loop = loop_of(table, 2.0, 2.0)
     ms = 50 * table._replace(cache=cache).reading_time(mask)
-    updated(loop, mask=mask, step_ms=[ms] * 10, cache=cache)
+    updated(loop, Steps(mask, [ms] * 10, cache))
     assert loop.timings.t_step == pytest.approx(2 * table.t_step)  # from the passes alone
 
 
@@ -151,7 +152,7 @@ def test_what_one_epoch_shows_of_weight_gradients_is_not_inherited():
         true.step_time(each) / table.step_time(each) - 1))
     assert 0.1 < abs(true.step_time(mask) / table.step_time(mask) - 1) < 0.25
     loop = loop_of(table)
-    updated(loop, mask=mask, step_ms=[true.step_time(mask)] * 9)
+    updated(loop, Steps(mask, [true.step_time(mask)] * 9))
     assert loop.timings.step_time(mask) == pytest.approx(true.step_time(mask))
     assert loop.timings.t_dw == pytest.approx(1.6 * table.t_dw, rel=0.05)
     updated(loop)

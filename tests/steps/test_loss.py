@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import (

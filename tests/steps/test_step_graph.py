@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer

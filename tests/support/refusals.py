@@ -5,7 +5,7 @@ import os
 import pytest
 
 import main
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 
 def assert_refused(arguments, words, logs, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import profiler
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.steps.step_graph import FREE_OPS
 from elastic.timing.attribution import attribute
 from elastic.timing.op_times import read_trace

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.files import read_json, write_json
 from elastic.timing.table import TensorTimings, chain_timings
 from fixed_tables import fixed_profile

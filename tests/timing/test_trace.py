@@ -58,8 +58,8 @@ def test_serial_ops_is_undone_after_an_error():
 
 POOL = """
 import sys, threading
-from elastic import command_line
-command_line.quiet_tensorflow()
+from elastic.compat import start
+start.quiet_tensorflow()
 import numpy as np
 import tensorflow as tf
 from elastic.timing.trace import serial_ops
@@ -141,12 +141,13 @@ def test_ops_of_a_real_trace_are_nodes_of_the_graph():
 CLUSTERED = """
 import sys
 sys.path.insert(0, 'tests/support')
-from elastic import command_line
-command_line.quiet_tensorflow()
+from elastic import errors
+from elastic.compat import start
+start.quiet_tensorflow()
 from traced_networks import plain, traced
 try:
     traced(plain)
-except command_line.UserError as error:
+except errors.UserError as error:
     print(error)
 """
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import main
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.workers.addresses import (
     Workers,
     check_own_address,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import datasets
-from elastic.command_line import UserError
+from elastic.errors import UserError
 
 
 def labels_of(share, **more):

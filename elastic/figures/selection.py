@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elastic.figure_file import write_figure
+from elastic.figures.style import write_figure
 from elastic.runs.folder import fault, read_run, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 

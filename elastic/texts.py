@@ -1,4 +1,4 @@
-"""Reads and writes times such as 90s, 45m or 1h30m."""
+"""Times such as 90s, 45m or 1h30m, read and written, and aligned tables."""
 
 import argparse
 import math
@@ -30,3 +30,19 @@ def duration_text(seconds):
         return '{}s'.format(seconds)
     return '{}{}{}'.format('{}h'.format(hours) * bool(hours), '{}m'.format(minutes) * bool(minutes),
                            '{}s'.format(seconds % 60) * bool(seconds % 60))
+
+
+def table(header, rows, align=None):
+    """Returns the text of a table with aligned columns.
+
+    header: column titles, with units. rows: sequences of str or int.
+    align: one '<' or '>' per column; default: the first column left, the others right.
+    """
+    rows = [[str(cell) for cell in row] for row in rows]
+    align = align or '<' + '>' * (len(header) - 1)
+    widths = [max([len(title)] + [len(row[i]) for row in rows])
+              for i, title in enumerate(header)]
+    lines = [header, ['-' * width for width in widths]] + rows
+    return '\n'.join('  '.join('{:{}{}}'.format(cell, side, width)
+                               for cell, side, width in zip(line, align, widths)).rstrip()
+                     for line in lines)

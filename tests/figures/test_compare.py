@@ -1,6 +1,6 @@
 """Tests the table of runs: medians, speed-up, and separate rows and columns."""
 
-from elastic.runs import compare
+from elastic.figures import compare
 from elastic.runs.folder import Run
 from elastic.settings import VARIED
 

@@ -1,7 +1,7 @@
 """Draws timing tables as bars: t_dw and t_dy of every tensor, on one device or several."""
 
-from elastic.command_line import UserError
-from elastic.figure_file import write_figure
+from elastic.errors import UserError
+from elastic.figures.style import write_figure
 from elastic.timing.table import TensorTimings
 
 OWN, CARRIED = '#0072B2', '#E69F00'

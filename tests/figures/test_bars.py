@@ -3,8 +3,8 @@
 import pytest
 
 import plot
-from elastic.command_line import UserError
-from elastic.timing.bars import labels_of
+from elastic.errors import UserError
+from elastic.figures.bars import labels_of
 from made_runs import assert_figure, read_csv
 from timing_tables import KEY, stored
 

@@ -8,10 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import plot
-from elastic.command_line import UserError
-from elastic.runs import confusion
+from elastic.errors import UserError
+from elastic.figures import confusion
+from elastic.figures.confusion import draw_confusion, fitted, width_of
 from elastic.runs.classes import PREDICTIONS, Predictions, write_predictions
-from elastic.runs.confusion import draw_confusion, fitted, width_of
 from image_folders import encoded, write
 from made_runs import assert_figure, make_run, read_csv
 

@@ -5,7 +5,7 @@ Runs that differ only in their seed share a row, which shows medians and, in bra
 
 import numpy as np
 
-from elastic import command_line
+from elastic import texts
 from elastic.runs.folder import distinctions
 from elastic.settings import VARIED
 
@@ -31,7 +31,7 @@ def table(runs):
     throttled = [_throttled(group) for group in groups.values()]
     rows = [[_label(key, groups)] + _numbers(group, full) + [text] * any(throttled)
             for (key, group), text in zip(groups.items(), throttled)]
-    return command_line.table(HEADER + ('throttled',) * any(throttled), rows) + LEGEND
+    return texts.table(HEADER + ('throttled',) * any(throttled), rows) + LEGEND
 
 
 def _label(key, keys):

@@ -7,7 +7,7 @@ import numpy as np
 
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo import read_image
-from elastic.figure_file import write_figure
+from elastic.figures.style import write_figure
 from elastic.runs.classes import MOST_PAIRS, MOST_PHOTOS, read_predictions, report
 from elastic.runs.folder import read_run
 

@@ -4,7 +4,7 @@ import contextlib
 import csv
 import os
 
-from elastic.command_line import UserError
+from elastic.errors import UserError
 from elastic.files import make_folder, whole
 
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
