@@ -63,7 +63,7 @@ class Stream:
 def in_order(split, batch_size):
     """Returns tf.data of all images of the split, in order and unchanged.
 
-    Makes one batch in advance: as fast as four, with less memory (docs/benchmarks.md).
+    Makes one batch in advance: as fast as four, with less memory (docs/results/tried_numbers.md).
     """
     import tensorflow as tf
     return untuned(tf.data.Dataset.range(split.size).batch(batch_size).map(
