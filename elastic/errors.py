@@ -12,6 +12,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, 
                errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RESUME = 'run the same command to resume from the last checkpoint, if there is one'
+MEMORY_REMEDY = '; it does not fit in memory: use a smaller --batch_size or --input_size'
 DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 
 
@@ -57,22 +58,18 @@ def in_one_line(error):
     """
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return _of_file(error)
-    errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
-    of_op = errors is not None and isinstance(error, errors.OpError)
-    chain = [error]  # tf.function raises a second error, AutoGraph hides the first
-    while chain[-1].__context__ is not None and (
-            not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
-        chain.append(chain[-1].__context__)
+    chain = _chain_of(error)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
     layer = _layer(chain, frames)
-    if of_op and any(os.strerror(number) in str(error) for number in DISK_ERRORS):
-        remedy = DISK_REMEDY
-    elif isinstance(error, MemoryError) or of_op and isinstance(
-            error, errors.ResourceExhaustedError):
-        remedy = '; it does not fit in memory: use a smaller --batch_size or --input_size'
-    elif of_op or layer and not _is_ours(frames[-1].f_code.co_filename):
-        remedy = ''
-    else:
+    in_library = layer and not _is_ours(frames[-1].f_code.co_filename)
+    remedies = [
+        (_is_op_error(error) and any(os.strerror(number) in str(error) for number in DISK_ERRORS),
+         DISK_REMEDY),
+        (isinstance(error, MemoryError) or _is_op_error(error, 'ResourceExhaustedError'),
+         MEMORY_REMEDY),
+        (_is_op_error(error) or in_library, '')]
+    remedy = next((remedy for holds, remedy in remedies if holds), None)
+    if remedy is None:
         return None
     node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
     if layer:
@@ -80,6 +77,24 @@ def in_one_line(error):
     else:
         place = 'node {}: '.format(node.group(1) or node.group(2)) if node else ''
     return place + reason(chain[-1]) + remedy
+
+
+def _is_op_error(error, name='OpError'):
+    """Returns whether an error is of this class of tf.errors."""
+    kinds = getattr(sys.modules.get('tensorflow'), 'errors', None)
+    return kinds is not None and isinstance(error, getattr(kinds, name))
+
+
+def _chain_of(error):
+    """Returns an error and those in whose place it was raised, the last one first.
+
+    tf.function raises a second error; AutoGraph hides the first.
+    """
+    chain = [error]
+    while chain[-1].__context__ is not None and (
+            not chain[-1].__suppress_context__ or hasattr(chain[-1], 'ag_error_metadata')):
+        chain.append(chain[-1].__context__)
+    return chain
 
 
 def _of_file(error):

@@ -9,7 +9,7 @@ import main
 import profiler
 from elastic import command_line
 from elastic.compat import keras_stack
-from elastic.errors import UserError
+from elastic.errors import UserError, in_one_line
 from refusals import assert_refused
 from small_runs import flags, script
 
@@ -177,9 +177,9 @@ def test_a_failing_model_is_named_in_one_line_and_leaves_nothing(tmp_path, capsy
 
 
 def test_too_little_memory_has_a_remedy():
-    from tensorflow import errors
-    for error in (MemoryError('lacking'), errors.ResourceExhaustedError(None, None, 'lacking')):
-        assert re.match('lacking.*use a smaller --batch_size', errors.in_one_line(error))
+    from tensorflow.errors import ResourceExhaustedError
+    for error in (MemoryError('lacking'), ResourceExhaustedError(None, None, 'lacking')):
+        assert re.match('lacking.*use a smaller --batch_size', in_one_line(error))
 
 
 @pytest.mark.thorough

@@ -232,7 +232,7 @@ def test_a_metric_and_the_closed_loop_resume(tmp_path, timings, metric):
     for one, other in zip(before['loop'], after['loop']):
         assert one.t_step == other.t_step
         np.testing.assert_array_equal(one.group_ms, other.group_ms)
-    for name in ('drawn', 'budget', 'memory', 'random'):
+    for name in ('drawn', 'memory', 'random'):
         np.testing.assert_equal(after[name], before[name])
 
 

@@ -46,20 +46,27 @@ class CacheOffers:
     def __init__(self, cache, timings, epoch, until):
         self._cache, self._timings = cache, timings
         self._fill_share = fill_share(cache.dataset, epoch, until)
-        costs = [self._cost(timings.cut_bytes, timings.t_prefix / timings.t_fp)]
-        self._present, self.tables = self._cost_of_present(epoch, until), []
-        if self._present is not None:
-            from_output, trainable = np.argsort(timings.depth), self._present.trainable
-            chains = np.empty(len(trainable), bool)  # served with all tensors nearer to the output
-            chains[from_output] = np.logical_and.accumulate(trainable[from_output])
-            costs.insert(0, self._present.restricted_to(chains))
-            if trainable.any():
-                self.tables = [_serving_alone(timings._replace(cache=self._present))]
-        # The first of the cheapest for each deepest tensor; each has its own cut.
-        best = np.argmin([timings._replace(cache=cost).cache_ms for cost in costs], axis=0)
-        self.table = timings._replace(cache=CacheCost(*(
-            np.choose(best, arrays) for arrays in list(zip(*costs))[:-1])))
-        self.tables.insert(0, self.table)
+        new = self._cost(timings.cut_bytes, timings.t_prefix / timings.t_fp)
+        self._present = present = self._cost_of_present(epoch, until)
+        costs = [new] if present is None else [self._of_chains(present), new]
+        self.table = timings._replace(cache=self._cheapest(costs))
+        self.tables = [self.table]
+        if present is not None and present.trainable.any():
+            self.tables.append(_serving_alone(timings._replace(cache=present)))
+
+    def _of_chains(self, cost):
+        """Returns the CacheCost where all tensors nearer to the output are trainable, too."""
+        from_output, chains = np.argsort(self._timings.depth), np.empty(len(cost.trainable), bool)
+        chains[from_output] = np.logical_and.accumulate(cost.trainable[from_output])
+        return cost.restricted_to(chains)
+
+    def _cheapest(self, costs):
+        """Returns a CacheCost of the first of the cheapest CacheCosts for each deepest tensor.
+
+        It has no cut, as each tensor's offer has its own.
+        """
+        best = np.argmin([self._timings._replace(cache=cost).cache_ms for cost in costs], axis=0)
+        return CacheCost(*(np.choose(best, arrays) for arrays in list(zip(*costs))[:-1]))
 
     def smallest_rho(self, layers=None):
         """Returns the smallest rho at which some tensor can be trained."""

@@ -21,8 +21,6 @@ FLOOR, ENOUGH = 0.3, 0.5
 GOAL, MOST = 12, 36  # epochs: fewer only if there is no time at FLOOR, more only beyond ENOUGH
 PROFILE = 60.0  # s that must be left to begin a profile; with less, the head alone is solved
 SOLVING = 5.0  # s beside the features
-JUDGED = 0.75  # share of the time after which the head is compared; at 1/2 rates are still high
-VISIBLE = 0.03  # largest standard error of an accuracy by which a run is ended
 SELECTION = (3.0, 8)  # s and full steps that a selection takes, until one was measured
 TIMED = 4  # batches that show what judging an image costs, before training
 WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
@@ -123,21 +121,6 @@ def process_seconds():
     return now - ticks / os.sysconf('SC_CLK_TCK')
 
 
-def best_of(before, reached):
-    """Returns the best (accuracy, loss) of two; before: None at first."""
-    return reached if before is None else (max(before[0], reached[0]), min(before[1], reached[1]))
-
-
-def head_is_enough(head, more, images):
-    """Returns whether training more than the head has improved neither accuracy nor loss.
-
-    head, more: best (accuracy, loss) of each. images: how many these are of; where they are too few
-    to show a gain, returns False.
-    """
-    error = math.sqrt(head[0] * (1 - head[0]) / images)
-    return error <= VISIBLE and more[0] <= head[0] and more[1] >= head[1]
-
-
 class AllEpochs:
     """Plans a run without a deadline: all its epochs, each with all its steps.
 
@@ -166,13 +149,10 @@ class Deadline(AllEpochs):
     resumed: seconds that earlier processes used. now: () -> seconds since this process started.
     plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
     """
-    PLAIN_FIELDS = ('_head', '_more', '_warmup_epochs')
-
     def __init__(self, seconds, pace, saving, resumed=0.0, now=process_seconds):
         self.seconds, self.pace, self._saving = seconds, pace, saving
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._warmup_epochs = None, 0
-        self._head = self._more = None  # best accuracy and loss of the head alone, and of more
         self._epoch_ended, self._step, self._end = None, 0.0, math.inf
 
     @property
@@ -252,7 +232,7 @@ class Deadline(AllEpochs):
         self._learn(row, choice, run.result, run.choice_is_new, images)
         done, self._end = row['epoch'], math.inf
         ended = self.plan._replace(num_epochs=done)
-        if self.stopped or done >= MOST or self._ends_with_head(images):
+        if self.stopped or done >= MOST:
             found = ended
         elif done + 1 in due_epochs(settings._replace(num_epochs=done + 1)):
             found = plan(self.left, self.pace, done) or ended
@@ -286,9 +266,7 @@ class Deadline(AllEpochs):
             pace = pace._replace(epoch=max(0.0, beside),
                                    image=row['validation_seconds'] / images)
         self._epoch_ended = used
-        reached = row['validation_accuracy'], row['validation_loss']
         if choice.timings is None:  # the head was solved
-            self._head = reached
             return
         predicted = sum(count * choice.predicted_of(kind)[0]
                         for kind, count in result.counts.items() if kind in result.ms)
@@ -298,27 +276,13 @@ class Deadline(AllEpochs):
                                * mean_ms / (predicted / steps))
         if selected:
             pace = pace._replace(selection=row['selection_seconds'])
-        self.pace, self._more = pace, best_of(self._more, reached)
-
-    def _ends_with_head(self, images):
-        """Returns whether training more than the head has gained nothing in JUDGED of the time."""
-        if self._head is None or self._more is None or self.used < JUDGED * self.seconds:
-            return False
-        if not head_is_enough(self._head, self._more, images):
-            self._head = None  # judged once
-            return False
-        print('deadline: training ends, as more tensors than the head gain nothing. Of the '
-              'validation images, the solved head reached {:.1f} % and a loss of {:.3f}, more '
-              'tensors {:.1f} % and {:.3f}'.format(100 * self._head[0], self._head[1],
-                                                   100 * self._more[0], self._more[1]))
-        return True
+        self.pace = pace
 
     def state(self):
-        return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS}, used=self.used,
-                    rho=self.plan.rho, num_epochs=self.plan.num_epochs)
+        return dict(warmup_epochs=self._warmup_epochs, used=self.used, rho=self.plan.rho,
+                    num_epochs=self.plan.num_epochs)
 
     def restore(self, state):
         """Resumes from `state`; __init__ gets what earlier processes used, and the Pace."""
         self.plan = Plan(state['rho'], state['num_epochs'])
-        for name in self.PLAIN_FIELDS:
-            setattr(self, name, state[name])
+        self._warmup_epochs = state['warmup_epochs']

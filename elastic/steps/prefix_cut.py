@@ -22,6 +22,7 @@ ROUNDING = 1e-4
 READ_MS = 5e-7  # assumed ms to copy a byte twice, until it has been measured
 ALL = 2 ** 20  # costs are scaled to this sum, because the minimum cut needs integers
 NEVER = 4 * ALL
+SOURCE, SINK = ('', 'source'), ('', 'sink')  # no node has an empty name
 
 
 class Cut(NamedTuple):
@@ -103,55 +104,61 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     the batch -> bytes per image. ms: node -> ms to recompute it. read_ms: (bytes per image) -> ms
     to read a batch.
 
-    It is a minimum cut. Each prefix node has two places. The edge between them costs the time to
-    read the node's outputs. The edge from the second to the sink costs the time to compute it.
-    Edges of infinite cost lead from the second place to the nodes that it reads.
+    It is a minimum cut. Each prefix node has two places, 'read' and 'computed'. The edge between
+    them costs the time to read the node's outputs. The edge from the second to the sink costs the
+    time to compute it. Edges of infinite cost lead from there to the nodes that it reads.
     """
+    def owner(tensor):
+        return tensor.split(':')[0]
     readers = {}  # outputs of each prefix node that any node reads
     for name in prefix:
         for source, tensor in zip(graph.nodes[name].data, graph.nodes[name].tensors):
             if source in prefix:
                 readers.setdefault(source, set()).add(tensor)
     for tensor in wanted:
-        readers.setdefault(tensor.split(':')[0], set()).add(tensor)
-    names = sorted(reachable((tensor.split(':')[0] for tensor in wanted), lambda name: [
+        readers.setdefault(owner(tensor), set()).add(tensor)
+    names = sorted(reachable(map(owner, wanted), lambda name: [
         source for source in graph.nodes[name].data if source in prefix]))
-    place = {name: 2 + 2 * i for i, name in enumerate(names)}
-    edges = {(0, place[tensor.split(':')[0]]): np.inf for tensor in wanted}
+    edges = {(SOURCE, (owner(tensor), 'read')): np.inf for tensor in wanted}
     for name in names:
-        outputs, node = readers[name], graph.nodes[name]
-        edges[place[name], place[name] + 1] = sum(
-            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf for tensor in outputs)
-        edges[place[name] + 1, 1] = np.inf if node.op == '_Arg' else ms.get(name, 0.0)
-        for source in node.data:
-            if source in place:
-                edges[place[name] + 1, place[source]] = np.inf
-    reached = _source_side(edges, 2 + 2 * len(names))
+        read, computed, node = (name, 'read'), (name, 'computed'), graph.nodes[name]
+        edges[read, computed] = sum(
+            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf for tensor in readers[name])
+        edges[computed, SINK] = np.inf if node.op == '_Arg' else ms.get(name, 0.0)
+        edges.update({(computed, (source, 'read')): np.inf for source in node.data
+                      if source in prefix})
+    reached = _source_side(edges)
     if reached is None:
         return None
-    stored = {name for name in names if place[name] in reached and place[name] + 1 not in reached}
-    recomputed = frozenset(name for name in names if place[name] + 1 in reached)
+    recomputed = frozenset(name for name in names if (name, 'computed') in reached)
+    stored = {name for name in names if (name, 'read') in reached} - recomputed
     read = set(wanted).union(*(graph.nodes[name].tensors for name in recomputed))
-    tensors = sorted(tensor for tensor in read if tensor.split(':')[0] in stored)
+    tensors = sorted(tensor for tensor in read if owner(tensor) in stored)
     skipped = prefix - recomputed
     return Cut(tensors, recomputed, skipped, sum(ms.get(name, 0.0) for name in skipped),
                sum(nbytes[tensor] for tensor in tensors))
 
 
-def _source_side(edges: Dict, size):
-    """Returns the places on the source side of the minimum cut from 0 to 1; None if infinite."""
+def _source_side(edges: Dict):
+    """Returns the places on SOURCE's side of the minimum cut to SINK; None if it is infinite.
+
+    edges: (place, place) -> cost.
+    """
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-    starts, ends = np.array(list(edges)).T
+    places = [SOURCE, SINK] + sorted({place for edge in edges for place in edge} - {SOURCE, SINK})
+    number = {place: i for i, place in enumerate(places)}
+    starts, ends = np.array([[number[start], number[end]] for start, end in edges]).T
     costs = np.array(list(edges.values()))
     total = max(costs[np.isfinite(costs)].sum(), 1e-9)
     whole = np.where(np.isfinite(costs), np.ceil(costs / total * ALL), NEVER).astype(np.int32)
-    capacity = csr_matrix((whole, (starts, ends)), (size, size))
-    result = maximum_flow(capacity, 0, 1)
+    capacity = csr_matrix((whole, (starts, ends)), (len(places), len(places)))
+    result = maximum_flow(capacity, number[SOURCE], number[SINK])
     if result.flow_value >= NEVER:
         return None
     flow = result.flow if hasattr(result, 'flow') else result.residual
     left = capacity - flow
     left.data = np.maximum(left.data, 0)
     left.eliminate_zeros()
-    return set(breadth_first_order(left, 0, return_predecessors=False).tolist())
+    return {places[i] for i in breadth_first_order(left, number[SOURCE],
+                                                   return_predecessors=False)}

@@ -20,9 +20,7 @@ from elastic.planning.deadline import (
     Deadline,
     Pace,
     Plan,
-    best_of,
     carried_on,
-    head_is_enough,
     plan,
     process_seconds,
 )
@@ -139,17 +137,6 @@ def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
         watch.seconds, taken = watch.seconds + 1, taken + 1
     assert taken == steps
     assert deadline.stopped == (steps < 7)
-
-
-@pytest.mark.parametrize('more, images, enough', [
-    ((0.80, 0.5), 300, True), ((0.81, 0.5), 300, False), ((0.80, 0.4), 300, False),
-    ((0.70, 0.9), 100, False)])  # 100 images are too few: a standard error of 4 points
-def test_the_head_is_enough_if_more_tensors_gain_neither_accuracy_nor_loss(more, images, enough):
-    assert head_is_enough((0.80, 0.5), more, images) == enough
-
-
-def test_the_best_is_kept_of_each():
-    assert best_of(best_of(None, (0.7, 0.4)), (0.8, 0.5)) == (0.8, 0.4)
 
 
 def test_the_process_started_before_this_test():
