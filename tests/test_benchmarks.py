@@ -54,21 +54,16 @@ def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path, caps
     assert 'Target not measured' in output
 
 
-def test_selector_limits_extrapolate_the_slow_recursion(monkeypatch):
-    monkeypatch.setattr(selector, 'RESOLUTIONS', (10, 1000))
-    monkeypatch.setattr(selector, 'PAPER_SECONDS', 0)
+def test_selector_limits_extrapolate_the_slow_recursion():
     drawn = {str(n): selector.draw_instance(n, 0) for n in (5, 10)}
-    rows = selector.limits(drawn, lambda: None)
+    rows = selector.limits(drawn, lambda: None, (10, 1000), 0)
     assert [row['paper_measured'] for row in rows] == [True, True, False, False]
     assert rows[3]['paper_seconds'] == pytest.approx(4 * rows[1]['paper_seconds'])
     assert [max(row['value_ratio'] for row in rows[i:i + 2]) for i in (0, 2)] == [1, 1]
     assert selector.limits_report(rows).count('~') == 3  # two estimates and the explanation
 
 
-def test_selector_graph_compares_with_the_true_optimum(monkeypatch):
-    monkeypatch.setattr(graph, 'SMALL', 10)
-    monkeypatch.setattr(graph, 'SMALL_TENSORS', 7)
-    monkeypatch.setattr(selector, 'GRAPH_TENSORS', (9, 30))
+def test_selector_graph_compares_with_the_true_optimum():
     random = np.random.default_rng(0)
     for _ in range(5):
         table, importance = graph.draw_table(7, random), graph.draw_instance(7, 1)[2]
@@ -78,11 +73,10 @@ def test_selector_graph_compares_with_the_true_optimum(monkeypatch):
         if hasattr(scipy.optimize, 'milp'):  # HiGHS, from SciPy 1.9 on
             assert graph.gaps(table, importance, rho, graph.by_highs) == pytest.approx(
                 tried, abs=1e-4)
-    rows = [graph.small_gaps(tangled, 0) for tangled in (False, True)]
+    rows = [graph.small_gaps(tangled, 0, 10, 7) for tangled in (False, True)]
     for row in rows:
         assert row['chosen']['worst'] <= row['chain, filled']['worst'] <= row['chain']['worst']
-    times = [graph.selection_time(n, 0, 1) for n in selector.GRAPH_TENSORS]
-    assert [row['tensors'] for row in times] == [9, 30]
+    times = [graph.selection_time(n, 0, 1) for n in (9, 30)]
     assert 'at most 50 at 1000' in selector.graph_report(times, rows)[0]
 
 
@@ -255,10 +249,8 @@ def test_with_the_cache_the_rules_of_other_papers_at_the_same_rho_are_opponents(
 
 def test_solar_cells_become_folders_of_classes_and_neighbours_stay_on_one_side(
         tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(_solar_cells, 'PACKAGE', 'no-such-package')
-        with pytest.raises(UserError, match='pip install no-such-package'):
-            _solar_cells.write_cells(str(tmp_path / 'cells'))
+    with pytest.raises(UserError, match='pip install no-such-package'):
+        _solar_cells.write_cells(str(tmp_path / 'cells'), package='no-such-package')
     images = tmp_path / 'site' / 'elpv_dataset' / 'data' / 'images'
     images.mkdir(parents=True)
     (images.parent.parent / '__init__.py').write_text('')

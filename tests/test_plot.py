@@ -22,6 +22,7 @@ from made_runs import (
     edit_csv,
     make_run,
     read_csv,
+    watched_figures,
 )
 from timing_tables import stored
 
@@ -125,11 +126,7 @@ def test_runs_with_validation_images_are_drawn_by_these(tmp_path, drawn):
 @pytest.fixture
 def drawn(monkeypatch):
     """Returns a function that returns the last Figure written."""
-    figures, write = [], plot.write_figure
-
-    def watched(output, size, draw, *table):
-        return write(output, size, lambda figure: figures.append(figure) or draw(figure), *table)
-    monkeypatch.setattr(plot, 'write_figure', watched)
+    figures = watched_figures(monkeypatch)
     return lambda: figures[-1]
 
 
