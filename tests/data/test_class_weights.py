@@ -1,7 +1,5 @@
 """Tests weights of classes: from the images or a file, in the loss, and what follows from it."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,7 +20,7 @@ from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.settings import Settings
 from elastic.steps.training_step import evaluation_function
 from elastic.timing.table_key import table_key
-from fixed_tables import COPY_MS, fixed_profile
+from fixed_tables import COPY_MS, store_table
 from image_folders import encoded, write
 
 SIZE, BATCH, RATE = 8, 6, 1e-3
@@ -196,8 +194,7 @@ def test_the_penalty_of_prune_training_is_a_share_of_the_weighted_loss(unequal):
 # ---------------------------------------------------------------- on the command line
 
 @pytest.mark.thorough
-def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys):
     model, logs = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
     x = inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(x))
@@ -205,15 +202,16 @@ def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, caps
     flags = ['--model_name', model, '--dataset_name', unequal, '--input_size', str(SIZE),
              '--batch_size', str(BATCH), '--num_epochs', '1', '--rho', '0.9', '--closed_loop', '0',
              '--learning_rate', '1e-4', '--logs_dir', str(logs)]
-    assert main.main(flags + ['--class_weight', 'balanced', '--run_name', 'balanced']) == 0
+    balanced = flags + ['--class_weight', 'balanced', '--run_name', 'balanced']
+    table = read_json(store_table(balanced))
+    assert main.main(balanced) == 0
     out = capsys.readouterr().out
     assert ('class   training images  weight\n------  ---------------  ------\n'
             'common               24     0.5\nrare                  2       6\n'
             'usual                10     1.2\n') in out
     summary = read_json(str(logs / 'balanced' / 'summary.json'))
     assert summary['class_weights'] == [['common', 24, 0.5], ['rare', 2, 6.0], ['usual', 10, 1.2]]
-    table, = logs.glob('*_profile/timings.json')
-    assert json.loads(table.read_text())['key']['weighted'] is True
+    assert 'timing table: ' in out and table['key']['weighted'] is True
     path = written(tmp_path / 'w.csv', 'common,1\nrare,2\nusual,3\n')
     flags += ['--class_weight', path, '--run_name', 'from_file']
     assert main.main(flags) == 0 and main.main(flags) == 0

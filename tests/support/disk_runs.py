@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 import main
-from disks import Recording, Watch
+from disks import Recording, Watch, write_tree
 from elastic.files import PART
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs import checkpoint
@@ -16,6 +16,7 @@ from elastic.runs.folder import TRAINED_BY, is_finished, read_run
 from elastic.runs.recorder import Recorder, open_run
 from elastic.runs.session import interrupted_run
 from elastic.settings import run_settings
+from fixed_tables import store_table
 from small_runs import outcome, quick_flags
 
 STARTS, FINISHED = (0, 0), (99, 0)  # else (epoch, step) of the checkpoint that a run resumes from
@@ -35,6 +36,7 @@ def folder_in_memory():
 class Disk:
     """Holds a folder that is a disk, and the command of a short run that writes to it.
 
+    There is a timing table.
     whole: the outcome of a run that nothing interrupts, and the names of its files.
     """
 
@@ -42,11 +44,16 @@ class Disk:
         self.root, self.whole = os.path.join(folder, 'disk'), None
         self.logs = os.path.join(self.root, 'logs')
         self.run = os.path.join(self.logs, 'run')
-        os.mkdir(self.root)
         self.command = quick_flags(folder) + [
             '--logs_dir', self.logs, '--run_name', 'run', '--train_images', '24',
             '--validation_steps', '1', '--train_type', 'elastic_training', '--rho', '0.7',
             '--interval', '1', '--checkpoint_minutes', '1e-9', '--save_model', '--save_txt']
+        self.reset()
+
+    def reset(self):
+        """Removes all but the timing table."""
+        write_tree({}, self.root)
+        store_table(self.command)
 
     def recorded(self, *more, ends=FINISHED):
         """Runs the command; returns the Recording of its changes."""
