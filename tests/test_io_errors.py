@@ -7,10 +7,9 @@ import os
 import pytest
 
 import main
-from disk_runs import FINISHED, Disk, folder_in_memory, place_of
+from disk_runs import FINISHED, Disk, folder_in_memory, noticing_checkpoints
 from disks import Watch
 from elastic import command_line
-from elastic.runs import checkpoint
 
 QUIET = ('open', 'fsync', 'unlink', 'remove', 'rmdir')  # may concern flushing names or tidying up
 
@@ -32,13 +31,8 @@ class Failing:
 
 def ended(disk, failing):
     """Runs the command; returns its status and the place of its last checkpoint."""
-    reached, write = [None], checkpoint.write
-
-    def written(folder, tree):
-        write(folder, tree)
-        reached.append(place_of(tree))
-    with pytest.MonkeyPatch.context() as patch, Watch(disk.root, failing):
-        patch.setattr(checkpoint, 'write', written)
+    reached = [None]
+    with Watch(disk.root, noticing_checkpoints(failing, reached.append)):
         with pytest.raises(SystemExit) as stop:
             command_line.run(main.main, disk.command)
     return stop.value.code, reached[-1]

@@ -1,6 +1,7 @@
 """Tests data sets by name: photo data sets, digits, and a user's folder."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,6 @@ import datasets
 import tfds_archives
 from elastic.data import digits
 from elastic.data.images import check_dataset_name
-from elastic.data.split import Split
 from elastic.errors import UserError
 from image_folders import arrays, bitmap, encoded, load_photos, same, write, write_photos
 
@@ -133,21 +133,19 @@ def test_batches_do_not_depend_on_the_cache(photos, tfds_dir):
         assert same(arrays(kept.probe.take(3)), arrays(decoded.probe.take(3)))
 
 
-def test_unused_digits_are_not_drawn_but_all_images_of_a_folder_are_read(photos, monkeypatch):
-    def loaded(name, **more):
-        read.clear()
-        return datasets.load_dataset(name, 8, 4, **more)
-    read, decoded = {}, Split.decoded
-    monkeypatch.setattr(Split, 'decoded', lambda part, keep, title: (
-        read.update({title: part.size}) or decoded(part, keep, title)))
-    every = loaded('digits', train_images=40)
-    assert read == {'train': 40, 'test': every.test_size} and every.test_size > 1000
-    some = loaded('digits', train_images=40, validation_steps=2)
-    assert read == {'train': 40, 'test': 8} and some.test_size == 8
+def test_all_images_of_a_folder_are_read_even_if_few_are_tested(tmp_path):
+    every, some = [datasets.load_dataset('digits', 8, 4, train_images=40, validation_steps=steps)
+                   for steps in (None, 2)]
+    assert every.test_size > 1000 and some.test_size == 8
     assert some.fingerprint == every.fingerprint  # a checkpoint serves only the same images
-    folder = 'folder:{}'.format(photos)
-    number = loaded(folder).test_size
-    assert loaded(folder, validation_steps=1).test_size == 4 < number == read['test']
+    write_photos(tmp_path)
+    folder = 'folder:{}'.format(tmp_path)
+    tested = datasets.load_dataset(folder, 8, 4, validation_steps=1).test_names
+    unused = next(name for name in datasets.load_dataset(folder, 8, 4).test_names
+                  if name not in tested)
+    write(tmp_path / unused, b'no image')
+    with pytest.raises(UserError, match=unused):
+        datasets.load_dataset(folder, 8, 4, validation_steps=1)
 
 
 @pytest.mark.parametrize('keep', ['memory', pytest.param('none', marks=pytest.mark.thorough)])
@@ -365,10 +363,10 @@ def test_a_batch_larger_than_the_data_set_is_refused(photos):
 
 
 def test_progress_is_shown_only_for_large_folders(photos, monkeypatch, capsys):
-    monkeypatch.setattr('elastic.data.split.PROGRESS_FROM', 10)
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     load_photos(photos)
-    assert '/32' in capsys.readouterr().err
-    monkeypatch.undo()
-    load_photos(photos)
     assert '/32' not in capsys.readouterr().err
+    for name in range(400):
+        os.link(str(photos / 'cat' / '0.JPG'), str(photos / 'cat' / 'again{}.jpg'.format(name)))
+    load_photos(photos)
+    assert re.search(r'train: .*/3[0-9][0-9]', capsys.readouterr().err)

@@ -5,8 +5,6 @@ import os
 import shutil
 import tempfile
 
-import pytest
-
 import main
 from disks import Recording, Watch, write_tree
 from elastic.files import PART
@@ -14,7 +12,7 @@ from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs import checkpoint
 from elastic.runs.folder import TRAINED_BY, is_finished, read_run
 from elastic.runs.recorder import Recorder, open_run
-from elastic.runs.session import interrupted_run
+from elastic.runs.session import RECORDS, interrupted_run
 from elastic.settings import run_settings
 from fixed_tables import store_table
 from small_runs import outcome, quick_flags
@@ -57,13 +55,8 @@ class Disk:
 
     def recorded(self, *more, ends=FINISHED):
         """Runs the command; returns the Recording of its changes."""
-        recording, write = Recording(self.root), checkpoint.write
-
-        def written(folder, tree):
-            write(folder, tree)
-            recording.mark(place_of(tree))
-        with pytest.MonkeyPatch.context() as patch, Watch(self.root, recording):
-            patch.setattr(checkpoint, 'write', written)
+        recording = Recording(self.root)
+        with Watch(self.root, noticing_checkpoints(recording, recording.mark)):
             assert main.main(self.command + list(more)) == (0 if ends == FINISHED else 1)
             recording.mark(ends)
         if self.whole is None and ends == FINISHED:
@@ -112,6 +105,17 @@ class Disk:
         assert set(self.names()) >= set(self.whole[1])
         left = self.left()
         assert all(left[path].strip(b'\0') for path in self.names())
+
+
+def noticing_checkpoints(around, call):
+    """Returns what Watch takes: `around`, and call(place) of each checkpoint, once it is flushed."""
+    @contextlib.contextmanager
+    def noticing(operation, path):
+        with around(operation, path):
+            yield
+        if operation == 'fsync' and os.path.basename(path) == checkpoint.FOLDER:
+            call(place_of(checkpoint.read(os.path.dirname(path), RECORDS)))
+    return noticing
 
 
 def place_of(tree):
