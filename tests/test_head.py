@@ -12,7 +12,7 @@ from cached_runs import network
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.errors import UserError
-from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.flags import check_arguments, parse_arguments
 from elastic.runs import checkpoint
 from elastic.runs.folder import read_run
 from elastic.runs.session import RECORDS
@@ -227,11 +227,6 @@ def test_random_features_are_warned_of(tmp_path):
     from models import build_model
     with pytest.warns(UserWarning, match='random'):
         build_model('mobilenetv2', (32, 32, 3), 10, 'none', 0.35, head_start='solved')
-
-
-def test_without_the_flags_no_setting_is_new():
-    flags = decisive_settings(run_settings(check_arguments(parse_arguments([]))))
-    assert {flags[name] for name in ('head', 'head_features', 'head_start')} == {None}
 
 
 def test_profiling_takes_the_flags_of_the_head(tmp_path):

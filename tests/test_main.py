@@ -94,18 +94,6 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
     assert summary['energy_joules'] == pytest.approx(5 * measured, rel=1e-3)
 
 
-def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
-    folder = str(tmp_path / 'run')
-    claim = open_run(folder, {'seed': 0})
-    (tmp_path / 'run' / 'epochs.csv').write_text('of the other process')
-    with pytest.raises(UserError, match="run 'run': another process is training it"):
-        open_run(folder, {'seed': 0})
-    assert (tmp_path / 'run' / 'epochs.csv').exists()
-    claim.close()
-    open_run(folder, {'seed': 0}).close()
-    assert not (tmp_path / 'run' / 'epochs.csv').exists()
-
-
 def test_a_run_that_another_process_has_just_finished_is_kept(logs):
     """The run is unfinished when main first looks, and finished once its table is read."""
     folder, flags = logs

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import plot
@@ -149,18 +148,6 @@ def test_curves_mark_throttled_epochs(tmp_path, drawn):
     assert texts[2:] == ['throttled'] and len(texts) == 3
 
 
-@pytest.mark.thorough
-def test_only_curves_show_throttled_epochs(tmp_path):
-    made = []
-    for name, throttled in (('reports', []), ('does_not', None), ('hot', [3])):
-        run = make_run(tmp_path / name, 'run', throttled=throttled)
-        made.append([[open(str(path), 'rb').read() for path in draw(run, tmp_path / 'figure')]
-                     for draw in (lambda run, output: plot.accuracy_over_time([run], output),
-                                  plot.selection_map)])
-    assert made[0] == made[1] and b'throttled' not in made[0][0][2]
-    assert made[2][0] != made[0][0] and made[2][1] == made[0][1]
-
-
 def test_a_selection_holds_until_the_next_one(tmp_path):
     folder = make_run(tmp_path, 'elastic')
     mask, share = selection_per_epoch(read_run(folder))
@@ -181,22 +168,6 @@ def test_the_map_is_drawn_without_time_shares(tmp_path):
     paths = plot.selection_map(make_run(tmp_path, 'elastic', share=None), tmp_path / 'map')
     assert_figure(paths, tmp_path / 'map')
     assert {row['time_share'] for row in read_csv(paths[2])} == {''}
-
-
-def test_labels_of_close_points_cover_neither_each_other_nor_a_marker():
-    points = [dict(model='m', label='a scheme ' + str(i), scheme='full_training', rho=None,
-                   variant=False, learning_rate=0.1, n=1, accuracy=0.97 + 0.002 * (i % 3),
-                   accuracy_se=float('nan'), seconds=100.0 + 3 * i, seconds_se=float('nan'))
-              for i in range(5)]
-    figure = Figure(figsize=(7.2, 4))
-    axis = figure.add_subplot()
-    _draw_points(axis, points)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in axis.texts]
-    at = axis.transData.transform([(p['seconds'], 100 * p['accuracy']) for p in points])
-    assert len(boxes) == 5
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert not any(box.contains(*place) for box in boxes for place in at)
 
 
 def test_main_draws_each_figure(tmp_path, capsys):

@@ -23,7 +23,7 @@ from elastic.selection.importance import Evaluator
 from elastic.settings import VARIED, Settings
 from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.optimizer import make_optimizer, optimizer_for
+from elastic.steps.optimizer import optimizer_for
 from fixed_tables import fixed_profile
 from models import build_model
 from small_models import SMALL, small_classifier, values
@@ -272,16 +272,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
     assert not (tmp_path / 'r' / 'summary.json').exists()
 
 
-def test_moved_seconds_leave_their_bucket():
-    clock = Clock()
-    clock.seconds.update(step=0.02, selection=0.03)
-    before = dict(clock.seconds)
-    clock.move(0.01, 'step', 'selection')
-    assert clock.seconds['step'] == pytest.approx(before['step'] - 0.01)
-    assert clock.seconds['selection'] == pytest.approx(before['selection'] + 0.01)
-    assert clock.train_seconds == pytest.approx(before['step'] + before['selection'])
-
-
 @pytest.mark.timing
 def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
     """The first call takes longer than all ten steps, so an error in its bucket would show."""
@@ -325,10 +315,3 @@ def test_training_and_importance_both_clip_their_updates(dataset):
              for old, new in zip(start, values(model.trainable_variables))]
     for norms in (tried, moved):
         assert 0.9e-3 < max(norms) < 1.1e-3
-
-
-def test_an_optimizer_starts_at_the_learning_rate_with_a_slot_each():
-    model = new_model()
-    optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
-    assert float(keras_stack.learning_rate(optimizer)) == pytest.approx(0.1)
-    assert len(keras_stack.optimizer_variables(optimizer)) >= len(model.trainable_variables)

@@ -12,7 +12,7 @@ import train
 from cached_runs import MIDDLE, digits, network, ran, same_run
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.compat import keras_stack
-from elastic.data.class_weights import ClassWeights, class_weights
+from elastic.data.class_weights import class_weights
 from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.schemes.prunetrain import GroupLasso
@@ -79,21 +79,6 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(unequal, tmp_path, text
         datasets.find_images(unequal, SIZE, BATCH, class_weight=path)
     assert words in str(refused.value) and path in str(refused.value)
     assert '\n' not in str(refused.value)
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / 'w.csv').write_bytes(b'\xff\xfe\x00')
-    with pytest.raises(UserError, match='w.csv: cannot be read'):
-        class_weights(str(tmp_path / 'w.csv'), ('a',), [0])
-
-
-def test_the_table_of_many_classes_shows_both_ends():
-    names = ['c{}'.format(i) for i in range(50)]
-    many = ClassWeights(np.arange(50) + 1000, np.ones(50))
-    lines = many.describe(names).splitlines()
-    assert lines[0].split() == ['class', 'training', 'images', 'weight']
-    assert lines[2].split() == ['c49', '1,049', '1'] and lines[12] == '(30 more)'
-    assert lines[-1].split() == ['c0', '1,000', '1'] and len({len(line) for line in lines}) <= 2
 
 
 # ---------------------------------------------------------------- in the loss

@@ -112,24 +112,6 @@ def test_channels_that_are_added_or_passed_on_belong_together():
                           ('depthwise/kernel', 2)]
 
 
-@pytest.mark.parametrize('name, alpha, size, writers, readers', [
-    ('resnet50', 1.0, 2048,
-     ['conv5_block1_0_conv', 'conv5_block1_3_conv', 'conv5_block2_3_conv', 'conv5_block3_3_conv'],
-     ['conv5_block2_1_conv', 'conv5_block3_1_conv']),
-    ('mobilenetv2', 0.35, 1280, ['Conv_1'], []),
-    ('vgg16', 1.0, 512, ['block5_conv3'], []),
-    ('EfficientNetB0', 1.0, 1280, ['top_conv'], [])])
-@pytest.mark.thorough
-def test_last_channels_are_removed_with_the_inputs_of_the_head(name, alpha, size, writers,
-                                                                      readers):
-    model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', alpha=alpha)
-    last = next(channels for key, channels in of_names(model).items() if ('head/kernel', 0) in key)
-    assert names(last) == sorted([(layer + '/kernel', 3) for layer in writers]
-                                 + [(layer + '/kernel', 2) for layer in readers]
-                                 + [('head/kernel', 0)])
-    assert last.size == size
-
-
 def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     """The stem has 16, expansions six times their input; outputs that are added count once."""
     outputs = 8 + 8 + 16 + 24 + 32 + 56 + 112
@@ -137,17 +119,6 @@ def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     assert 16 + outputs + expansions == 2864
     model = build_model('mobilenetv2', (SIZE, SIZE, 3), CLASSES, 'none', alpha=0.35)
     assert structure(model).size == 2864 + 1280
-
-
-def test_squeeze_and_excitation_passes_channels_on():
-    found = of_names(build_model('EfficientNetB0', (SIZE, SIZE, 3), CLASSES, 'none'))
-    expansions = [key[0][0].split('expand_conv')[0] for key in found
-                  if any('expand_conv/kernel' in name and axis == 3 for name, axis in key)]
-    assert len(expansions) == 15  # the first of the 16 blocks expands nothing
-    for block in expansions:
-        assert tuple((block + name + '/kernel', axis) for name, axis in (
-            ('expand_conv', 3), ('project_conv', 2), ('se_expand', 3), ('se_reduce', 2))) in found
-    assert not any(('stem_conv/kernel', 2) in key for key in found)  # the channels of the image
 
 
 @pytest.mark.parametrize('name', [

@@ -108,7 +108,7 @@ class Disk:
 
 
 def noticing_checkpoints(around, call):
-    """Returns what Watch takes: `around`, and call(place) of each checkpoint, once it is flushed."""
+    """Returns what Watch takes: `around`, and call(place) of each checkpoint once it is safe."""
     @contextlib.contextmanager
     def noticing(operation, path):
         with around(operation, path):
