@@ -209,22 +209,6 @@ def test_with_the_cache_a_shorter_full_training_is_an_opponent():
         '-3.0 (-4); 3.85x (3.5); -2.0 to head only MISSED']
 
 
-def test_with_the_cache_the_rules_of_other_papers_at_the_same_rho_are_opponents():
-    rows = [dict(label=label, scheme='elastic_training', rho=rho, cached=True, variant=variant,
-                 seconds=seconds, accuracy=np.mean(finals), accuracies=dict(enumerate(finals)),
-                 to_full=-0.01, flags=[], speed_up=3.0, cached_goals={})
-            for label, rho, variant, seconds, finals in (
-                ('elastic 0.35', 0.35, False, 20, [0.9, 0.91, 0.92]),
-                ('elastic 0.25', 0.25, False, 15, [0.88, 0.88, 0.88]),
-                ('elastic 0.35, lisa', 0.35, True, 21, [0.89, 0.9, 0.915]),
-                ('elastic 0.35, depth', 0.35, True, 21, [0.88, 0.9, 0.91]))]
-    assert [row['label'] for row in _accuracy_table.opponents(rows[0], rows)] == [
-        'elastic 0.35, lisa', 'elastic 0.35, depth']
-    assert _accuracy_table.verdict(rows[0], rows) == '+0.8 ± 0.2 to elastic 0.35, lisa'
-    rows[2]['accuracies'] = {0: 0.88, 1: 0.92, 2: 0.905}  # the same mean, another way each time
-    assert _accuracy_table.verdict(rows[0], rows).endswith(' to elastic 0.35, lisa MISSED')
-
-
 def test_solar_cells_become_folders_of_classes_and_neighbours_stay_on_one_side(
         tmp_path, monkeypatch):
     with pytest.raises(UserError, match='pip install no-such-package'):

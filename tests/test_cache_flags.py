@@ -13,7 +13,7 @@ from elastic.runs.folder import read_run
 from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import SMALL, saved, user_classifier
-from small_runs import flags, quick_flags, script, stopped_at
+from small_runs import flags, quick_flags, stopped_at
 
 FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
           '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']
@@ -38,12 +38,6 @@ def checked(tmp_path, *more):
 def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
                                                                  words):
     assert_refused(flags(tmp_path, *arguments), words, tmp_path, capsys)
-
-
-def test_a_process_refuses_a_flag_in_one_line(tmp_path):
-    code, out, err = script('main.py', *flags(tmp_path, '--prefix_cache', 'on'))
-    assert code == 2 and not out and err.count('\n') == 1
-    assert err.startswith('error: --prefix_cache on needs --bn_statistics frozen')
 
 
 def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):

@@ -124,7 +124,7 @@ def recorded(root, monitor, *readings):
     return monitor.epoch()
 
 
-CORE, PACKAGE = COUNT.format(1, 'core'), COUNT.format(0, 'package')
+CORE = COUNT.format(1, 'core')
 
 
 @pytest.mark.parametrize('name, epochs', [

@@ -189,12 +189,6 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
     np.testing.assert_allclose(seen['view'].cache_ms, fresh.cache_ms, rtol=0.05)
 
 
-def test_a_new_augmentation_empties_the_cache(tmp_path, table):
-    data = digits(views='held', interval=3, augmentation='flip+rotate')
-    cache, _ = compared(tmp_path, data, table, {1: LATE, 3: SUBSET, 4: LATE, 6: HEAD_ALONE}, 6)
-    assert cache.kinds == kinds(FILL, READ, READ, FILL, READ, READ)
-
-
 @pytest.mark.thorough
 def test_images_that_are_not_cached_yet_count_as_filling(tmp_path, table):
     data = digits(steps_per_epoch=5)

@@ -19,7 +19,6 @@ from elastic.planning.deadline import (
     Deadline,
     Pace,
     Plan,
-    best_of,
     carried_on,
     head_is_enough,
     plan,
@@ -145,15 +144,6 @@ def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
     ((0.70, 0.9), 100, False)])  # 100 images are too few: a standard error of 4 points
 def test_the_head_is_enough_if_more_tensors_gain_neither_accuracy_nor_loss(more, images, enough):
     assert head_is_enough((0.80, 0.5), more, images) == enough
-
-
-def test_the_best_is_kept_of_each():
-    assert best_of(best_of(None, (0.7, 0.4)), (0.8, 0.5)) == (0.8, 0.4)
-
-
-def test_the_process_started_before_this_test():
-    begin = process_seconds()
-    assert 0 < begin <= process_seconds() < 10 ** 6
 
 
 # ---------------------------------------------------------------- real runs

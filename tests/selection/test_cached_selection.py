@@ -83,30 +83,6 @@ def test_rounding_never_exceeds_the_budget_and_costs_little():
             assert chosen.importance >= max((masks @ importance)[fit], default=0) - 1e-9
 
 
-def test_the_smallest_budget_is_enough_and_less_is_not():
-    rng = np.random.RandomState(2)
-    for _ in range(500):
-        t_dw, t_dy, importance, cache_ms, _ = instance(rng, False)
-        with pytest.raises(InfeasibleBudget) as caught:
-            select_tensors(t_dw, t_dy, importance, -1e3, cache_ms=cache_ms - 1e-9)
-        least = caught.value.smallest_budget
-        chosen = select_tensors(t_dw, t_dy, importance, least, cache_ms=cache_ms - 1e-9)
-        assert chosen.mask.any() and chosen.time <= least
-        with pytest.raises(InfeasibleBudget):
-            select_tensors(t_dw, t_dy, importance, np.nextafter(least, -np.inf),
-                           cache_ms=cache_ms - 1e-9)
-
-
-def test_zero_costs_at_the_deepest_tensor_change_nothing():
-    rng = np.random.RandomState(3)
-    for _ in range(50):
-        t_dw, t_dy, importance, _, _ = instance(rng, False)
-        budget = t_dw.sum() + t_dy.sum() + 0.1
-        plain = select_tensors(t_dw, t_dy, importance, budget)
-        nothing = select_tensors(t_dw, t_dy, importance, budget, cache_ms=np.zeros(len(t_dw)))
-        assert plain.mask.tolist() == nothing.mask.tolist() and plain.time == nothing.time
-
-
 @pytest.mark.parametrize('cache_ms', [[np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0]])
 def test_a_cost_that_is_not_finite_is_refused(cache_ms):
     with pytest.raises(ValueError, match='cache_ms.*not finite'):
@@ -165,17 +141,6 @@ def test_a_cache_that_does_not_pay_or_cannot_be_costs_nothing():
     all_fill = table.cache._replace(fill_share=np.ones(len(gain)))
     for cache in (None, all_fill):
         assert (table._replace(cache=cache).cache_ms == 0).all()
-
-
-@TABLES
-def test_a_rescaled_table_scales_the_prefix_with_the_forward_pass(draw):
-    rng = np.random.RandomState(2)
-    table = cached(rng, draw(rng))
-    slower = table.rescaled(3 * table.t_fp, 2 * table.t_bp)
-    np.testing.assert_allclose(slower.t_prefix, 3 * table.t_prefix)
-    np.testing.assert_array_equal(slower.cut_bytes, table.cut_bytes)
-    assert slower.cache is table.cache
-    assert (slower.cache_ms <= table.cache_ms).all()
 
 
 @TABLES
