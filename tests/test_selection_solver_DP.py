@@ -229,16 +229,6 @@ def test_a_path_worth_it_only_for_all_behind_it_together_is_found():
     assert mask.tolist() == [True] * 4 + [False]
 
 
-def test_branches_are_charged_only_where_something_in_them_is_worth_training():
-    """Stem 0 does not need twigs 1 to 4, 3 ms each, but the chain charges them. 5 is the head."""
-    groups = {1 << 0: 1.0, 1 << 5: 1.0, 0b100001: 2.0}
-    groups.update({1 << k | 1 << (k + 1): 3.0 for k in (1, 3)})
-    table = table_of(groups, [0.0] * 6)
-    importance = np.array([5.0, 0.1, 0.1, 0.1, 0.1, 0.2])
-    mask, _ = choose_tensors(table, importance, (table.fixed + 4.0) / table.t_step)
-    assert np.flatnonzero(mask).tolist() == [0, 5]
-
-
 def test_a_tensor_that_only_the_graph_makes_affordable_is_trained():
     """Two branches share one head; the chain stacks one on the other."""
     groups = {0b0011: 4.0, 0b1100: 4.0, 0b1111: 1.0}

@@ -1,10 +1,8 @@
 """Tests the training loop, and elastic training in it."""
 
 import csv
-import gc
 import json
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import train
 from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
-from elastic.planning.deadline import AllEpochs
 from elastic.runs.clock import Clock
 from elastic.runs.folder import EPOCH_COLUMNS, read_run
 from elastic.runs.recorder import Recorder
@@ -226,33 +223,6 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
     assert choices[1] is choices[0] and (choices[2] is not choices[0]) == again
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
     assert not (again and choices[2].trials)
-
-
-def test_old_step_functions_are_released(tmp_path, dataset, timings):
-    """The masks must differ, so that every epoch builds a new function."""
-    graphs = []
-
-    class Watching(AllEpochs):
-        def within(self, calls):
-            for i, call in enumerate(calls):
-                if not i:
-                    graphs.append(weakref.ref(call.step))
-                yield call
-
-    def alternate(select):
-        def other(epoch, last):
-            choice = select(epoch, last)
-            mask = choice.mask.copy()
-            mask[:-4] = False
-            mask[-1 - epoch % 3] ^= True
-            mask[-4] = True
-            return choice._replace(mask=mask)
-        return other
-
-    run(tmp_path / 'r', dataset, 'elastic_training', Settings(num_epochs=4, interval=1, rho=0.6),
-        timings, spy=alternate, plan=Watching())
-    gc.collect()
-    assert len(graphs) == 4 and [graph() for graph in graphs] == [None] * 4
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):

@@ -40,8 +40,6 @@ from elastic.compat import keras_stack
 from elastic.planning.cache_offers import CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
-from elastic.schemes.fixed import FixedScheme
-from elastic.selection.items import smallest_rho
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
@@ -91,39 +89,6 @@ def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(tmp_pat
     cache = Watched(dataset, str(tmp_path), memory_bytes=0)
     cached, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, cache, model=build())
     assert same_run(cached, plain) and cache.kinds == kinds(FILL, FILL, READ, FILL)
-
-
-@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
-@pytest.mark.thorough
-def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
-        tmp_path, dataset, timings, scheme):
-    assert np.isfinite(timings.cut_bytes).all() and (np.diff(timings.t_prefix[::2]) >= 0).all()
-    settings = Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
-                              closed_loop=False)
-    cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
-
-    maker = train.step_maker(model, dataset, settings)
-    made = FixedScheme(scheme, maker) if scheme == 'traditional_tl_training' else (
-        train.elastic_scheme(maker, dataset.probe, timings, settings, cache))
-    session = Session(Recorder(str(tmp_path / 'r')))
-    train.train(watched(made, chosen), dataset, settings, session, cache)
-    plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
-    assert same_run(bits(model), plain[4:])
-    assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
-    left = 4 * 0.6
-    for epoch, choice in chosen.items():
-        if choice.timings is None:
-            assert cache.kinds == kinds(FILL, READ, READ, READ)
-            continue
-        table = choice.timings
-        rho = max(left / (5 - epoch), smallest_rho(table))
-        assert table.step_time(choice.mask) <= rho * table.t_step * (1 + 1e-9)
-        share = table.fill_share(choice.mask)
-        assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # one of the epochs left
-        assert table.is_cached(choice.mask)
-        expected = [READ if share == 0 else FILL, READ]
-        assert cache.kinds[epoch - 1:epoch + 1] == kinds(*expected)
-        left -= sum(choice.predicted_of(kind)[0] for kind in expected) / table.t_step
 
 
 def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, dataset, timings):

@@ -36,19 +36,6 @@ def test_records_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
 
 
 @both_kinds
-def test_a_store_takes_and_gives_tensors_of_tensorflow(kind, tmp_path):
-    fields = [Field((2, 3), tf.bfloat16.as_numpy_dtype), Field((), np.int32)]
-    tensors = [tf.cast(tf.random.normal((2, 2, 3)), tf.bfloat16), tf.constant([5, 6])]
-    with opened(kind, tmp_path, fields) as store:
-        store.put(tf.constant([9, 2], tf.int64), tensors)
-        returned = store.get(tf.constant([2, 9], tf.int64))
-        for before, after in zip(tensors, returned):
-            after = tf.convert_to_tensor(after)
-            assert after.dtype == before.dtype
-            assert bits([after.numpy()]) == bits([before.numpy()[::-1]])
-
-
-@both_kinds
 def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
     with opened(kind, tmp_path, FIELDS) as store:
         numbers = np.array([[3, 0, 22, 7], [1, 2, 4, 5]])

@@ -182,16 +182,6 @@ def test_unreadable_validation_images_are_named_or_left_out(photos):
     assert [os.path.basename(path) for path in data.left_out] == ['0.JPG']
 
 
-@pytest.mark.thorough
-def test_a_batch_at_hand_is_the_first_of_the_probe(photos, tfds_dir):
-    datasets.load_dataset('caltech_birds2011', 24, 4, 'unread', data_dir=tfds_dir)  # prepares it
-    for name, classes in (('digits', 10), ('caltech_birds2011', 200),
-                          ('folder:{}'.format(photos), 2)):
-        found, reason = datasets.batch_at_hand(name, 24, 4, classes, tfds_dir)
-        probe = datasets.load_dataset(name, 24, 4, 'unread', data_dir=tfds_dir).probe
-        assert reason is None and same(arrays([found]), arrays(probe.take(1)))
-
-
 def test_no_batch_is_at_hand_from_an_unprepared_data_set(tmp_path, offline):
     tfds_archives.prepare('oxford_iiit_pet', tmp_path)
     for _ in range(2):

@@ -307,27 +307,6 @@ def test_larger_subsets_contain_smaller_ones_and_small_classes_run_out(tmp_path)
         smaller = set(images)
 
 
-@pytest.mark.parametrize('cache', ['memory', 'none'])
-def test_only_the_subset_is_decoded(tmp_path, cache):
-    def load(**options):
-        return datasets.load_dataset('folder:{}'.format(tmp_path), 24, 1, augmentation='none',
-                                     cache=cache, **options)
-    write_photos(tmp_path / 'train')
-    write_photos(tmp_path / 'test')
-    files = [str(tmp_path / 'train' / name / file) for name in ('cat', 'dog')
-             for file in sorted(os.listdir(str(tmp_path / 'train' / name)))
-             if file != 'notes.txt' and not file.startswith('.')]
-    subset, (everything, _) = all_images(load(train_images=6)), all_images(load())
-    assert len(files) == len(everything) == 40
-    for file, image in zip(files, everything):
-        if image not in subset[0]:
-            with open(file, 'wb'):
-                pass
-    assert all_images(load(train_images=6)) == subset
-    with pytest.raises(UserError, match='cannot read image'):
-        load()
-
-
 @pytest.mark.parametrize('count, words', [
     (9, 'digits.*allowed: 10 .*to 10776'), (10777, 'digits.*allowed: 10 .*to 10776'),
     (11, 'a batch of 12 does not fit into the 11 training images')])

@@ -316,26 +316,6 @@ def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, 
     assert more > 2  # the own cut left time for more tensors
 
 
-@pytest.mark.thorough
-def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset, branching):
-    """It was filled at the own cut of one branch; the chain's cut would need a new cache."""
-    model = branches()
-    mask, found = mask_of(model, 'a1', 'head'), []
-
-    def look(epoch, cache):
-        if epoch == 4:
-            costs = CacheOffers(cache, branching, 4, 5)
-            least = costs.smallest_rho()
-            rho = costs.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
-            found.append((costs.table.step_time(mask) / branching.t_step, rho, least,
-                          choose_cached_tensors(costs, mask.astype(float), rho)))
-    compared(tmp_path, dataset, branching, {1: mask, 4: mask}, make=branches, before=look)
-    (of_chain, rho, least, (chosen, fallback, costed)), = found
-    assert least <= rho < of_chain and not fallback
-    assert chosen.tolist() == mask.tolist() and costed.fill_share(mask) == 0
-    assert costed.step_time(mask) <= rho * costed.t_step
-
-
 def test_a_cut_is_placed_by_the_measured_cost_of_copying(tmp_path, dataset, branching):
     model = branches()
     cache, mask = attached(tmp_path, dataset, model), mask_of(model, 'a1', 'head')

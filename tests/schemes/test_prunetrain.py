@@ -217,32 +217,6 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
     assert np.isfinite(float(smaller(images, labels)[0]))
 
 
-def multiply_adds(model):
-    """Returns the multiply-adds of all convolutions for one image."""
-    return sum(int(np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:3]))
-               for layer in keras_stack.flat_layers(model)
-               if isinstance(layer, keras.layers.Conv2D))
-
-
-@pytest.mark.timing
-def test_a_pruned_network_takes_less_time():
-    size = 64
-    images, labels = batch(size=size)
-    models = [build_model('vgg16', (size, size, 3), CLASSES, 'none', bn_statistics='frozen')]
-    for _ in range(2):  # removes half of the channels each time
-        vanish(models[-1], 0.5)
-        models.append(prune(models[-1], optimizer_for(models[-1].trainable_variables), SMALL,
-                            optimizer_for).model)
-    operations = np.array([multiply_adds(model) for model in models])
-    np.testing.assert_allclose(operations[1:] / operations[:-1], 1 / 4, rtol=0.05)
-    steps = [StepMaker(each, None, 0.0, images, labels).gradients() for each in models]
-    for step in steps:
-        step.milliseconds(images, labels)
-    ms = np.median([[step.milliseconds(images, labels) for step in steps] for _ in range(7)],
-                   axis=0)
-    assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # a quarter of the operations is left
-
-
 def test_the_penalty_counts_only_removable_groups():
     """The channels of the image and of concatenated tensors have no groups."""
     inputs = keras.Input((SIZE, SIZE, 3))

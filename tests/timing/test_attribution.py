@@ -11,7 +11,7 @@ from elastic.timing.attribution import attribute
 from timing_tables import by_bits
 from traced_networks import branching, plain, traced
 
-LEFT_KERNEL, RIGHT_KERNEL = 2, 4
+LEFT_KERNEL = 2
 
 
 def groups(times):
