@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from _zoo import ZOO
 from tensorflow import keras
 
 from cached_runs import images_apart
@@ -26,7 +27,6 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import NUM_RESULTS
 from models import build_model
 from small_steps import Centred, random_masks, residual, small_model, still
-from zoo import ZOO
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FROM_ZOO = [name for name in (
