@@ -273,15 +273,3 @@ def test_views_benchmark_pairs_runs_that_differ_in_views_alone():
         assert result.get('to_fresh', -0.02) == pytest.approx(-0.02)
         assert result.get('to_fresh_se', 0) == pytest.approx(0)
     assert '-2.0 ± 0.0' in views.report(results) and '91.0 ± 0.6' in views.report(results)
-
-
-def test_views_benchmark_asks_for_runs_that_main_accepts():
-    parsed = {row.label: main.check_arguments(main.parse_arguments(views.flags_of(row, 2) + [
-        '--weights', 'none', '--bn_statistics', 'frozen'])) for row in views.ROWS}
-    assert {args.seed for args in parsed.values()} == {2}
-    for row in views.ROWS:
-        args = vars(parsed[row.label])
-        assert args['views'] == ('held' if row.against else 'fresh')
-        against = vars(parsed[row.against or row.label])
-        differ = {flag for flag in args if args[flag] != against[flag]} - {'run_name', 'views'}
-        assert differ <= ({'interval'} if 'whole' in row.label else set())

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from elastic.errors import UserError
-from elastic.runs.folder import SelectionRow, read_run, selection_per_epoch
-from elastic.settings import VARIED
+from elastic.runs.folder import read_run, selection_per_epoch
 from made_runs import (
     EPOCHS,
     MASKS,
@@ -24,17 +23,6 @@ from made_runs import (
     watched_figures,
 )
 from timing_tables import stored
-
-
-def test_read_run_returns_the_records(tmp_path):
-    run = read_run(make_run(tmp_path, 'elastic'))
-    assert run.summary['scheme'] == 'elastic_training' and run.summary['run_name'] == 'elastic'
-    assert run.epochs['epoch'] == [1, 2, 3, 4]
-    assert run.epochs['train_seconds'] == [50, 100, 150, 200]
-    assert len(run.selections) == 2 * TENSORS
-    assert run.selections[0] == SelectionRow(
-        1, 0, 'block_0/kernel', '3x3x8x8', False, None, 0.05)
-    assert read_run(make_run(tmp_path, 'full', 'full_training')).selections == []
 
 
 def test_curves_are_the_recorded_numbers(tmp_path):
@@ -79,17 +67,6 @@ def test_a_loss_that_nearly_exploded_makes_the_axis_logarithmic(tmp_path, loss, 
     axis = Figure().subplots()
     plot.scale_loss(axis, plot.curves_of([read_run(run)]))
     assert axis.get_yscale() == scale
-
-
-def test_labels_show_how_configurations_differ():
-    keys = [key + tuple(metric if name == 'importance' else None for name in VARIED)
-            for key, metric in ((('elastic_training', 0.5, 'vgg16'), 'loss_drop'),
-                                (('elastic_training', 0.5, 'vgg16'), 'random'),
-                                (('full_training', None, 'vit'), None))]
-    assert [plot.label_of(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
-        'ElasticTrainer, ρ = 0.5, vgg16, loss_drop',
-        'ElasticTrainer, ρ = 0.5, vgg16, random, n = 3', 'Full training, vit']
-    assert plot.label_of(keys[2], keys[2:]) == 'Full training'
 
 
 def test_labels_show_the_prefix_cache(tmp_path):

@@ -206,23 +206,6 @@ def test_some_batches_of_an_epoch_equal_those_of_the_whole(photos):
         assert same(arrays(some), [whole[row] for row in rows])  # a second pass
 
 
-def test_a_pass_traces_no_new_graph(photos):
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
-    def functions():
-        return set(context.context().list_function_names())
-    data = load_photos(photos)
-    arrays(data.train), arrays(data.probe.take(1))
-    before, kept = functions(), []
-    for epoch in range(1, 4):
-        kept += [data.batches(data.order(epoch)[epoch:], data.view(epoch)), iter(data.train)]
-        arrays(kept[-2]), arrays(kept[-1]), arrays(data.probe.take(2))
-    assert not functions() - before  # there may be fewer, as those of earlier tests are collected
-    kept.append(tf.data.Dataset.range(3).map(lambda number: number + 1))
-    assert functions() - before  # a new pipeline does trace a function
-
-
 # --- draws
 
 def test_angles_and_flips_have_the_range_of_the_paper():

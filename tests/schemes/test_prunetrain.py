@@ -1,13 +1,11 @@
 """Tests PruneTrain: which channels belong together, and what remains when some are removed."""
 
-import gc
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import classifier, statistics_from_batch
@@ -16,7 +14,6 @@ from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
 from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
-from elastic.steps.training_step import LossScale
 from models import build_model
 from small_models import SMALL as SAVED_SHAPE
 from small_models import saved, sequential, user_classifier
@@ -261,37 +258,3 @@ def test_the_penalty_has_its_share_and_shrinks_the_groups():
             step(images, labels)
         ends.append(float(lasso.norms(model)) / begin)
     assert ends[1] < ends[0] and ends[1] < 1
-
-
-@pytest.mark.thorough
-def test_a_pruned_float16_network_keeps_its_loss_scale():
-    data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
-    inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')
-    x = keras.layers.Rescaling(1 / 255.0)(inputs)
-    for width in (8, 6):
-        x = keras.layers.Conv2D(width, 3, strides=2, **half)(x)
-    x = keras.layers.GlobalAveragePooling2D(dtype='float32')(x)
-    model = keras.Model(inputs, keras.layers.Dense(10)(x))
-    maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0,
-                      *data.train.element_spec, penalty=GroupLasso(model, data.probe, 0.2))
-    scheme = PruneTrainScheme(maker, data, Settings(num_epochs=3, prune_interval=1,
-                                                    prune_threshold=SMALL))
-    assert scheme.select(1, None).mask.all()
-    vanish(model, 0.5)
-    maker.loss_scale.scale.assign(2.0 ** 9)
-    maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
-    assert scheme.select(2, None).mask.all()
-    maker = scheme.maker
-    gc.collect()  # frees the first steps; variables that they captured must survive
-    assert maker.model is not model and maker.model.count_params() < model.count_params()
-    step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))
-    losses = [float(step(images, labels).loss)]
-    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # doubled after GROWTH_STEPS good steps
-    losses += [float(step(images, labels).loss) for _ in range(10)]
-    assert np.isfinite(losses).all() and losses[-1] < losses[0]
-    before = [variable.numpy() for variable in maker.variables]
-    maker.loss_scale.scale.assign(3e38)
-    step(images, labels)
-    assert maker.loss_scale.scale.numpy() == np.float32(1.5e38)
-    for variable, value in zip(maker.variables, before):
-        np.testing.assert_array_equal(variable.numpy(), value)
