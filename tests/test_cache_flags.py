@@ -165,18 +165,18 @@ def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, more, words):
 def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys):
     """The device on which it resumes has so quick a forward pass that views would be fresh."""
     assert main.main(augmented(tmp_path, 'whole', '--rho', '0.3')) == 0
-    parts = augmented(tmp_path, 'parts', '--rho', '0.3')
-    stopped_at('epoch 1/', parts)
-    store_table(parts, 20.0, 4e3)
+    given = augmented(tmp_path, 'parts', '--rho', '0.3')
+    stopped_at('epoch 1/', given)
+    store_table(given, 20.0, 4e3)
     capsys.readouterr()
-    assert main.main(parts) == 0
+    assert main.main(given) == 0
     out = capsys.readouterr().out
     assert 'resumes in epoch 2' in out and HELD in out
     whole, parts = [read_run(str(tmp_path / name)) for name in ('whole', 'parts')]
     assert parts.summary['views'] == 'held'
     for column in ('train_loss', 'test_loss'):
         assert parts.epochs[column] == whole.epochs[column]
-    assert main.main(parts + ['--run_name', 'other']) == 0
+    assert main.main(given + ['--run_name', 'other']) == 0
     assert read_run(str(tmp_path / 'other')).summary['views'] == 'fresh'
 
 
