@@ -42,18 +42,6 @@ def test_evaluation_by_any_metric_leaves_no_trace(name):
             assert old.dtype == new.dtype and old.tobytes() == new.tobytes(), metric
 
 
-def test_a_metric_may_ask_for_gradients_as_often_as_it_likes(monkeypatch):
-    model = small_model()
-    optimizer, _ = trained(model)
-
-    def twice(probe):
-        return sum(METRICS['grad_magnitude'](probe) for _ in range(2))
-    monkeypatch.setitem(METRICS, 'twice', twice)
-    once, both = [evaluate_importance(model, optimizer, iter(batches(2)), metric)
-                  for metric in ('grad_magnitude', 'twice')]
-    np.testing.assert_allclose(both, 2 * once, rtol=1e-5)
-
-
 def test_evaluation_restores_even_after_a_failure():
     model = small_model()
     optimizer, _ = trained(model)

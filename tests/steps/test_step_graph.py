@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.errors import UserError
-from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.step_graph import Node, analyse, check_effects, merged
@@ -66,25 +65,6 @@ def test_forward_backward_and_update_split_the_graph(build):
     forward_ops = {graph.nodes[name].op for name in graph.forward}
     assert any('MatMul' in op for op in forward_ops)  # fused with bias and ReLU
     assert not any('Grad' in op or 'Backprop' in op for op in forward_ops)
-
-
-@pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
-@pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_has_the_same_update_ops(build, optimizer):
-    """The optimizer treats all tensors alike, so all have the same ops."""
-    graph = executed(build, *optimizer).graph
-    own = collections.defaultdict(collections.Counter)
-    for name, k in graph.update.items():
-        if graph.nodes[name].op not in step_graph.FREE_OPS:
-            own[k][graph.nodes[name].op] += 1
-    shared = own.pop(None)
-    count = len(executed(build, *optimizer).variables)
-    assert sorted(own) == list(range(count))
-    assert all(own[k] == own[0] for k in range(count))
-    writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
-    assert sum(writes.values()) >= 2  # decay; slots and weight, fused on the paper's stack
-    # The only shared variable is the iteration count; momentum belongs to its tensor.
-    assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
 
 
 # --- graphs written by hand
