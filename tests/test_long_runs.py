@@ -36,13 +36,13 @@ def test_a_checkpoint_holds_no_records_and_files_grow_with_the_epochs(tmp_path):
             sizes[-1]['checkpoint'] = os.path.getsize(str(folder / 'resume' / 'last'))
     flags = quick_flags(
         tmp_path, '--train_images', str(8 * STEPS), '--validation_steps', '1', '--num_epochs',
-        str(EPOCHS), '--train_type', 'elastic_training', '--rho', '0.7', '--interval', '1',
+        str(EPOCHS + 1), '--train_type', 'elastic_training', '--rho', '0.7', '--interval', '1',
         '--checkpoint_minutes', '1e-9', '--run_name', 'run')
     store_table(flags)
     with Watch(str(folder), watch):
         assert main.main(flags) == 0
-    assert len(sizes) == EPOCHS
-    third, half, end = (sizes[EPOCHS // 3 - 1], sizes[2 * EPOCHS // 3 - 1], sizes[-1])
+    assert len(sizes) == EPOCHS + 1
+    third, half, end = sizes[EPOCHS // 3], sizes[2 * EPOCHS // 3], sizes[EPOCHS]
     for before, after in ((third, half), (half, end)):
         grown = {name: after[name] - before[name] for name in before}
         assert grown['checkpoint'] <= EPOCHS // 3 * GROWTH + DIGITS
