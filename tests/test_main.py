@@ -194,6 +194,7 @@ def costs_in(out):
     return out[out.index('12 epochs of '):]
 
 
+@pytest.mark.thorough
 def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys):
     path = str(tmp_path / keras_stack.MODEL_FILE)
     network().save(path)
