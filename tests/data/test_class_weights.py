@@ -158,9 +158,8 @@ def test_a_prefix_cache_does_not_change_a_weighted_loss(tmp_path):
     ends = []
     for cached in (False, True):
         dataset = digits(class_weight=path)
-        cache = PrefixCache(dataset, str(tmp_path), exact=True) if cached else None
-        if cached:
-            cache._measured = dict(COPY_MS)
+        cache = PrefixCache(dataset, str(tmp_path), exact=True,
+                            measured=dict(COPY_MS)) if cached else None
         ends.append(ran(tmp_path, dataset, {1: MIDDLE}, cache))
     assert same_run(ends[0][0], ends[1][0]) and ends[1][1]['cache_hits'] > 0
     assert ends[0][0] != ran(tmp_path, digits(), {1: MIDDLE})[0]

@@ -38,6 +38,7 @@ from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
+from fixed_tables import COPY_MS
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 from timing_tables import random_masks
 
@@ -260,8 +261,8 @@ def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, br
 
 
 def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, dataset, branching):
-    model = branches()
-    cache = attached(tmp_path, dataset, model)
+    model, room = branches(), dict(measured=dict(COPY_MS))
+    cache = attached(tmp_path, dataset, model, **room)
     first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
     # The chain's cut stores the stem's output; this one stores those of other branches as well.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
@@ -270,7 +271,8 @@ def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, d
     k = chain.deepest(mask)
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
-    cache = attached(tmp_path, dataset, model, memory_bytes=between, cache_gb=between / stores.GB)
+    room.update(memory_bytes=between, cache_gb=between / stores.GB)
+    cache = attached(tmp_path, dataset, model, **room)
     costed = CacheOffers(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut.nbytes == branching.cut_bytes[k]
     assert costed.step_time(mask) == pytest.approx(chain.step_time(mask))
