@@ -146,12 +146,12 @@ def gap_row(name, found):
               'worst': float(max(gap[way] for gap in found))} for way in found[0]})
 
 
-def small_gaps(tangled, seed):
-    """Returns the gap_row of SMALL drawn networks."""
+def small_gaps(tangled, seed, count=SMALL, tensors=SMALL_TENSORS):
+    """Returns the gap_row of `count` drawn networks with `tensors` tensors each."""
     random, found = np.random.default_rng(seed), []
-    for _ in tqdm(range(SMALL), desc='small', leave=False, disable=None):
-        table = draw_table(SMALL_TENSORS, random, 1, tangled)
-        importance = draw_instance(SMALL_TENSORS, int(random.integers(1 << 30)))[2]
+    for _ in tqdm(range(count), desc='small', leave=False, disable=None):
+        table = draw_table(tensors, random, 1, tangled)
+        importance = draw_instance(tensors, int(random.integers(1 << 30)))[2]
         rho = random.uniform(smallest_rho(table), 1)
         found.append(gaps(table, importance, rho, by_trying_all))
-    return gap_row('{} of {}'.format('tangled' if tangled else 'branching', SMALL_TENSORS), found)
+    return gap_row('{} of {}'.format('tangled' if tangled else 'branching', tensors), found)

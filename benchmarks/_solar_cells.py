@@ -20,18 +20,18 @@ BLOCK = 60  # cells; the mean of a module
 CLASSES = ('functional', 'defective')
 
 
-def write_cells(folder, tuning=False):
+def write_cells(folder, tuning=False, package=PACKAGE):
     """Makes train/ and test/ in `folder`, unless they are there.
 
     tuning: leaves the cells for testing out, and makes test/ of a quarter of the others.
-    Raises UserError if the package is not installed.
+    package: on PyPI. Raises UserError if the package is not installed.
     """
     if os.path.isdir(os.path.join(folder, 'test')):
         return
-    found = importlib.util.find_spec(PACKAGE.replace('-', '_'))
+    found = importlib.util.find_spec(package.replace('-', '_'))
     if found is None:
         raise UserError('the photographs of solar cells are not installed; `pip install {}` '
-                        '(91 MB, CC BY-NC-SA 4.0)'.format(PACKAGE))
+                        '(91 MB, CC BY-NC-SA 4.0)'.format(package))
     data = os.path.join(os.path.dirname(found.origin), 'data')
     beside = folder + '.unfinished'
     shutil.rmtree(beside, ignore_errors=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/architectures.py [--models lstm DenseNet121] [--masks 8]
 
-Each architecture of tests/support/zoo.py runs in its own process, at a size whose step takes 15 ms
+Each architecture of _zoo.py runs in its own process, at a size whose step takes 15 ms
 or more. For random masks, as in time_model.py, it compares the predicted with the measured share of
 backward pass and update. Then it selects tensors for rho 0.5 (or slightly above the smallest rho)
 by importances of one batch, and measures their step against the full one. All steps of an
@@ -10,12 +10,9 @@ architecture run interleaved.
 """
 
 import argparse
-import os
-import sys
 import time
 
 import _bench
-import _path
 import numpy as np
 from time_model import random_masks
 
@@ -25,14 +22,12 @@ from elastic.settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
 LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK = 0.95, 6.0, 1.08
-TESTS = os.path.join(_path.ROOT, 'tests', 'support')
 
 
 def zoo():
     """Returns the members of the zoo that this stack has, by name."""
     start.quiet_tensorflow()
-    sys.path.insert(0, TESTS)
-    from zoo import ZOO
+    from _zoo import ZOO
     return ZOO
 
 
@@ -95,7 +90,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
     parser.add_argument('--models', nargs='+', metavar='NAME',
-                        help='members of tests/support/zoo.py (default: all)')
+                        help='members of _zoo.py (default: all)')
     parser.add_argument('--masks', type=options.number(int, low=1), default=8)
     parser.add_argument('--seconds', type=options.number(float, above=0), default=4.0,
                         help='for the totals of each timing table (default: %(default)s)')

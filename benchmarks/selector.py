@@ -105,25 +105,28 @@ def profiled(names, input_size):
             paths, total=len(names), desc='profiling', leave=False, disable=None))}
 
 
-def limits(instances, advance):
-    """Returns a row for each instance (name -> (t_dw, t_dy, importance)) and resolution."""
+def limits(instances, advance, resolutions=RESOLUTIONS, paper_seconds=PAPER_SECONDS):
+    """Returns a row for each instance (name -> (t_dw, t_dy, importance)) and resolution.
+
+    resolutions: bins. paper_seconds: the most that the recursion may take; else extrapolated.
+    """
     rows, pair_seconds = [], {}  # bins -> seconds of the recursion for each pair of tensors
     for name, instance in instances.items():
         tensors = len(instance[0])
         budget = LIMITS_BUDGET * float(np.sum(instance[0]) + np.sum(instance[1]))
-        for bins in RESOLUTIONS:
+        for bins in resolutions:
             tracemalloc.start()
             exact, ms = timed(select_tensors, *instance, budget, bins)
             peak = tracemalloc.get_traced_memory()[1] / 2 ** 20
             tracemalloc.stop()
-            paper_seconds = tensors ** 2 * extrapolated(pair_seconds, bins)
-            measured = paper_seconds <= PAPER_SECONDS
+            seconds = tensors ** 2 * extrapolated(pair_seconds, bins)
+            measured = seconds <= paper_seconds
             if measured:
-                paper_seconds = timed(select_tensors_paper, *instance, budget, bins)[1] / 1e3
-                pair_seconds[bins] = paper_seconds / tensors ** 2
+                seconds = timed(select_tensors_paper, *instance, budget, bins)[1] / 1e3
+                pair_seconds[bins] = seconds / tensors ** 2
             rows.append(dict(name=name, tensors=tensors, bins=bins, exact_seconds=ms / 1e3,
                              memory_mb=peak, importance=exact.importance,
-                             paper_seconds=paper_seconds, paper_measured=measured))
+                             paper_seconds=seconds, paper_measured=measured))
             advance()
         best = max(row['importance'] for row in rows if row['name'] == name)
         for row in rows:
@@ -172,8 +175,8 @@ def measure_graph(args):
 def graph_report(times, rows):
     """Returns the text of --graph, and the target with its result."""
     ways = list(rows[0])[2:]
-    measured = max(row['together_ms'] for row in times
-                   if row['tensors'] == max(GRAPH_TENSORS))
+    largest = max(row['tensors'] for row in times)
+    measured = max(row['together_ms'] for row in times if row['tensors'] == largest)
     met = measured <= GRAPH_TARGET['ms']
     return '\n'.join([
         texts.table(
@@ -182,7 +185,7 @@ def graph_report(times, rows):
                 'smallest_rho_ms', 'choose_ms', 'together_ms')] for row in times], '>>>>>'),
         'medians of 15 calls, the slowest rho of {}'.format(', '.join(map(str, GRAPH_RHO))),
         'Target {}: {:.0f} ms at N = {} (at most {ms} at {tensors} wanted).'.format(
-            'met' if met else 'MISSED', measured, times[-1]['tensors'], **GRAPH_TARGET), '',
+            'met' if met else 'MISSED', measured, largest, **GRAPH_TARGET), '',
         texts.table(
             ['importance missed (%)', 'cases'] + ways,
             [[row['name'], row['instances']] + ['{:.2f} ({:.1f})'.format(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import _root
 from elastic import command_line
 from elastic.device import host, thermal
-from elastic.device.sensors import in_time, text_or_nothing
+from elastic.device.sensors import PATIENCE, in_time, text_or_nothing
 
 OK, PROBLEM, ABSENT = 'ok', '!!', '--'
 ROOT = _root.ROOT
@@ -131,13 +131,14 @@ def disk(folder=ROOT, free=None):
                   'make room, or move the repository to a larger card or an SSD')
 
 
-def heat(root):
-    """Returns the Row of heat and power supply, now."""
+def heat(root, seconds=PATIENCE):
+    """Returns the Row of heat and power supply, now. seconds: how long reading them may take."""
     try:
-        device = thermal.find_device(root)
+        device = thermal.find_device(root, seconds=seconds)
         if device is None:
             return Row('heat', ABSENT, thermal.NOTHING)
-        reading, (bits, _) = in_time(lambda: (device.read(), device.firmware.read()))
+        reading, (bits, _) = in_time(
+            lambda: (device.read(), device.firmware.read()), seconds)
     except TimeoutError as error:
         return Row('heat', ABSENT, 'unknown: {}'.format(error))
     low = bits and bits & LOW_VOLTAGE

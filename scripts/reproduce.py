@@ -26,8 +26,6 @@ from elastic.options import number
 from elastic.settings import ELASTIC, PAPER_SETS, settings_of
 from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 
-ROOT = _root.ROOT
-
 
 def arguments_of(run):
     """Returns what main.py reads from the run's flags."""
@@ -106,8 +104,8 @@ def table_of(args):
     """Returns (path of the timing table of a run with these arguments, its number of classes)."""
     import profiler
     classes = PAPER_SETS.get(args.dataset_name, REHEARSED_SIZES)[0]
-    return os.path.join(ROOT, profiler.table_path(
-        args.logs_dir, args.model_name, args.input_size, classes, args.batch_size)), classes
+    return profiler.table_path(
+        args.logs_dir, args.model_name, args.input_size, classes, args.batch_size), classes
 
 
 def timings_for(run):
@@ -124,7 +122,7 @@ def timings_for(run):
     print('step times of {} on this device'.format(args.model_name), flush=True)
     child = subprocess.run(
         [sys.executable, 'profiler.py', '--num_classes={}'.format(classes)] + flags,
-        stdout=subprocess.PIPE, universal_newlines=True, cwd=ROOT)
+        stdout=subprocess.PIPE, universal_newlines=True)
     print('\n'.join(line for line in child.stdout.splitlines()
                     if line.startswith(('warning', 'steps are timed on noise'))))
     if child.returncode:
@@ -155,7 +153,7 @@ def run_all(runs):
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
-        status = status_of([sys.executable, 'main.py'] + list(run.flags), ROOT)
+        status = status_of([sys.executable, 'main.py'] + list(run.flags), '.')
         if was_stopped(status):  # stopping a run stops the whole grid
             raise KeyboardInterrupt
         if status and not impossible([run]):  # impossible runs are not failures
@@ -168,7 +166,7 @@ def this_device():
     """Returns host.host_description(), from a child: TensorFlow must not stay in memory here."""
     code = ('from elastic.compat.start import quiet_tensorflow; quiet_tensorflow(); '
             'from elastic.device.host import host_description; print(host_description())')
-    return subprocess.check_output([sys.executable, '-c', code], cwd=ROOT,
+    return subprocess.check_output([sys.executable, '-c', code],
                                    universal_newlines=True).strip().split('\n')[-1]
 
 
@@ -188,7 +186,7 @@ def _meter(run):
     from elastic.runs import metered
     from elastic.runs.folder import read_run
     args = arguments_of(run)
-    folder = os.path.join(ROOT, args.logs_dir, run.name)
+    folder = os.path.join(args.logs_dir, run.name)
     try:
         if args.meter_csv and read_run(folder).summary['energy_joules'] is None:
             metered.add_to_run(folder, args.meter_csv)
@@ -261,9 +259,9 @@ def conclude(args, everything):
 
 def write_jobs(runs, path):
     """Writes one command per line, each of which works from any folder."""
+    here, python = shlex.quote(os.getcwd()), shlex.quote(sys.executable)
     lines = ''.join('cd {} && {} main.py {}\n'.format(
-        shlex.quote(ROOT), shlex.quote(sys.executable), ' '.join(map(shlex.quote, run.flags)))
-                    for run in runs)
+        here, python, ' '.join(map(shlex.quote, run.flags))) for run in runs)
     if path == '-':
         sys.stdout.write(lines)
         return
@@ -312,11 +310,12 @@ def parse_arguments(argv=None):
     return args, everything, chosen(everything, args.only) if args.only else everything
 
 
-def main(argv=None):
+def main(argv=None, root=_root.ROOT):
+    """Makes a figure in the folder `root`, which holds the repository's scripts."""
     args, everything, runs = parse_arguments(argv)
     if args.check:
         return 0
-    os.chdir(ROOT)
+    os.chdir(root)
     figure = FIGURES[args.figure]
     print('figure {}: {} ({})'.format(args.figure, figure.title, figure.of_the_paper),
           file=sys.stderr if args.jobs else sys.stdout)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from _zoo import ZOO
 from tensorflow import keras
 
 from elastic.compat import keras_stack
@@ -15,7 +16,6 @@ from profiler import profile_model
 from selection_solver_DP import choose_tensors
 from small_steps import random_masks, still
 from timing_tables import chain_time
-from zoo import ZOO
 
 DEEP = 'MobileNetV2'
 # A network for each mechanism: a layer used twice, float16, batch statistics, a weight outside any

@@ -1,24 +1,19 @@
 """Tests the flags of the prefix cache: refusals, why a run has no cache, what a run reports."""
 
 import os
-import shutil
-import signal
 
 import pytest
-from tensorflow import keras
 
 import main
-import profiler
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.planning.plans import prefix_cache_of
-from elastic.runs import run
 from elastic.runs.folder import read_run
-from fixed_tables import fixed_profile
+from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import SMALL, saved, user_classifier
-from small_runs import flags, quick_flags, script
+from small_runs import flags, quick_flags, stopped_at
 
 FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
           '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']
@@ -43,12 +38,6 @@ def checked(tmp_path, *more):
 def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsys, arguments,
                                                                  words):
     assert_refused(flags(tmp_path, *arguments), words, tmp_path, capsys)
-
-
-def test_a_process_refuses_a_flag_in_one_line(tmp_path):
-    code, out, err = script('main.py', *flags(tmp_path, '--prefix_cache', 'on'))
-    assert code == 2 and not out and err.count('\n') == 1
-    assert err.startswith('error: --prefix_cache on needs --bn_statistics frozen')
 
 
 def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):
@@ -116,16 +105,13 @@ def test_training_the_head_reads_all_but_the_head_from_the_cache(logs, capsys, t
     assert os.listdir(str(tmp_path)) == []  # the cache leaves no file
 
 
-@pytest.fixture
-def set_times(monkeypatch):
-    """Gives runs a fixed timing table of a slow device, on which a cache pays."""
-    monkeypatch.setattr(profiler, 'profile_model', lambda *arguments, **settings: fixed_profile(
-        *arguments, **settings).rescaled(2e3, 4e3))
+SLOW = 2e3, 4e3  # ms: of a device on which a cache pays
 
 
 @pytest.mark.thorough
-def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_times):
+def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys):
     given = quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2')
+    store_table(given, *SLOW)
     assert main.main(given + ['--rho', '0.6', '--run_name', 'elastic']) == 0
     out, summary = capsys.readouterr().out, read_run(str(logs / 'elastic')).summary
     assert 'no prefix cache' not in out and summary['prefix_cache'] == 'on'
@@ -135,9 +121,14 @@ def test_an_elastic_run_uses_the_cache_or_refuses_its_rho(logs, capsys, set_time
 
 
 def augmented(logs, name, *more):
-    """Returns the flags of an elastic run of four epochs whose images are augmented."""
-    return quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2',
-                       '--run_name', name, *(AUGMENTED + list(more)))
+    """Returns the flags of an elastic run of four epochs whose images are augmented.
+
+    Stores its timing table.
+    """
+    given = quick_flags(logs, '--prefix_cache', 'auto', '--num_epochs', '4', '--interval', '2',
+                        '--run_name', name, *(AUGMENTED + list(more)))
+    store_table(given, *SLOW)
+    return given
 
 
 HELD = ('--views held, as rho 0.3 is out of reach without the prefix cache: each image keeps its '
@@ -147,7 +138,7 @@ HELD = ('--views held, as rho 0.3 is out of reach without the prefix cache: each
 @pytest.mark.parametrize('rho, more, views, cache', [
     ('0.3', [], 'held', 'on'), pytest.param('0.6', [], 'fresh', 'off', marks=pytest.mark.thorough),
     pytest.param('0.6', ['--views', 'held'], 'held', 'on', marks=pytest.mark.thorough)])
-def test_views_are_held_where_rho_needs_the_cache(logs, capsys, set_times, rho, more, views, cache):
+def test_views_are_held_where_rho_needs_the_cache(logs, capsys, rho, more, views, cache):
     name = 'auto_{}_{}'.format(rho, len(more))
     assert main.main(augmented(logs, name, '--rho', rho, *more)) == 0
     out, summary = capsys.readouterr().out, read_run(str(logs / name)).summary
@@ -163,7 +154,7 @@ def test_views_are_held_where_rho_needs_the_cache(logs, capsys, set_times, rho, 
     (['--views', 'fresh'], 'rho 0.3 is out of reach: .* full step; the'),
     (['--prefix_cache', 'off'], 'rho 0.3 is out of reach: .* full step; the'),
     (['--rho', '0.001'], 'rho 0.001 is out of reach: .*, and the prefix cache has to be filled')])
-def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, set_times, more, words):
+def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, more, words):
     with pytest.raises(UserError, match=words):
         main.main(augmented(logs, 'never', '--rho', '0.3', *more))
     assert '--views held, ' not in capsys.readouterr().out
@@ -171,40 +162,32 @@ def test_a_rho_that_stays_out_of_reach_is_refused(logs, capsys, set_times, more,
 
 
 @pytest.mark.thorough
-def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys, monkeypatch,
-                                                               set_times):
+def test_a_resumed_run_keeps_its_views_where_rho_needs_no_cache(tmp_path, capsys):
     """The device on which it resumes has so quick a forward pass that views would be fresh."""
-    keras.backend.clear_session()  # layers get the names of a new process
     assert main.main(augmented(tmp_path, 'whole', '--rho', '0.3')) == 0
-    keras.backend.clear_session()
-    show = run.print_epoch
-    with monkeypatch.context() as patch:
-        patch.setattr(run, 'print_epoch', lambda row, epochs: (
-            show(row, epochs), os.kill(os.getpid(), signal.SIGTERM)))
-        assert main.main(augmented(tmp_path, 'parts', '--rho', '0.3')) == 128 + signal.SIGTERM
-    for folder in tmp_path.glob('*_profile'):
-        shutil.rmtree(str(folder))
-    monkeypatch.setattr(profiler, 'profile_model', lambda *arguments, **settings: fixed_profile(
-        *arguments, **settings).rescaled(20.0, 4e3))
-    keras.backend.clear_session()
+    given = augmented(tmp_path, 'parts', '--rho', '0.3')
+    stopped_at('epoch 1/', given)
+    store_table(given, 20.0, 4e3)
     capsys.readouterr()
-    assert main.main(augmented(tmp_path, 'parts', '--rho', '0.3')) == 0
+    assert main.main(given) == 0
     out = capsys.readouterr().out
     assert 'resumes in epoch 2' in out and HELD in out
     whole, parts = [read_run(str(tmp_path / name)) for name in ('whole', 'parts')]
     assert parts.summary['views'] == 'held'
     for column in ('train_loss', 'test_loss'):
         assert parts.epochs[column] == whole.epochs[column]
-    assert main.main(augmented(tmp_path, 'other', '--rho', '0.3')) == 0
+    assert main.main(given + ['--run_name', 'other']) == 0
     assert read_run(str(tmp_path / 'other')).summary['views'] == 'fresh'
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3,
                     reason='in Keras 2.6 and 2.7 the first convolution is a prefix')
-def test_trained_batch_statistics_leave_nothing_to_cache(logs, capsys, set_times):
+def test_trained_batch_statistics_leave_nothing_to_cache(logs, capsys):
     model = saved(user_classifier(10), logs, 'normalised_' + keras_stack.MODEL_FILE)
-    assert main.main(quick_flags(
+    given = quick_flags(
         logs, '--prefix_cache', 'auto', '--model_name', model, '--input_size', str(SMALL[0]),
-        '--bn_statistics', 'train', '--rho', '0.9', '--run_name', 'statistics')) == 0
+        '--bn_statistics', 'train', '--rho', '0.9', '--run_name', 'statistics')
+    store_table(given, *SLOW)
+    assert main.main(given) == 0
     assert 'no prefix cache: no part of the network can be cut off' in capsys.readouterr().out
     assert 'cache_hits' not in read_run(str(logs / 'statistics')).summary

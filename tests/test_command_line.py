@@ -49,18 +49,6 @@ def test_low_and_high_are_allowed_and_above_is_not():
             batch(text)
 
 
-def test_a_huge_whole_number_is_refused():
-    with pytest.raises(argparse.ArgumentTypeError):
-        options.number(int, low=1, high=100)('9' * 400)
-
-
-@pytest.mark.parametrize('text, value', [
-    ('1', True), ('true', True), ('True', True), ('TRUE', True), ('yes', True),
-    ('0', False), ('false', False), ('False', False), ('FALSE', False), ('no', False)])
-def test_a_boolean_reads_words_and_digits(text, value):
-    assert options.boolean(text) is value
-
-
 @pytest.mark.parametrize('text', ['', '2', 'flase', 'none', 'truefalse'])
 def test_a_boolean_refuses_other_words(text):
     with pytest.raises(argparse.ArgumentTypeError, match="'{}' is not".format(text)):
@@ -86,14 +74,6 @@ def test_a_typo_is_refused_with_the_most_similar_name():
     assert all(name in text for name in allowed)
 
 
-def test_the_most_similar_name_ignores_case_and_may_be_none():
-    assert errors.nearest('RESNET5', ['ResNet50', 'VGG16']) == " (did you mean 'ResNet50'?)"
-    assert errors.nearest('zzzzqqqq', ['ResNet50', 'VGG16']) == ''
-    with pytest.raises(UserError) as error:
-        errors.one_of('zzzzqqqq', ['ResNet50', 'VGG16'], 'model')
-    assert 'did you mean' not in str(error.value)
-
-
 def test_a_table_has_aligned_columns_without_trailing_spaces():
     text = texts.table(['tensor', 'time (ms)', 'share'],
                               [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
@@ -103,23 +83,6 @@ def test_a_table_has_aligned_columns_without_trailing_spaces():
                                 'longer_name/bias        0.5  100 %']
 
 
-def test_a_table_takes_numbers_an_alignment_and_no_rows():
-    text = texts.table(['n', 'scheme'], [[5, 'full'], [120, 'x']], align='><')
-    assert text.split('\n') == ['  n  scheme', '---  ------', '  5  full', '120  x']
-    assert texts.table(['n', 'scheme'], []).split('\n') == ['n  scheme', '-  ------']
-
-
-def test_a_user_error_exits_2_with_its_message_on_stderr(capsys):
-    def main(argv):
-        raise UserError('no such file: {}\n  looked in a\n  looked in b'.format(argv[0]))
-    with pytest.raises(SystemExit) as stop:
-        command_line.run(main, ['weights.npz'])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == ''
-    assert err.split('\n')[0] == 'error: no such file: weights.npz'
-    assert err.endswith('looked in b\n')
-
-
 def test_a_user_error_shows_no_traceback_in_a_real_process():
     result = python('from elastic import command_line, errors\n'
                     'def main(argv):\n'
@@ -127,13 +90,6 @@ def test_a_user_error_shows_no_traceback_in_a_real_process():
                     'command_line.run(main)')
     assert (result.returncode, result.stdout) == (2, '')
     assert result.stderr == 'error: --rho 7 is above 1\n'
-
-
-@pytest.mark.parametrize('returned, code', [(None, None), (0, 0), (3, 3)])
-def test_run_exits_with_what_main_returns(returned, code):
-    with pytest.raises(SystemExit) as stop:
-        command_line.run(lambda argv: returned, [])
-    assert stop.value.code == code
 
 
 def test_an_interrupt_exits_130_and_a_bug_keeps_its_traceback(capsys):
@@ -156,12 +112,6 @@ def test_flags_have_the_defaults_of_the_settings(parse):
     assert given.pop('bn_statistics') in (None, 'frozen') and not given.pop('importance', None)
     for name, value in DEFAULTS.items():
         assert given.get(name, value) == value, name
-
-
-def test_importing_the_command_line_imports_nothing_heavy():
-    result = python('import sys; from elastic import command_line\n'
-                    'print([m for m in ("tensorflow", "numpy", "keras") if m in sys.modules])')
-    assert result.stdout == '[]\n'
 
 
 @pytest.mark.thorough

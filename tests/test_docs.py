@@ -17,12 +17,9 @@ import tensorflow as tf
 
 import main
 import profiler
-from boards import board
-from cached_runs import SIZE, network
-from elastic.compat import keras_stack
-from elastic.device import thermal
-from fixed_tables import fixed_profile
-from small_runs import ROOT
+from boards import board, stand_on
+from fixed_tables import store_table
+from small_runs import ROOT, quick_flags
 
 FILE = r'((?:[a-z]+/)*\w+\.(?:py|sh|md))\b'
 PAGES = sorted(os.path.relpath(path, ROOT) for pattern in (
@@ -143,16 +140,12 @@ def header_of(path):
 @pytest.mark.thorough
 def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch):
     """Trains on a device that reports heat, with a prefix cache if the scheme can use one."""
-    root, cpus = board(tmp_path / 'board', 'TX2')
-    find, model = thermal.find_device, str(tmp_path / keras_stack.MODEL_FILE)
-    monkeypatch.setattr(thermal, 'find_device', lambda: find(root, cpus))
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
-    network().save(model)
-    assert main.main([
-        '--model_name', model, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
-        '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
-        '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.01', '--rho', '0.9',
-        '--train_type', scheme, '--logs_dir', str(tmp_path), '--run_name', 'run'] + flags) == 0
+    stand_on(monkeypatch, *board(tmp_path / 'board', 'TX2'))
+    given = quick_flags(tmp_path, '--prefix_cache', 'auto', '--closed_loop', '1', '--rho', '0.9',
+                        '--train_type', scheme, '--run_name', 'run', *flags)
+    if scheme == 'elastic_training':
+        store_table(given)
+    assert main.main(given) == 0
     folder = str(tmp_path / 'run')
     shown = {value.tag for path in glob.glob(os.path.join(folder, 'events.out.*'))
              for event in tf.compat.v1.train.summary_iterator(path)
@@ -170,8 +163,8 @@ def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch
         assert header_of(os.path.join(folder, name)) == explained(name)
 
 
-def test_the_example_in_python_trains_a_network(monkeypatch, capsys):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+@pytest.mark.thorough
+def test_the_example_in_python_trains_a_network(capsys):
     code, = re.findall(r'```python\n(.*?)```', text_of('docs/python.md'), re.S)
     exec(code, {})
     assert re.search(r'\d of 6 tensors, loss \d\.\d+$', capsys.readouterr().out.strip())

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import main
-import profiler
 from cached_runs import files_of_at_most
 from elastic import command_line
 from elastic.errors import UserError
@@ -19,7 +18,7 @@ from elastic.runs import checkpoint
 from elastic.runs.folder import EPOCH_COLUMNS, TRAINED_BY
 from elastic.runs.recorder import Recorder, open_run, records_of
 from elastic.runs.signals import Signals
-from fixed_tables import fixed_profile
+from fixed_tables import store_table
 from small_runs import ROOT, outcome, quick_flags
 
 SCHEMES = {
@@ -32,9 +31,7 @@ SCHEMES = {
 def logs(tmp_path_factory):
     """Returns a folder with a network that is deterministic on all stacks, and its timing table."""
     folder = tmp_path_factory.mktemp('logs')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiler, 'profile_model', fixed_profile)
-        assert main.main(quick_flags(folder, '--run_name', 'profiled')) == 0
+    store_table(flags(folder, 'elastic'))
     return folder
 
 
@@ -164,8 +161,7 @@ def test_a_run_survives_a_full_disk(card, capsys):
 
 
 @pytest.mark.thorough
-def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path, capsys):
     arguments = quick_flags(tmp_path, '--rho', '1', '--num_epochs', '1', '--run_name', 'one')
     with files_of_at_most(500), pytest.raises(SystemExit) as stop:
         command_line.run(main.main, arguments)

@@ -8,7 +8,6 @@ import main
 import profiler
 from elastic import command_line
 from elastic.command_line import with_files
-from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.flags import flag_lines
 from image_folders import write_photos
@@ -158,9 +157,3 @@ def test_a_run_is_repeated_by_its_file(tmp_path, capsys):
     assert read_json(str(tmp_path / 'my run' / 'settings.json')) == settings
     again = read_json(str(tmp_path / 'my run' / 'summary.json'))
     assert again['final_accuracy'] == summary['final_accuracy']
-
-
-def test_a_run_that_fails_before_it_trains_leaves_no_file(tmp_path):
-    with pytest.raises(UserError):
-        main.main(quick_flags(tmp_path, '--num_classes', '7', '--run_name', 'never'))
-    assert not (tmp_path / 'never').exists()

@@ -2,34 +2,31 @@
 
 import json
 import os
-import signal
 
 import numpy as np
 import pytest
 from tensorflow import keras
 
 import main
-import profiler
 from cached_runs import network
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.errors import UserError
-from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.flags import check_arguments, parse_arguments
+from elastic.runs import checkpoint
 from elastic.runs.folder import read_run
+from elastic.runs.session import RECORDS
 from elastic.settings import run_settings
-from fixed_tables import fixed_profile
+from elastic.workers.cluster import ALONE
+from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import saved
-from small_runs import outcome, quick_flags, script
+from small_runs import outcome, quick_flags, script, stopped_at
 from worker_processes import ended, free_addresses, workers
 
+STARTS = ' on digits, '  # the first words that a run prints once signals wait
 HEAD_ONLY = ['--train_type', 'traditional_tl_training']
 SOLVED = ['--head', 'stages', '--head_start', 'solved']
-
-
-@pytest.fixture
-def profiled(monkeypatch):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
 
 
 def head_flags(tmp_path, *more):
@@ -73,11 +70,13 @@ def test_a_head_is_solved_in_one_epoch_and_saved_as_plain_keras(head, tmp_path, 
 @pytest.mark.parametrize('scheme', [
     ['--train_type', 'full_training'], HEAD_ONLY, ['--train_type', 'bn_plus_bias_training'],
     ['--rho', '0.7', '--interval', '2'], ['--train_tensors', 'head|bias']])
-def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path, profiled):
+def test_every_scheme_starts_from_the_solved_head(scheme, tmp_path):
     flags = quick_flags(tmp_path, *SOLVED, '--learning_rate', '0.003')
     flags[flags.index('--num_epochs') + 1] = '4'
     flags[flags.index('--prefix_cache') + 1] = 'auto'
-    assert main.main(flags + scheme + ['--run_name', 'run']) == 0
+    flags += scheme + ['--run_name', 'run']
+    store_table(flags)
+    assert main.main(flags) == 0
     run = read_run(str(tmp_path / 'run'))
     losses, steps = run.epochs['train_loss'], run.epochs['step_seconds']
     assert run.summary['epochs'] == 4 and steps[0] == 0 < min(steps[1:])
@@ -130,46 +129,21 @@ def test_the_first_step_does_not_raise_the_loss(tmp_path):
     assert float(evaluate(images, labels)[0]) < 1.02 * before
 
 
-def test_a_run_that_is_stopped_while_it_solves_begins_again(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_while_it_solves_begins_again(tmp_path):
     flags = quick_flags(tmp_path, *SOLVED, '--save_model', '--train_type', 'full_training')
     flags[flags.index('--num_epochs') + 1] = '3'
     assert main.main(flags + ['--run_name', 'unbroken']) == 0
-    from elastic.runs.signals import Signals
-    asked = []
-
-    def stop(signals):
-        asked.append(0)
-        signals.caught = signal.SIGTERM if len(asked) > 3 else None
-        return signals.caught is not None
-    with monkeypatch.context() as patch:  # as by SIGTERM after the third batch
-        patch.setattr(Signals, 'stop', stop)
-        assert main.main(flags + ['--run_name', 'run']) == 143
+    stopped_at(STARTS, flags + ['--run_name', 'run'])
     assert main.main(flags + ['--run_name', 'run']) == 0
     assert outcome(tmp_path / 'run') == outcome(tmp_path / 'unbroken')
 
 
-def test_a_resumed_run_keeps_the_scale_of_its_learning_rate(tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_keeps_the_scale_of_its_learning_rate(tmp_path, capsys):
     flags = quick_flags(tmp_path, *SOLVED, '--save_model', '--train_type', 'full_training')
     flags[flags.index('--num_epochs') + 1] = '4'
     assert main.main(flags + ['--run_name', 'unbroken']) == 0
     assert 'learning rate times' in capsys.readouterr().out  # so this test shows something
-    from elastic.runs.signals import Signals
-    from elastic.schemes.fixed import FixedScheme
-    selected = []
-
-    def select(scheme, epoch, last):
-        selected.append(epoch)
-        return usual(scheme, epoch, last)
-
-    def stop(signals):
-        signals.caught = signal.SIGTERM if 3 in selected else None
-        return signals.caught is not None
-    usual = FixedScheme.select
-    with monkeypatch.context() as patch:  # as by SIGTERM in epoch 3
-        patch.setattr(FixedScheme, 'select', select)
-        patch.setattr(Signals, 'stop', stop)
-        assert main.main(flags + ['--run_name', 'run']) == 143
-    capsys.readouterr()
+    stopped_at('epoch 2/', flags + ['--run_name', 'run'])
     assert main.main(flags + ['--run_name', 'run']) == 0
     assert 'resumes in epoch 3' in capsys.readouterr().out
     rates = [read_run(str(tmp_path / name)).epochs['learning_rate'] for name in ('run', 'unbroken')]
@@ -223,7 +197,7 @@ def test_features_that_tell_nothing_are_refused_before_the_run_begins(bias, word
     assert not os.path.exists(str(tmp_path / 'run'))
 
 
-def test_where_memory_is_short_the_head_reads_fewer_features(tmp_path, monkeypatch, capsys):
+def test_where_memory_is_short_the_head_reads_fewer_features(tmp_path, capsys):
     from elastic.schemes import solved_head
     from elastic.schemes.ridge import needed_bytes
     assert solved_head.features_in_memory(8192, 10 ** 6, 10 ** 12) == 8192
@@ -234,19 +208,13 @@ def test_where_memory_is_short_the_head_reads_fewer_features(tmp_path, monkeypat
     assert '2,048 features instead of 8,192' in capsys.readouterr().out
     flags = head_flags(tmp_path, *SOLVED, '--head_features', '64', '--validation_share', '0.2',
                        '--run_name', 'run')
-    from elastic.runs.signals import Signals
-    asked = []
-
-    def stop(signals):  # as by SIGTERM while it solves
-        asked.append(0)
-        signals.caught = signal.SIGTERM if len(asked) > 20 else None
-        return signals.caught is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(Signals, 'stop', stop)
-        patch.setattr(solved_head, 'available_bytes', lambda: 45000)
-        assert main.main(flags) == 143
-    assert '32 features instead of 64' in capsys.readouterr().out
-    assert main.main(flags) == 0  # with memory for all
+    stopped_at(STARTS, flags)
+    about = checkpoint.read(str(tmp_path / 'run'), RECORDS)['about']
+    assert about['head_features'] == 64  # it resumes with as many, whatever memory there is
+    settings = run_settings(check_arguments(parse_arguments(flags)))
+    about['head_features'] = 32
+    assert main.features_to_read(settings, None, ALONE, dict(about=about)) == 32
+    assert main.main(flags) == 0
     assert 'resumes in epoch 1' in capsys.readouterr().out
 
 
@@ -259,11 +227,6 @@ def test_random_features_are_warned_of(tmp_path):
     from models import build_model
     with pytest.warns(UserWarning, match='random'):
         build_model('mobilenetv2', (32, 32, 3), 10, 'none', 0.35, head_start='solved')
-
-
-def test_without_the_flags_no_setting_is_new():
-    flags = decisive_settings(run_settings(check_arguments(parse_arguments([]))))
-    assert {flags[name] for name in ('head', 'head_features', 'head_start')} == {None}
 
 
 def test_profiling_takes_the_flags_of_the_head(tmp_path):

@@ -7,12 +7,9 @@ import os
 import pytest
 
 import main
-import profiler
-from disk_runs import FINISHED, Disk, folder_in_memory, place_of
-from disks import Watch, write_tree
+from disk_runs import FINISHED, Disk, folder_in_memory, noticing_checkpoints
+from disks import Watch
 from elastic import command_line
-from elastic.runs import checkpoint
-from fixed_tables import fixed_profile
 
 QUIET = ('open', 'fsync', 'unlink', 'remove', 'rmdir')  # may concern flushing names or tidying up
 
@@ -34,13 +31,8 @@ class Failing:
 
 def ended(disk, failing):
     """Runs the command; returns its status and the place of its last checkpoint."""
-    reached, write = [None], checkpoint.write
-
-    def written(folder, tree):
-        write(folder, tree)
-        reached.append(place_of(tree))
-    with pytest.MonkeyPatch.context() as patch, Watch(disk.root, failing):
-        patch.setattr(checkpoint, 'write', written)
+    reached = [None]
+    with Watch(disk.root, noticing_checkpoints(failing, reached.append)):
         with pytest.raises(SystemExit) as stop:
             command_line.run(main.main, disk.command)
     return stop.value.code, reached[-1]
@@ -49,8 +41,7 @@ def ended(disk, failing):
 @pytest.fixture(scope='module')
 def listed():
     """Returns a Disk after a whole run, and all operations of a run."""
-    with pytest.MonkeyPatch.context() as patch, folder_in_memory() as folder:
-        patch.setattr(profiler, 'profile_model', fixed_profile)
+    with folder_in_memory() as folder:
         disk, every = Disk(folder), Failing()
         assert ended(disk, every)[0] == 0
         disk.keep_whole()
@@ -71,7 +62,7 @@ def test_a_run_survives_the_failure_of_an_operation(listed, capsys, operation, p
     disk, seen = listed
     fails = next(index for index, (kind, path) in enumerate(seen)
                  if kind == operation and path.endswith('/' + place))
-    write_tree({}, disk.root)
+    disk.reset()
     capsys.readouterr()
     code, reached = ended(disk, Failing(fails, number))
     out, err = capsys.readouterr()

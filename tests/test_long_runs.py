@@ -1,13 +1,17 @@
 """Tests that a run does not slow down as it gets longer: what it keeps and writes is linear."""
 
+import contextlib
 import os
 
 import pytest
 
 import main
-import profiler
+from disk_runs import place_of
+from disks import Watch
+from elastic.files import PART
 from elastic.runs import checkpoint
-from fixed_tables import fixed_profile
+from elastic.runs.session import RECORDS
+from fixed_tables import store_table
 from small_runs import quick_flags
 
 EPOCHS, STEPS = 30, 2
@@ -18,25 +22,27 @@ DIGITS = 200  # bytes by which numbers may get longer
 
 
 @pytest.mark.thorough
-def test_a_checkpoint_holds_no_records_and_files_grow_with_the_epochs(tmp_path, monkeypatch):
+def test_a_checkpoint_holds_no_records_and_files_grow_with_the_epochs(tmp_path):
     sizes, folder = [], tmp_path / 'run'
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
-    keep = checkpoint.Keeper.keep
 
-    def kept(keeper, tree):
-        result = keep(keeper, tree)
-        sizes.append({path.name.split('.')[0]: path.stat().st_size for path in folder.iterdir()
-                      if path.is_file()})
-        sizes[-1]['checkpoint'] = os.path.getsize(str(folder / 'resume' / 'last'))
-        return result
-    monkeypatch.setattr(checkpoint.Keeper, 'keep', kept)
-    monkeypatch.setattr(checkpoint.Keeper, 'pays', lambda keeper: True)
-    assert main.main(quick_flags(
+    @contextlib.contextmanager
+    def watch(operation, path):
+        """Measures the files at the checkpoint after the first step of each epoch."""
+        yield
+        if operation == 'replace' and path.endswith('last' + PART) and place_of(
+                checkpoint.read(str(folder), RECORDS)) == (len(sizes) + 1, 1):
+            sizes.append({path.name.split('.')[0]: path.stat().st_size
+                          for path in folder.iterdir() if path.is_file()})
+            sizes[-1]['checkpoint'] = os.path.getsize(str(folder / 'resume' / 'last'))
+    flags = quick_flags(
         tmp_path, '--train_images', str(8 * STEPS), '--validation_steps', '1', '--num_epochs',
-        str(EPOCHS), '--train_type', 'elastic_training', '--rho', '0.7', '--interval', '1',
-        '--run_name', 'run')) == 0
-    assert len(sizes) == EPOCHS
-    third, half, end = (sizes[EPOCHS // 3 - 1], sizes[2 * EPOCHS // 3 - 1], sizes[-1])
+        str(EPOCHS + 1), '--train_type', 'elastic_training', '--rho', '0.7', '--interval', '1',
+        '--checkpoint_minutes', '1e-9', '--run_name', 'run')
+    store_table(flags)
+    with Watch(str(folder), watch):
+        assert main.main(flags) == 0
+    assert len(sizes) == EPOCHS + 1
+    third, half, end = sizes[EPOCHS // 3], sizes[2 * EPOCHS // 3], sizes[EPOCHS]
     for before, after in ((third, half), (half, end)):
         grown = {name: after[name] - before[name] for name in before}
         assert grown['checkpoint'] <= EPOCHS // 3 * GROWTH + DIGITS

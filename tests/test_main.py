@@ -18,9 +18,9 @@ from elastic.files import read_json
 from elastic.runs.folder import read_run
 from elastic.runs.recorder import open_run
 from elastic.settings import settings_of
-from fixed_tables import fixed_profile
+from fixed_tables import store_table
 from models import build_model
-from small_runs import quick_flags, script
+from small_runs import at_line, quick_flags, script
 
 TABLE = '{}_{}_10_{}_profile'.format(os.path.splitext(keras_stack.MODEL_FILE)[0], SIZE, BATCH)
 FULL = ['--train_type', 'full_training', '--num_epochs', '1']
@@ -32,9 +32,8 @@ def logs(tmp_path_factory):
     folder = tmp_path_factory.mktemp('logs')
     flags = quick_flags(folder, '--rho', '0.6', '--interval', '1', '--run_name', 'one',
                         '--save_model', '--save_txt', '1')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiler, 'profile_model', fixed_profile)
-        assert main.main(flags) == 0
+    store_table(flags)
+    assert main.main(flags) == 0
     return folder, flags
 
 
@@ -95,29 +94,13 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
     assert summary['energy_joules'] == pytest.approx(5 * measured, rel=1e-3)
 
 
-def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
-    folder = str(tmp_path / 'run')
-    claim = open_run(folder, {'seed': 0})
-    (tmp_path / 'run' / 'epochs.csv').write_text('of the other process')
-    with pytest.raises(UserError, match="run 'run': another process is training it"):
-        open_run(folder, {'seed': 0})
-    assert (tmp_path / 'run' / 'epochs.csv').exists()
-    claim.close()
-    open_run(folder, {'seed': 0}).close()
-    assert not (tmp_path / 'run' / 'epochs.csv').exists()
-
-
-def test_a_run_that_another_process_has_just_finished_is_kept(logs, capsys, monkeypatch):
-    """The run is unfinished when main first looks, and finished once its data are loaded."""
+def test_a_run_that_another_process_has_just_finished_is_kept(logs):
+    """The run is unfinished when main first looks, and finished once its table is read."""
     folder, flags = logs
-    load = main.load_data
-
-    def load_slowly(settings, images):
-        shutil.copytree(str(folder / 'one'), str(folder / 'late'))
-        return load(settings, images)
-    monkeypatch.setattr(main, 'load_data', load_slowly)
-    assert main.main(flags + ['--run_name', 'late']) == 0
-    assert 'already finished with the same settings' in capsys.readouterr().out
+    with at_line('timing table: ', lambda: shutil.copytree(
+            str(folder / 'one'), str(folder / 'late'))) as out:
+        assert main.main(flags + ['--run_name', 'late']) == 0
+    assert 'already finished with the same settings' in out.getvalue()
     for name in os.listdir(str(folder / 'one')):
         if (folder / 'one' / name).is_file():
             assert (folder / 'late' / name).read_bytes() == (folder / 'one' / name).read_bytes()
@@ -211,8 +194,8 @@ def costs_in(out):
     return out[out.index('12 epochs of '):]
 
 
-def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+@pytest.mark.thorough
+def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys):
     path = str(tmp_path / keras_stack.MODEL_FILE)
     network().save(path)
     flags = ['--model_name', path, '--input_size', str(SIZE), '--num_classes', '10', '--logs_dir',

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 import paper_plots
 from elastic.errors import UserError
 from elastic.runs.folder import read_run
-from elastic.schemes.fixed import SCHEMES as SCHEME_COLOURS
 from made_runs import EPOCHS, MASKS, TENSORS, assert_figure, edit_csv, make_run, read_csv
 
 SCHEMES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training', 'elastic_training')
@@ -32,18 +30,6 @@ def test_curves_have_a_column_for_each_data_set(tmp_path):
             and row['scheme'] == 'elastic_training'][0]
     assert float(last['test_accuracy_mean']) == pytest.approx(0.65 * (1 - 0.5 ** EPOCHS))
     assert float(last['train_seconds_mean']) == pytest.approx(30.5 * EPOCHS) and last['n'] == '2'
-
-
-@pytest.mark.thorough
-def test_only_curves_show_throttled_epochs(tmp_path):
-    cool, hot = [grid(tmp_path / str(len(epochs)), throttled=epochs) for epochs in ([], [3])]
-    for draw, part, differ in ((paper_plots.curve_grid, slice(None), True),
-                               (paper_plots.bars, slice(4), False),
-                               (paper_plots.selection_panels, slice(3, None, 4), False)):
-        made = [[open(str(path), 'rb').read() for path in draw(runs[part], tmp_path / 'figure')]
-                for runs in (cool, hot)]
-        assert (made[0] != made[1]) is differ
-        assert (b'throttled' in made[1][2]) is differ
 
 
 def test_bars_show_every_configuration_once(tmp_path):
@@ -136,17 +122,6 @@ def test_several_seeds_show_the_share_that_trained_a_tensor(tmp_path):
         first = 1 if int(row['epoch']) < 3 else 3
         assert float(row['selected']) == (MASKS[first][int(row['tensor'])] + 1) / 2
         assert row['n'] == '2'
-
-
-def test_a_scheme_has_one_colour_unless_it_has_several_rho(tmp_path):
-    def colours(rhos):
-        runs = [make_run(tmp_path / str(rhos), 'rho{}'.format(rho), rho=rho) for rho in rhos]
-        bars = [paper_plots.Bar([read_run(run)]) for run in runs]
-        return [to_hex(paper_plots.colour_of(bar, bars)) for bar in bars]
-    usual = SCHEME_COLOURS['elastic_training'].color.lower()
-    assert colours([0.4]) == colours([0.5]) == [usual]
-    several = colours([0.35, 0.5, 0.7])
-    assert several[0] == usual and len(set(several)) == 3
 
 
 @pytest.mark.parametrize('draw', [paper_plots.curve_grid, paper_plots.bars,

@@ -5,14 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from elastic.errors import UserError
-from elastic.runs.folder import SelectionRow, read_run, selection_per_epoch
-from elastic.settings import VARIED
+from elastic.runs.folder import read_run, selection_per_epoch
 from made_runs import (
     EPOCHS,
     MASKS,
@@ -22,19 +20,9 @@ from made_runs import (
     edit_csv,
     make_run,
     read_csv,
+    watched_figures,
 )
 from timing_tables import stored
-
-
-def test_read_run_returns_the_records(tmp_path):
-    run = read_run(make_run(tmp_path, 'elastic'))
-    assert run.summary['scheme'] == 'elastic_training' and run.summary['run_name'] == 'elastic'
-    assert run.epochs['epoch'] == [1, 2, 3, 4]
-    assert run.epochs['train_seconds'] == [50, 100, 150, 200]
-    assert len(run.selections) == 2 * TENSORS
-    assert run.selections[0] == SelectionRow(
-        1, 0, 'block_0/kernel', '3x3x8x8', False, None, 0.05)
-    assert read_run(make_run(tmp_path, 'full', 'full_training')).selections == []
 
 
 def test_curves_are_the_recorded_numbers(tmp_path):
@@ -81,17 +69,6 @@ def test_a_loss_that_nearly_exploded_makes_the_axis_logarithmic(tmp_path, loss, 
     assert axis.get_yscale() == scale
 
 
-def test_labels_show_how_configurations_differ():
-    keys = [key + tuple(metric if name == 'importance' else None for name in VARIED)
-            for key, metric in ((('elastic_training', 0.5, 'vgg16'), 'loss_drop'),
-                                (('elastic_training', 0.5, 'vgg16'), 'random'),
-                                (('full_training', None, 'vit'), None))]
-    assert [plot.label_of(key, keys, n) for key, n in zip(keys, (1, 3, 1))] == [
-        'ElasticTrainer, ρ = 0.5, vgg16, loss_drop',
-        'ElasticTrainer, ρ = 0.5, vgg16, random, n = 3', 'Full training, vit']
-    assert plot.label_of(keys[2], keys[2:]) == 'Full training'
-
-
 def test_labels_show_the_prefix_cache(tmp_path):
     runs = [read_run(make_run(tmp_path, name, rho=rho, **changes)) for name, rho, changes in (
         ('cached', 0.25, dict(prefix_cache='on', views='held')),
@@ -125,11 +102,7 @@ def test_runs_with_validation_images_are_drawn_by_these(tmp_path, drawn):
 @pytest.fixture
 def drawn(monkeypatch):
     """Returns a function that returns the last Figure written."""
-    figures, write = [], plot.write_figure
-
-    def watched(output, size, draw, *table):
-        return write(output, size, lambda figure: figures.append(figure) or draw(figure), *table)
-    monkeypatch.setattr(plot, 'write_figure', watched)
+    figures = watched_figures(monkeypatch)
     return lambda: figures[-1]
 
 
@@ -152,18 +125,6 @@ def test_curves_mark_throttled_epochs(tmp_path, drawn):
     assert texts[2:] == ['throttled'] and len(texts) == 3
 
 
-@pytest.mark.thorough
-def test_only_curves_show_throttled_epochs(tmp_path):
-    made = []
-    for name, throttled in (('reports', []), ('does_not', None), ('hot', [3])):
-        run = make_run(tmp_path / name, 'run', throttled=throttled)
-        made.append([[open(str(path), 'rb').read() for path in draw(run, tmp_path / 'figure')]
-                     for draw in (lambda run, output: plot.accuracy_over_time([run], output),
-                                  plot.selection_map)])
-    assert made[0] == made[1] and b'throttled' not in made[0][0][2]
-    assert made[2][0] != made[0][0] and made[2][1] == made[0][1]
-
-
 def test_a_selection_holds_until_the_next_one(tmp_path):
     folder = make_run(tmp_path, 'elastic')
     mask, share = selection_per_epoch(read_run(folder))
@@ -184,22 +145,6 @@ def test_the_map_is_drawn_without_time_shares(tmp_path):
     paths = plot.selection_map(make_run(tmp_path, 'elastic', share=None), tmp_path / 'map')
     assert_figure(paths, tmp_path / 'map')
     assert {row['time_share'] for row in read_csv(paths[2])} == {''}
-
-
-def test_labels_of_close_points_cover_neither_each_other_nor_a_marker():
-    points = [dict(model='m', label='a scheme ' + str(i), scheme='full_training', rho=None,
-                   variant=False, learning_rate=0.1, n=1, accuracy=0.97 + 0.002 * (i % 3),
-                   accuracy_se=float('nan'), seconds=100.0 + 3 * i, seconds_se=float('nan'))
-              for i in range(5)]
-    figure = Figure(figsize=(7.2, 4))
-    axis = figure.add_subplot()
-    _draw_points(axis, points)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in axis.texts]
-    at = axis.transData.transform([(p['seconds'], 100 * p['accuracy']) for p in points])
-    assert len(boxes) == 5
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert not any(box.contains(*place) for box in boxes for place in at)
 
 
 def test_main_draws_each_figure(tmp_path, capsys):

@@ -10,11 +10,9 @@ import csv
 import pytest
 
 import main
-import profiler
 from disk_runs import FINISHED, STARTS, Disk, folder_in_memory
 from disks import states, write_tree
 from elastic.errors import UserError
-from fixed_tables import fixed_profile
 
 STRIDE = 3  # one in so many states is tried: at 5, one of the flushes could be left out unnoticed
 
@@ -22,8 +20,7 @@ STRIDE = 3  # one in so many states is tried: at 5, one of the flushes could be 
 @pytest.fixture(scope='module')
 def cut():
     """Returns a Disk after a whole run, and the Recording of that run."""
-    with pytest.MonkeyPatch.context() as patch, folder_in_memory() as folder:
-        patch.setattr(profiler, 'profile_model', fixed_profile)
+    with folder_in_memory() as folder:
         disk = Disk(folder)
         yield disk, disk.recorded()
 

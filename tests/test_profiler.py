@@ -1,7 +1,6 @@
 """Tests profiles of small networks: what stays untouched, and what a table is valid for."""
 
 import glob
-import importlib
 import json
 import os
 
@@ -18,7 +17,7 @@ from elastic.timing.op_times import read_trace
 from elastic.timing.table_key import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
 from small_models import values
-from timing_tables import chain_time, random_masks, table_of_branching
+from timing_tables import table_of_branching
 
 
 @pytest.fixture(scope='module')
@@ -65,48 +64,6 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     everything = np.ones(8, dtype=bool)
     assert table.backward_time(everything) == pytest.approx(table.t_bp)
     assert table.backward_time(np.arange(8) >= 6) < table.backward_time(np.arange(8) == 0)
-
-
-# Whole networks of these families take minutes, so their first blocks stand for them.
-FEW_BLOCKS = dict(input_shape=(32, 32, 3), include_top=False, weights=None)
-
-
-def module_of(network):
-    return importlib.import_module(network.__module__)
-
-
-def efficientnet():
-    family = module_of(keras.applications.EfficientNetB0)
-    return family.EfficientNet(1.0, 0.3, 32, blocks_args=family.DEFAULT_BLOCKS_ARGS[:3],
-                               **FEW_BLOCKS)
-
-
-def densenet():
-    return module_of(keras.applications.DenseNet121).DenseNet([2, 1, 1, 1], **FEW_BLOCKS)
-
-
-def nasnet():
-    family = module_of(keras.applications.NASNetMobile)
-    inputs = keras.Input((32, 32, 3))
-    stem = keras.layers.Conv2D(8, 3, padding='same', use_bias=False, name='stem')(inputs)
-    x, before = family._reduction_a_cell(stem, None, 8, block_id='reduction')
-    return keras.Model(inputs, family._normal_a_cell(x, before, 8, block_id='normal')[0])
-
-
-@pytest.mark.parametrize('family', [efficientnet, densenet, nasnet])
-@pytest.mark.thorough
-def test_other_families_need_no_table_of_their_layers(family):
-    model = backbone.classifier(family(), family.__name__, (32, 32, 3), 3, 'frozen')
-    before = values(model.variables)
-    table = profiler.profile_model(model, (32, 32, 3), 3, 2, num_steps=2, seconds=0)
-    n = len(model.trainable_variables)
-    assert table.profile.coverage >= report.MIN_COVERAGE and len(table.names) == n
-    kernels = np.array([name.endswith('kernel') for name in table.names])
-    assert (table.t_dw[kernels] > 0).all()
-    for mask in random_masks(n, 30):
-        assert 0 < table.backward_time(mask) <= chain_time(table, mask) + 1e-9
-    for was, now in zip(before, values(model.variables)):
-        np.testing.assert_array_equal(was, now)
 
 
 def test_a_cut_nearer_to_the_output_saves_more_of_the_forward_pass():

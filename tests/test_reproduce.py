@@ -91,7 +91,6 @@ def here(tmp_path, monkeypatch):
             os.path.join(ROOT, 'scripts', '*.py')):
         (tmp_path / os.path.relpath(path, ROOT)).symlink_to(path)
     (tmp_path / 'elastic').symlink_to(os.path.join(ROOT, 'elastic'))
-    monkeypatch.setattr(reproduce, 'ROOT', str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -115,17 +114,17 @@ def test_a_failed_run_is_reported_and_the_others_run_once(here, monkeypatch, tmp
     cells = [Cell(MODEL_FILE, data, 'traditional_tl_training') for data in (CUB, PET)]
     head, impossible = [run.name for run in small_figure(
         monkeypatch, *cells, num_epochs=2, steps_per_epoch=2, validation_steps=2)]
-    assert reproduce.main(['15ad', '--rehearse']) == 1
+    assert reproduce.main(['15ad', '--rehearse'], str(here)) == 1
     out, err = capfd.readouterr()
     assert '.jpg' in err and 'failed with status 2: ' + impossible in err
     assert '1 of the 2 runs of figure 15ad are missing: ' + impossible in out
     assert 'figure 15ad is not drawn' in out
     summary = here / 'logs/rehearsal' / head / 'summary.json'
     before = summary.read_bytes()
-    assert reproduce.main(['15ad', '--rehearse', '--only', 'caltech']) == 0
+    assert reproduce.main(['15ad', '--rehearse', '--only', 'caltech'], str(here)) == 0
     assert head + ': finished before' in capfd.readouterr().out
     assert summary.read_bytes() == before
-    reproduce.main(['15ad', '--rehearse', '--dry_run', '--only', 'caltech'])
+    reproduce.main(['15ad', '--rehearse', '--dry_run', '--only', 'caltech'], str(here))
     rows = [line.split() for line in capfd.readouterr().out.splitlines() if MODEL_FILE in line]
     assert rows == [[head, 'finished', '0.0', 'min']]
 
@@ -150,8 +149,7 @@ sys.path[:0] = [{root!r}, {root!r} + '/scripts']
 import reproduce
 from elastic import command_line
 from elastic.compat import start
-reproduce.ROOT = {folder!r}
-command_line.run(reproduce.main, ['15ad', '--rehearse'])
+command_line.run(lambda argv: reproduce.main(argv, {folder!r}), ['15ad', '--rehearse'])
 """
 
 
@@ -191,7 +189,7 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
         root=ROOT, support=os.path.join(ROOT, 'tests', 'support')))
     runs = small_figure(monkeypatch, Cell(MODEL_FILE, CUB, 'full_training'), *[
         figure_grid.elastic(MODEL_FILE, CUB, rho) for rho in (0.7, 0.05)], num_epochs=1000)
-    assert reproduce.main(['15ad', '--rehearse', '--dry_run']) == 0
+    assert reproduce.main(['15ad', '--rehearse', '--dry_run'], str(here)) == 0
     out = capsys.readouterr().out
     rows = [line.split('  ', 1)[1].split() for line in out.splitlines()
             if re.match('model.* (min|h)$| *total', line)]
@@ -205,7 +203,7 @@ def test_a_dry_run_prints_hours_and_each_rho_out_of_reach(here, monkeypatch, cap
     # A run that finds its rho out of reach is reported with the reason, not as a failure.
     (here / 'main.py').unlink()
     (here / 'main.py').write_text('raise SystemExit(2)')  # the status of a refusal
-    assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05']) == 0
+    assert reproduce.main(['15ad', '--rehearse', '--only', 'rho0.05'], str(here)) == 0
     out, err = capsys.readouterr()
     assert re.search('left out of the figure: .*rho0.05.*: rho 0.05 is out of reach', out)
     assert 'failed' not in err
@@ -231,23 +229,23 @@ def test_runs_that_do_not_belong_to_the_figure_are_refused_before_training(
         here, settings, host, says):
     made(here, runs_of('15ad', rehearse=True)[0], settings, host=host)
     with pytest.raises(UserError, match=says):
-        reproduce.main(['15ad', '--rehearse'])
+        reproduce.main(['15ad', '--rehearse'], str(here))
     assert len(list((here / 'logs/rehearsal').iterdir())) == 1
 
 
 def test_a_figure_of_finished_runs_is_drawn_or_says_why_not(here, monkeypatch, capsys):
     monkeypatch.setitem(FIGURES, '15ad', FIGURES['15ad']._replace(cells=FIGURES['15ad'].cells[:1]))
     made(here, runs_of('15ad', rehearse=True)[0], {})
-    assert reproduce.main(['15ad', '--rehearse']) == 0
+    assert reproduce.main(['15ad', '--rehearse'], str(here)) == 0
     assert (here / 'figures/rehearsal/figure15ad.png').exists()
     shutil.rmtree(str(here / 'figures'))
     (here / 'figures').write_text('')
-    assert reproduce.main(['15ad', '--rehearse']) == 1
+    assert reproduce.main(['15ad', '--rehearse'], str(here)) == 1
     assert 'figure 15ad is not drawn: ' in capsys.readouterr().err
 
 
 def test_jobs_are_the_commands_of_unfinished_runs(here, capsys):
-    reproduce.main(['17ac', '--jobs', 'jobs.txt', '--seeds', '3'])
+    reproduce.main(['17ac', '--jobs', 'jobs.txt', '--seeds', '3'], str(here))
     lines = (here / 'jobs.txt').read_text().splitlines()
     assert len(lines) == 27 and all(' main.py --model_name=resnet50 ' in line for line in lines)
     assert not (here / 'logs').exists()

@@ -112,8 +112,8 @@ class Setting:
         cache = NoCache(dataset)
         if self.cache:
             cache = PrefixCache(dataset, self.folder, exact=True,
-                                memory_bytes=0 if self.cache == 'file' else None)
-            cache._measured = dict(COPY_MS)
+                                memory_bytes=0 if self.cache == 'file' else None,
+                                measured=dict(COPY_MS))
         recorder = Recorder(self.folder, resumed=resumed and resumed['records'])
         session = Session(recorder, None, kind(self.folder, left), resumed)
         maker = train.step_maker(model, dataset, self.settings, main.penalty_of(

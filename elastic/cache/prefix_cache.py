@@ -55,14 +55,15 @@ class NoCache:
 class PrefixCache(CopyTimes):
     """Caches for one run: call `attach` once, `begin` after each selection, `calls` each epoch.
 
-    dataset: datasets.Dataset. folder, cache_gb, memory_bytes: as in CopyTimes.
+    dataset: datasets.Dataset. folder, cache_gb, memory_bytes, measured: as in CopyTimes.
     exact: whether the run should give the bits of one without a cache; it prints if it may not.
     """
     used = True
 
-    def __init__(self, dataset, folder, cache_gb=None, memory_bytes=None, exact=False):
+    def __init__(self, dataset, folder, cache_gb=None, memory_bytes=None, exact=False,
+                 measured=None):
         super().__init__(dataset.num_images, int(dataset.train.element_spec[0].shape[0]), folder,
-                         cache_gb, memory_bytes)
+                         cache_gb, memory_bytes, measured)
         self.dataset, self.exact = dataset, exact
         self.prefixes = None  # PrefixSteps, once attached
         self.view = None      # dataset.view of the cached images

@@ -23,22 +23,25 @@ FILES = {'train': 'train', 'test': 't10k'}  # how their names begin
 UINT8 = 8  # in the format IDX: the type of the values
 
 
-def source_of(name):
+def source_of(name, folder=FOLDER):
     """Returns the name under which TensorFlow Datasets has a data set, if it must come from there.
 
-    Returns other names as they are.
+    Returns other names as they are. folder: of the package's files.
     """
-    return TFDS + name if name == FASHION and not os.path.isdir(FOLDER) else name
+    return TFDS + name if name == FASHION and not os.path.isdir(folder) else name
 
 
-def fashion_splits(name, input_size, data_dir):
+def fashion_splits(name, input_size, data_dir, folder=FOLDER):
     """Returns the class names, the training Split and the test Split, and lines on what is unused.
 
+    folder: of the package's files.
     Raises UserError if the files are damaged, and as tfds_splits does.
     """
-    if source_of(name) != name:
-        return tfds_splits(source_of(name), input_size, data_dir)
-    return (CLASSES,) + tuple(_split(FILES[part], input_size) for part in ('train', 'test'))
+    source = source_of(name, folder)
+    if source != name:
+        return tfds_splits(source, input_size, data_dir)
+    return (CLASSES,) + tuple(_split(os.path.join(folder, FILES[part]), input_size)
+                              for part in ('train', 'test'))
 
 
 def _split(part, input_size):
@@ -58,24 +61,23 @@ def _split(part, input_size):
     return Split(input_size, lambda: labels, len(labels), fetch)
 
 
-def _read(name, rank):
+def _read(path, rank):
     """Returns the uint8 array in a compressed IDX file: its header is 0, 0, type, rank, shape."""
-    path = os.path.join(FOLDER, name)
     try:
         with gzip.open(path) as file:
             if tuple(file.read(4)) != (0, 0, UINT8, rank):
-                raise _damaged(name, 'its header is not that of {} axes of bytes'.format(rank))
+                raise _damaged(path, 'its header is not that of {} axes of bytes'.format(rank))
             shape = tuple(np.frombuffer(file.read(4 * rank), '>u4').astype(int))
             values = np.frombuffer(file.read(int(np.prod(shape))), np.uint8).reshape(shape)
             if file.read(1):  # at the end, gzip compares the checksum
-                raise _damaged(name, 'it is longer than its header says')
+                raise _damaged(path, 'it is longer than its header says')
             return values
     except UserError:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise _damaged(name, first_line(error))
+        raise _damaged(path, first_line(error))
 
 
-def _damaged(name, reason):
-    return UserError("'{}' in {} cannot be read ({}): install the package {} again, or use {}{}"
-                     .format(name, FOLDER, reason, PACKAGE, TFDS, FASHION))
+def _damaged(path, reason):
+    return UserError("'{}' cannot be read ({}): install the package {} again, or use {}{}"
+                     .format(path, reason, PACKAGE, TFDS, FASHION))

@@ -9,7 +9,16 @@ import array
 import os
 import time
 
-from elastic.device.sensors import LATE, NO_ANSWER, READ_ERRORS, Sampler, in_time, paths, text
+from elastic.device.sensors import (
+    LATE,
+    NO_ANSWER,
+    PATIENCE,
+    READ_ERRORS,
+    Sampler,
+    in_time,
+    paths,
+    text,
+)
 
 PERIOD = 0.5  # s between two readings
 SAME = 1e-3  # s; stretches of training that are no further apart count as one
@@ -55,11 +64,11 @@ class Counter:
 
 # ---------------------------------------------------------------- sensors of this device
 
-def find_sensors(root='/', seconds=None):
+def find_sensors(root='/', seconds=PATIENCE, gpu_seconds=PATIENCE):
     """Returns sensors that measure the device, none of it twice, and notes on unusable sensors.
 
-    root: folder that contains sys/. NVML is used only if it is '/'. seconds: how long it may take;
-    default: sensors.PATIENCE, as all others. What takes longer is named in the notes.
+    root: folder that contains sys/. NVML is used only if it is '/'. seconds, gpu_seconds: how long
+    sensors on the board and on a GPU may take. What takes longer is named in the notes.
     """
     def on_board():
         notes = []
@@ -70,9 +79,9 @@ def find_sensors(root='/', seconds=None):
         notes = []
         return nvidia_gpus(nvml, notes), notes
     try:
-        rails, counters, notes = in_time(on_board)
+        rails, counters, notes = in_time(on_board, seconds)
         nvml = None if rails or root != '/' else _nvml()
-        gpus, more = in_time(on_gpu, seconds) if nvml else ([], [])
+        gpus, more = in_time(on_gpu, gpu_seconds) if nvml else ([], [])
     except TimeoutError as error:
         return [], ['power sensors: {}'.format(error)]
     return rails or counters + gpus, notes + more

@@ -55,9 +55,9 @@ def answer_of(command, seconds, **options):
     return process.returncode, out, errors
 
 
-def in_time(call, seconds=None):
-    """Returns call(); raises TimeoutError if that takes longer (default: PATIENCE)."""
-    seconds, outcome = PATIENCE if seconds is None else seconds, {}
+def in_time(call, seconds=PATIENCE):
+    """Returns call(); raises TimeoutError if that takes longer."""
+    outcome = {}
 
     def run():
         try:
@@ -79,10 +79,11 @@ class Sampler:
 
     read: (seconds) -> reading; the argument is the time of the reading, by time.perf_counter.
     samples: list of (seconds, reading). It grows at its end; whoever uses it shortens its begin.
+    late: seconds without a reading, after which the sensor counts as hanging.
     """
 
     def __init__(self, read, period):
-        self.samples, self._read, self._period = [], read, period
+        self.samples, self.period, self.late, self._read = [], period, LATE, read
         self._thread = self._error = None
         self._heard = time.perf_counter()  # when the sensor answered last
 
@@ -95,7 +96,7 @@ class Sampler:
             try:
                 while not ended.is_set():
                     self.sample(time.perf_counter())
-                    ended.wait(self._period)
+                    ended.wait(self.period)
             except Exception as error:  # whatever a driver raises
                 self._error = error
         self._heard = time.perf_counter()
@@ -113,8 +114,8 @@ class Sampler:
 
     def fault(self):
         """Returns why there are no more readings; None if there are."""
-        if self._error is None and time.perf_counter() - self._heard > LATE:
-            return _silence(self._thread, LATE)
+        if self._error is None and time.perf_counter() - self._heard > self.late:
+            return _silence(self._thread, self.late)
         return self._error and str(self._error)
 
 

@@ -24,6 +24,7 @@ from elastic import command_line, texts
 from elastic.device import host
 from elastic.device.sensors import (
     NO_ANSWER,
+    PATIENCE,
     READ_ERRORS,
     Sampler,
     answer_of,
@@ -62,29 +63,30 @@ class Reading(NamedTuple):
 
 # ---------------------------------------------------------------- what this device reports
 
-def find_device(root='/', cpus=None):
+def find_device(root='/', cpus=None, seconds=PATIENCE, firmware_seconds=FIRMWARE_TIMEOUT):
     """Returns the Device, or None if it reports nothing. cpus: default: those of this process.
 
-    Raises TimeoutError if a reading hangs.
+    Raises TimeoutError if a reading takes longer than `seconds`.
     """
     def find():
-        device = Device(root, host.usable_cpus() if cpus is None else cpus)
+        device = Device(root, host.usable_cpus() if cpus is None else cpus,
+                        Firmware(root, firmware_seconds))
         return None if device.read() == Reading() else device
-    return in_time(find)
+    return in_time(find, seconds)
 
 
 class Device:
     """Reads what a device reports of heat and speed.
 
-    root: of the file system. cpus: numbers of the CPUs to read.
+    root: of the file system. cpus: numbers of the CPUs to read. firmware: Firmware.
     """
 
-    def __init__(self, root, cpus):
+    def __init__(self, root, cpus, firmware):
         self.zones = [path for path in paths(root, 'sys/class/thermal/thermal_zone*/temp')
                       if not _has_type(path, OTHER_ZONES)]
         self.coolers = [path for path in paths(root, 'sys/class/thermal/cooling_device*/cur_state')
                         if _has_type(path, SLOWS_DOWN)]
-        self.firmware = Firmware(root)
+        self.firmware = firmware
         model = text_or_nothing(root, 'proc/device-tree/model')
         # CPUs with one policy share a file, which counts once per CPU.
         # A Raspberry Pi's cpufreq gives the clock that was requested, not the true one.
@@ -116,13 +118,15 @@ class Firmware:
     """Reads what the firmware of a Raspberry Pi reports.
 
     exists: whether there is any. note: why vcgencmd is not asked any more, if it hung; else None.
+    seconds: how long vcgencmd may take. period: seconds between two calls.
 
     vcgencmd alone knows the true clock. It is asked rarely, and never again if it does not answer
     at first, or hangs FIRMWARE_TRIES times in a row. Without it, a file has the bits that the
     kernel last got; its driver is deprecated.
     """
 
-    def __init__(self, root):
+    def __init__(self, root, seconds):
+        self.seconds, self.period = seconds, FIRMWARE_PERIOD
         self._file = os.path.join(root, GET_THROTTLED)
         self._program = shutil.which('vcgencmd', path=os.pathsep.join(
             os.path.join(root, folder) for folder in ('usr/bin', 'opt/vc/bin')))
@@ -139,7 +143,7 @@ class Firmware:
                 return int(text(self._file), 16), None
             except READ_ERRORS:
                 return None, None
-        if time.perf_counter() - self._asked >= FIRMWARE_PERIOD:
+        if time.perf_counter() - self._asked >= self.period:
             self._ask()
         return self._said
 
@@ -154,13 +158,13 @@ class Firmware:
             self._tries -= 1
             if not self._tries:
                 self._program, self.note = None, 'vcgencmd: {} within {:g} s'.format(
-                    NO_ANSWER, FIRMWARE_TIMEOUT)
+                    NO_ANSWER, self.seconds)
         self._said = bits and int(bits, 16), hertz and int(hertz) / 1e6
         return self._said
 
     def _answer(self, pattern, *question):
         try:
-            status, answer, _ = answer_of((self._program,) + question, FIRMWARE_TIMEOUT)
+            status, answer, _ = answer_of((self._program,) + question, self.seconds)
         except OSError:
             return None
         found = None if status else re.match(pattern, answer.decode(errors='replace'))

@@ -10,10 +10,11 @@ STALL_SECONDS = 60  # without a byte, before a download is given up
 RETRIES = 2
 
 
-def weights_file(name, origin, cache_subdir='models', file_hash=None, **_):
+def weights_file(name, origin, cache_subdir='models', file_hash=None, retries=RETRIES, **_):
     """Returns the path of the file `name`, downloaded from the address `origin` if needed.
 
     cache_subdir: folder in that of Keras. file_hash: MD5 or SHA-256, in hexadecimal, or None.
+    retries: after a download that fails.
     A file of another hash is replaced. Raises UserError if there is no whole one.
     """
     import pooch
@@ -21,7 +22,7 @@ def weights_file(name, origin, cache_subdir='models', file_hash=None, **_):
     known = file_hash and '{}:{}'.format('sha256' if len(file_hash) == 64 else 'md5', file_hash)
     pooch.get_logger().setLevel('WARNING')
     store = pooch.create(folder, '', registry={name: known}, urls={name: origin},
-                         retry_if_failed=RETRIES)
+                         retry_if_failed=retries)
     try:
         path = store.fetch(name, downloader=pooch.HTTPDownloader(
             progressbar=sys.stderr.isatty(), timeout=STALL_SECONDS))

@@ -64,12 +64,13 @@ def _normalized(x, name, activation=True):
     return keras.layers.ReLU(6.0, name=name + '_relu')(x) if activation else x
 
 
-def imagenet_tensors():
+def imagenet_tensors(path=None):
     """Returns name -> array of the ImageNet weights, as torch stores them, the head included.
 
-    Raises UserError if their package is not installed, or its file was changed.
+    path: default: that in their package. Raises UserError if the package is not installed, or the
+    file was changed.
     """
-    path = lite_weights()
+    path = path or lite_weights()
     with open(path, 'rb') as file:
         found = hashlib.sha256(file.read()).hexdigest()
     if found != SHA256:

@@ -31,8 +31,10 @@ def pooled(network, head, most):
     if head == STAGES:
         inputs, found = places(network)
         tensors = _chosen(found, most)
-    features = [feature for tensor in tensors for feature in _pooled(tensor, head)]
-    x = features[0] if len(features) == 1 else keras.layers.Concatenate(dtype='float32')(features)
+    features = [feature for number, tensor in enumerate(tensors, 1)
+                for feature in _pooled(tensor, head, 'stage{}_'.format(number))]
+    x = features[0] if len(features) == 1 else keras.layers.Concatenate(
+        dtype='float32', name='stages_joined')(features)
     x = keras.layers.BatchNormalization(epsilon=TINY, center=False, scale=False, trainable=False,
                                         dtype='float32', name=STANDARDISED)(x)
     return keras.Model(inputs, x, name=head)
@@ -122,11 +124,17 @@ def _width(tensor):
     return tensor.shape[-1] * (2 if len(tensor.shape) == 4 else 1)
 
 
-def _pooled(tensor, head):
-    """Returns the features of a place, [(B, C)]."""
+def _pooled(tensor, head, name):
+    """Returns the features of a place, [(B, C)].
+
+    name: how names of layers begin. A name of Keras' own could be one in the user's network.
+    """
+    mean = dict(dtype='float32', name=name + 'mean')
     if len(tensor.shape) == 2:
         return [tensor]
     if len(tensor.shape) == 3:  # tokens, or steps of a sequence
-        return [keras.layers.GlobalAveragePooling1D(dtype='float32')(tensor)]
-    return [keras.layers.GlobalAveragePooling2D(dtype='float32')(tensor)] + [
-        keras.layers.GlobalMaxPooling2D(dtype='float32')(tensor)] * (head == STAGES)
+        return [keras.layers.GlobalAveragePooling1D(**mean)(tensor)]
+    found = [keras.layers.GlobalAveragePooling2D(**mean)(tensor)]
+    if head == STAGES:
+        found.append(keras.layers.GlobalMaxPooling2D(dtype='float32', name=name + 'max')(tensor))
+    return found

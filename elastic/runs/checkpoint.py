@@ -121,36 +121,37 @@ class Keeper:
 
     folder: the run's; with None nothing is written. minutes: the most between two checkpoints.
     about: dict that describes this process and goes into each checkpoint.
-    stop: () -> bool, whether the run should stop.
+    stop: () -> bool, whether the run should stop. now: () -> seconds.
     """
 
-    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False):
+    def __init__(self, folder=None, minutes=float('inf'), about=None, stop=lambda: False,
+                 now=time.perf_counter):
         self._folder, self._seconds, self._about = folder, 60 * minutes, about or {}
-        self.stop = stop
-        self._last = time.perf_counter()
+        self.stop, self._now = stop, now
+        self._last = now()
         self._failed, self._took = False, 0.0
 
     def due(self):
         """Returns whether to write a checkpoint after the step that has just ended."""
-        return self.stop() or time.perf_counter() - self._last > self._seconds
+        return self.stop() or self._now() - self._last > self._seconds
 
     def pays(self):
         """Returns whether to write a checkpoint after the epoch that has just ended."""
-        passed = time.perf_counter() - self._last
+        passed = self._now() - self._last
         return self.stop() or self._folder is not None and passed * COST >= self._took
 
     def keep(self, tree):
         """Writes a checkpoint of tree(); returns whether that worked. Prints its first failure."""
         if self._folder is None:
             return False
-        begin = time.perf_counter()
+        begin = self._now()
         try:
             write(self._folder, dict(tree(), about=self._about))
             self._last, self._failed = begin, False
-            self._took = time.perf_counter() - begin
+            self._took = self._now() - begin
         except OSError as error:
             if not self._failed:
                 print('no checkpoint could be written ({}); training continues'.format(
                     error.strerror or error))
-            self._last, self._failed = time.perf_counter(), True
+            self._last, self._failed = self._now(), True
         return not self._failed

@@ -27,7 +27,6 @@ from cached_runs import (
     digits,
     files_of_at_most,
     images_apart,
-    in_a_file,
     kinds,
     mask_from,
     network,
@@ -36,14 +35,11 @@ from cached_runs import (
     slow_table,
     watched,
 )
-from elastic.cache import stores
 from elastic.cache.prefix_cache import PrefixCache, fill_share, left_over
 from elastic.compat import keras_stack
 from elastic.planning.cache_offers import CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
-from elastic.schemes.fixed import FixedScheme
-from elastic.selection.items import smallest_rho
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
@@ -70,11 +66,9 @@ def timings():
             ('file', {1: MIDDLE}, (FILL, READ, READ, READ)),
             ('memory', {1: MIDDLE, 3: MIDDLE}, (FILL, READ, READ, READ)))])
 def test_a_cached_run_gives_the_bits_of_an_uncached_run(
-        tmp_path, dataset, monkeypatch, place, masks, expected):
+        tmp_path, dataset, place, masks, expected):
     plain, _ = ran(tmp_path, dataset, masks)
-    if place == 'file':
-        in_a_file(monkeypatch)
-    cache = Watched(dataset, str(tmp_path))
+    cache = Watched(dataset, str(tmp_path), memory_bytes=0 if place == 'file' else None)
     cached, result = ran(tmp_path, dataset, masks, cache)
     assert cache.kinds == kinds(*expected)
     assert same_run(cached, plain)
@@ -85,51 +79,16 @@ def test_a_cached_run_gives_the_bits_of_an_uncached_run(
     assert sorted(os.listdir(str(tmp_path))) == ['cached', 'plain']  # no file of the cache is left
 
 
-def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(
-        tmp_path, dataset, monkeypatch):
+def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(tmp_path, dataset):
     path = str(tmp_path / keras_stack.MODEL_FILE)
     network().save(path)
 
     def build():
         return build_model(path, (SIZE, SIZE, 3), 10, bn_statistics='frozen')
     plain, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, model=build())
-    in_a_file(monkeypatch)
-    cache = Watched(dataset, str(tmp_path))
+    cache = Watched(dataset, str(tmp_path), memory_bytes=0)
     cached, _ = ran(tmp_path, dataset, {1: MIDDLE, 2: DEEP, 4: HEAD_ALONE}, cache, model=build())
     assert same_run(cached, plain) and cache.kinds == kinds(FILL, FILL, READ, FILL)
-
-
-@pytest.mark.parametrize('scheme', ['elastic_training', 'traditional_tl_training'])
-@pytest.mark.thorough
-def test_schemes_with_a_cache_give_the_bits_of_their_masks_without(
-        tmp_path, dataset, timings, scheme):
-    assert np.isfinite(timings.cut_bytes).all() and (np.diff(timings.t_prefix[::2]) >= 0).all()
-    settings = Settings(num_epochs=4, interval=2, rho=0.6, learning_rate=0.05,
-                              closed_loop=False)
-    cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
-
-    maker = train.step_maker(model, dataset, settings)
-    made = FixedScheme(scheme, maker) if scheme == 'traditional_tl_training' else (
-        train.elastic_scheme(maker, dataset.probe, timings, settings, cache))
-    session = Session(Recorder(str(tmp_path / 'r')))
-    train.train(watched(made, chosen), dataset, settings, session, cache)
-    plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()})
-    assert same_run(bits(model), plain[4:])
-    assert list(chosen) == ([1, 3] if scheme.startswith('elastic') else [1])
-    left = 4 * 0.6
-    for epoch, choice in chosen.items():
-        if choice.timings is None:
-            assert cache.kinds == kinds(FILL, READ, READ, READ)
-            continue
-        table = choice.timings
-        rho = max(left / (5 - epoch), smallest_rho(table))
-        assert table.step_time(choice.mask) <= rho * table.t_step * (1 + 1e-9)
-        share = table.fill_share(choice.mask)
-        assert share == 1 / (5 - epoch) or epoch > 1 and share == 0  # one of the epochs left
-        assert table.is_cached(choice.mask)
-        expected = [READ if share == 0 else FILL, READ]
-        assert cache.kinds[epoch - 1:epoch + 1] == kinds(*expected)
-        left -= sum(choice.predicted_of(kind)[0] for kind in expected) / table.t_step
 
 
 def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, dataset, timings):
@@ -223,12 +182,10 @@ def lost_once(printed):
 
 
 @pytest.mark.thorough
-def test_a_disk_that_fills_up_costs_only_the_cache(
-        tmp_path, dataset, monkeypatch, capsys):
+def test_a_disk_that_fills_up_costs_only_the_cache(tmp_path, dataset, capsys):
     masks = {1: MIDDLE, 3: HEAD_ALONE}
     plain, _ = ran(tmp_path, dataset, masks)
-    in_a_file(monkeypatch)
-    cache = Watched(dataset, str(tmp_path))
+    cache = Watched(dataset, str(tmp_path), memory_bytes=0)
     with files_of_at_most(30_000):  # enough for the cache of the second selection
         cached, result = ran(tmp_path, dataset, masks, cache)
     assert same_run(cached, plain)
@@ -241,8 +198,7 @@ def test_a_disk_that_fills_up_costs_only_the_cache(
 
 @pytest.mark.parametrize('failure', ['cut short', 'closed'])
 @pytest.mark.thorough
-def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, monkeypatch, capsys,
-                                                            failure):
+def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, capsys, failure):
     def fail(cache):
         file = cache.store._held
         if failure == 'closed':
@@ -250,8 +206,7 @@ def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, monkeypatch, 
         else:
             os.ftruncate(file.fileno(), 0)
     plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
-    in_a_file(monkeypatch)
-    cache = Watched(dataset, str(tmp_path), at={(2, 3): fail})
+    cache = Watched(dataset, str(tmp_path), at={(2, 3): fail}, memory_bytes=0)
     cached, _ = ran(tmp_path, dataset, {1: MIDDLE}, cache)
     assert same_run(cached, plain) and 'cannot be read' in lost_once(capsys.readouterr().out)
     assert cache.kinds[::2] == kinds(FILL, PLAIN) and cache.kinds[3] == [PLAIN] * 7
@@ -259,41 +214,37 @@ def test_a_read_that_fails_costs_only_the_cache(tmp_path, dataset, monkeypatch, 
 
 
 @pytest.mark.thorough
-def test_a_write_that_fails_while_reading_ahead_loses_the_cache_once(
-        tmp_path, monkeypatch, capsys):
+def test_a_write_that_fails_while_reading_ahead_loses_the_cache_once(tmp_path, capsys):
     data = digits(steps_per_epoch=5)
     plain, _ = ran(tmp_path, data, {1: MIDDLE}, num_epochs=5)
-    in_a_file(monkeypatch)
     with contextlib.ExitStack() as limits:
         def limit(cache):
             size = os.fstat(cache.store._held.fileno()).st_size
             limits.enter_context(files_of_at_most(size))
-        probe = Watched(data, str(tmp_path))
+        probe = Watched(data, str(tmp_path), memory_bytes=0)
         ran(tmp_path, data, {1: MIDDLE}, probe, num_epochs=5)
         mixed = next(i for i, epoch in enumerate(probe.kinds)
                      if FILL in epoch and READ in epoch[epoch.index(FILL):])
         capsys.readouterr()
-        cache = Watched(data, str(tmp_path),
+        cache = Watched(data, str(tmp_path), memory_bytes=0,
                         at={(mixed + 1, probe.kinds[mixed].index(FILL)): limit})
         assert same_run(ran(tmp_path, data, {1: MIDDLE}, cache, num_epochs=5)[0], plain)
     lost_once(capsys.readouterr().out)
     assert cache.kinds[:mixed] == probe.kinds[:mixed] and cache.kinds[mixed][-1] == PLAIN
 
 
-def test_a_run_without_room_for_a_cache_says_so_and_trains(tmp_path, dataset, monkeypatch, capsys):
+def test_a_run_without_room_for_a_cache_says_so_and_trains(tmp_path, dataset, capsys):
     plain, _ = ran(tmp_path, dataset, {1: MIDDLE})
-    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 4))
-    cache = Watched(dataset, str(tmp_path))
+    cache = Watched(dataset, str(tmp_path), memory_bytes=0, cache_gb=1e-5)
     assert same_run(ran(tmp_path, dataset, {1: MIDDLE}, cache)[0], plain)
     assert 'of disk are allowed' in capsys.readouterr().out
     assert cache.kinds == kinds(PLAIN, PLAIN, PLAIN, PLAIN)
 
 
-def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, capsys,
-                                                            timings):
-    monkeypatch.setattr(stores, 'room', lambda *_: (10 ** 5, 10 ** 9))
+def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, capsys, timings):
+    cache = PrefixCache(dataset, str(tmp_path), memory_bytes=10 ** 5)
     with files_of_at_most(10 ** 5):
-        cost = CacheOffers(PrefixCache(dataset, str(tmp_path)), timings, 1, 3).table.cache
+        cost = CacheOffers(cache, timings, 1, 3).table.cache
     in_memory = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert in_memory.any() and not in_memory.all()
     assert (np.isfinite(cost.read_ms) == in_memory).all()
@@ -303,10 +254,8 @@ def test_a_disk_whose_trial_fails_is_not_used(tmp_path, dataset, monkeypatch, ca
 
 # ---------------------------------------------------------------- limits of room
 
-def test_a_cache_that_does_not_fit_has_infinite_cost(tmp_path, dataset, timings,
-                                                             monkeypatch):
-    cache = PrefixCache(dataset, str(tmp_path))
-    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 5))
+def test_a_cache_that_does_not_fit_has_infinite_cost(tmp_path, dataset, timings):
+    cache = PrefixCache(dataset, str(tmp_path), cache_gb=1e-4, memory_bytes=0)
     cost = CacheOffers(cache, timings, 1, 3).table.cache
     there = (timings.cut_bytes + 4) * IMAGES <= 10 ** 5
     assert there.any() and not there.all()

@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from elastic.cache import stores
 from elastic.cache.stores import CacheLost, Field, FileStore, MemoryStore
-from elastic.device import host
-from elastic.errors import UserError
 from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -35,19 +33,6 @@ def test_records_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
         for seed in range(3):
             numbers = np.random.RandomState(seed).permutation(IMAGES)[:BATCH]
             assert bits(store.get(numbers)) == bits([tensor[numbers] for tensor in tensors])
-
-
-@both_kinds
-def test_a_store_takes_and_gives_tensors_of_tensorflow(kind, tmp_path):
-    fields = [Field((2, 3), tf.bfloat16.as_numpy_dtype), Field((), np.int32)]
-    tensors = [tf.cast(tf.random.normal((2, 2, 3)), tf.bfloat16), tf.constant([5, 6])]
-    with opened(kind, tmp_path, fields) as store:
-        store.put(tf.constant([9, 2], tf.int64), tensors)
-        returned = store.get(tf.constant([2, 9], tf.int64))
-        for before, after in zip(tensors, returned):
-            after = tf.convert_to_tensor(after)
-            assert after.dtype == before.dtype
-            assert bits([after.numpy()]) == bits([before.numpy()[::-1]])
 
 
 @both_kinds
@@ -121,12 +106,6 @@ def test_a_closed_store_has_nothing_and_says_so(kind, tmp_path):
     with pytest.raises(CacheLost, match='closed'):
         store.put([0, 1], [tensor[:2] for tensor in tensors])
     assert not store.has([0, 1])
-
-
-def test_a_file_is_not_seen_in_its_folder(tmp_path):
-    store, _ = filled('file', tmp_path, FIELDS)
-    with store:
-        assert os.listdir(str(tmp_path)) == []
 
 
 def test_kill_9_leaves_no_file(tmp_path):
@@ -250,26 +229,6 @@ def test_a_memory_limit_of_the_process_sends_the_cache_to_disk(tmp_path):
     assert done.stdout == ('FileStore\n' if free >= 4 * 10 ** 9 else '\n'), done.stderr
 
 
-def test_room_is_what_the_flag_and_the_machine_allow(tmp_path):
-    memory, half = stores.room(str(tmp_path))
-    assert 0 < memory < host.available_bytes() and half > 0
-    assert stores.room(str(tmp_path), 0.001)[1] == min(10 ** 6, stores.room(
-        str(tmp_path), 10 ** 9)[1])
-    assert half < stores.room(str(tmp_path), 10 ** 9)[1]  # by default, never the whole disk
-
-
-def test_a_cache_dir_must_be_a_folder_that_takes_files(tmp_path):
-    file = tmp_path / 'file'
-    file.write_text('')
-    stores.check_cache_dir(str(tmp_path))
-    assert os.listdir(str(tmp_path)) == ['file']
-    for wrong in (str(file), str(tmp_path / 'none')):
-        with pytest.raises(UserError, match="--cache_dir '{}' is no folder".format(wrong)):
-            stores.check_cache_dir(wrong)
-    with pytest.raises(UserError, match="--cache_dir '/proc/self' cannot be written: [^\n]+$"):
-        stores.check_cache_dir('/proc/self')  # not even by root
-
-
 @both_kinds
 def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
     fields, count, failed = [Field((5000,), np.float32)], 400, []
@@ -307,27 +266,3 @@ def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
                 thread.join()
             assert file.read() == b'' and failed == []
         assert store.nbytes == 0
-
-
-@both_kinds
-def test_measured_rates_are_positive_and_leave_no_file(kind, tmp_path):
-    for size, batch_size in ((7000, 32), (10 ** 6, 4)):
-        rates = stores.measured_rates(size, batch_size, str(tmp_path) if kind == 'file' else None)
-        assert len(rates) == 2 and all(0 < rate < float('inf') for rate in rates)
-    assert os.listdir(str(tmp_path)) == []
-
-
-@pytest.mark.timing
-def test_rates_grow_with_the_record():
-    small, large = [stores.measured_rates(size, 8)[0] for size in (7000, 10 ** 6)]
-    assert large > 5 * small
-
-
-def test_rates_of_a_folder_that_takes_no_file_are_refused():
-    with pytest.raises(CacheLost):
-        stores.measured_rates(1000, 4, '/proc/self')
-
-
-def test_the_store_imports_no_tensorflow():
-    code = "import sys, elastic.cache.stores; sys.exit('tensorflow' in sys.modules)"
-    assert run_python(code).returncode == 0

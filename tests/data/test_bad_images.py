@@ -15,9 +15,9 @@ from elastic.data.images import load_images
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.runs.folder import read_run
-from elastic.runs.recorder import Recorder
 from elastic.settings import DataSettings
 from image_folders import arrays, encoded, load_photos, write, write_photos
+from small_runs import at_line
 
 SHAPE = (16, 16, 3)
 
@@ -66,15 +66,11 @@ def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monke
                  'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
                  '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '3',
                  '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
-    victim, record = tmp_path / 'photos' / 'cat' / '3.png', Recorder.epoch
-
-    def spoil(recorder, *row):
-        victim.write_bytes(b'nothing')
-        record(recorder, *row)
+    victim = tmp_path / 'photos' / 'cat' / '3.png'
     monkeypatch.setattr(datasets, 'MEMORY_SHARE', 0)  # images are decoded in each epoch
-    monkeypatch.setattr(Recorder, 'epoch', spoil)
-    with pytest.raises(UserError, match='{}.*--skip_bad_images'.format(victim)) as error:
-        main.main(arguments)
+    with at_line('epoch 1/', lambda: victim.write_bytes(b'nothing')):
+        with pytest.raises(UserError, match='{}.*--skip_bad_images'.format(victim)) as error:
+            main.main(arguments)
     assert '\n' not in str(error.value)
     assert main.main(arguments + ['--skip_bad_images']) == 0
     run = read_run(str(tmp_path / 'run'))

@@ -1,7 +1,5 @@
 """Tests weights of classes: from the images or a file, in the loss, and what follows from it."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +12,7 @@ import train
 from cached_runs import MIDDLE, digits, network, ran, same_run
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.compat import keras_stack
-from elastic.data.class_weights import ClassWeights, class_weights
+from elastic.data.class_weights import class_weights
 from elastic.errors import UserError
 from elastic.files import read_json
 from elastic.schemes.prunetrain import GroupLasso
@@ -22,7 +20,7 @@ from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.settings import Settings
 from elastic.steps.training_step import evaluation_function
 from elastic.timing.table_key import table_key
-from fixed_tables import COPY_MS, fixed_profile
+from fixed_tables import COPY_MS, store_table
 from image_folders import encoded, write
 
 SIZE, BATCH, RATE = 8, 6, 1e-3
@@ -81,21 +79,6 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(unequal, tmp_path, text
         datasets.find_images(unequal, SIZE, BATCH, class_weight=path)
     assert words in str(refused.value) and path in str(refused.value)
     assert '\n' not in str(refused.value)
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / 'w.csv').write_bytes(b'\xff\xfe\x00')
-    with pytest.raises(UserError, match='w.csv: cannot be read'):
-        class_weights(str(tmp_path / 'w.csv'), ('a',), [0])
-
-
-def test_the_table_of_many_classes_shows_both_ends():
-    names = ['c{}'.format(i) for i in range(50)]
-    many = ClassWeights(np.arange(50) + 1000, np.ones(50))
-    lines = many.describe(names).splitlines()
-    assert lines[0].split() == ['class', 'training', 'images', 'weight']
-    assert lines[2].split() == ['c49', '1,049', '1'] and lines[12] == '(30 more)'
-    assert lines[-1].split() == ['c0', '1,000', '1'] and len({len(line) for line in lines}) <= 2
 
 
 # ---------------------------------------------------------------- in the loss
@@ -175,9 +158,8 @@ def test_a_prefix_cache_does_not_change_a_weighted_loss(tmp_path):
     ends = []
     for cached in (False, True):
         dataset = digits(class_weight=path)
-        cache = PrefixCache(dataset, str(tmp_path), exact=True) if cached else None
-        if cached:
-            cache._measured = dict(COPY_MS)
+        cache = PrefixCache(dataset, str(tmp_path), exact=True,
+                            measured=dict(COPY_MS)) if cached else None
         ends.append(ran(tmp_path, dataset, {1: MIDDLE}, cache))
     assert same_run(ends[0][0], ends[1][0]) and ends[1][1]['cache_hits'] > 0
     assert ends[0][0] != ran(tmp_path, digits(), {1: MIDDLE})[0]
@@ -196,8 +178,7 @@ def test_the_penalty_of_prune_training_is_a_share_of_the_weighted_loss(unequal):
 # ---------------------------------------------------------------- on the command line
 
 @pytest.mark.thorough
-def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
+def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, capsys):
     model, logs = str(tmp_path / keras_stack.MODEL_FILE), tmp_path / 'logs'
     x = inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(x))
@@ -205,15 +186,16 @@ def test_a_run_says_its_weights_and_knows_a_changed_file(unequal, tmp_path, caps
     flags = ['--model_name', model, '--dataset_name', unequal, '--input_size', str(SIZE),
              '--batch_size', str(BATCH), '--num_epochs', '1', '--rho', '0.9', '--closed_loop', '0',
              '--learning_rate', '1e-4', '--logs_dir', str(logs)]
-    assert main.main(flags + ['--class_weight', 'balanced', '--run_name', 'balanced']) == 0
+    balanced = flags + ['--class_weight', 'balanced', '--run_name', 'balanced']
+    table = read_json(store_table(balanced))
+    assert main.main(balanced) == 0
     out = capsys.readouterr().out
     assert ('class   training images  weight\n------  ---------------  ------\n'
             'common               24     0.5\nrare                  2       6\n'
             'usual                10     1.2\n') in out
     summary = read_json(str(logs / 'balanced' / 'summary.json'))
     assert summary['class_weights'] == [['common', 24, 0.5], ['rare', 2, 6.0], ['usual', 10, 1.2]]
-    table, = logs.glob('*_profile/timings.json')
-    assert json.loads(table.read_text())['key']['weighted'] is True
+    assert 'timing table: ' in out and table['key']['weighted'] is True
     path = written(tmp_path / 'w.csv', 'common,1\nrare,2\nusual,3\n')
     flags += ['--class_weight', path, '--run_name', 'from_file']
     assert main.main(flags) == 0 and main.main(flags) == 0

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import datasets
 from elastic.data import fashion
-from elastic.data.images import unprepared
+from elastic.data.images import augmentation_of
 from elastic.data.split import resized
 from elastic.errors import UserError
 
@@ -17,8 +16,7 @@ SIZES = {'train': 40, 't10k': 20}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(fashion, 'FOLDER', str(tmp_path))
+def folder(tmp_path):
     rng = np.random.RandomState(0)
     for part, size in SIZES.items():
         write(tmp_path, part, rng.randint(0, 256, (size, 28, 28)), np.arange(size) % 10)
@@ -33,27 +31,28 @@ def write(folder, part, images, labels):
             file.write(header + array.astype(np.uint8).tobytes())
 
 
+def splits(folder, size=8):
+    return fashion.fashion_splits('fashion_mnist', size, None, str(folder))
+
+
 def test_its_images_are_those_that_tensorflow_datasets_would_give(folder):
-    assert unprepared('fashion_mnist') is None
-    assert datasets.load_dataset('fashion_mnist', 40, 4).augmentation == 'flip'
-    data = datasets.load_dataset('fashion_mnist', 40, 4, augmentation='none')
-    assert data.class_names == fashion.CLASSES
-    assert (data.num_images, data.test_size) == (40, 20)
+    names, train, test = splits(folder, 40)
+    assert names == fashion.CLASSES and augmentation_of('fashion_mnist', None) == 'flip'
+    assert (train.size, test.size) == (40, 20)
     originals = np.random.RandomState(0).randint(0, 256, (40, 28, 28)).astype(np.uint8)
-    numbers = np.array([[0, 7, 39, 12]])
-    images, labels = next(iter(data.batches(numbers, 0)))
-    expected = [resized(tf.io.encode_png(originals[i][..., None]), 40) for i in numbers[0]]
-    np.testing.assert_array_equal(images, expected)
-    assert labels.numpy().tolist() == [0, 7, 9, 2]
+    for number, its_label in ((0, 0), (7, 7), (39, 9)):
+        image, label = train.fetch(tf.constant(number, tf.int64))
+        np.testing.assert_array_equal(
+            image, resized(tf.io.encode_png(originals[number][..., None]), 40))
+        assert int(label) == its_label
 
 
 def test_test_images_are_a_stratified_subset(folder):
-    few = datasets.load_dataset('fashion_mnist', 8, 4, test_images=10)
-    assert sorted(np.concatenate([labels for _, labels in few.test])) == list(range(10))
-    assert few.fingerprint != datasets.load_dataset('fashion_mnist', 8, 4).fingerprint
-    with pytest.raises(UserError, match='^9 test images of fashion_mnist cannot be chosen; '
-                                        'allowed: 10 .one of each class. to 20 .all.$'):
-        datasets.load_dataset('fashion_mnist', 8, 4, test_images=9)
+    test = splits(folder)[2]
+    assert sorted(test.subset(10, 'test images').labels()) == list(range(10))
+    with pytest.raises(UserError, match='^9 test images cannot be chosen; allowed: 10 .one of each '
+                                        'class. to 20 .all.$'):
+        test.subset(9, 'test images')
 
 
 def cut(path):
@@ -83,19 +82,18 @@ def with_a_flipped_bit(path):
     cut, lengthened, with_other_header, with_a_flipped_bit, os.remove])
 def test_damaged_files_are_refused_by_name(folder, damage):
     damage(str(folder / 't10k-images-idx3-ubyte.gz'))
-    with pytest.raises(UserError, match="^'t10k-images-idx3-ubyte.gz' in .* cannot be read .*: "
+    with pytest.raises(UserError, match="^'.*/t10k-images-idx3-ubyte.gz' cannot be read .*: "
                                         'install the package dataset-fashion-mnist again') as error:
-        datasets.find_images('fashion_mnist', 8, 4)
+        splits(folder)
     assert '\n' not in str(error.value)
 
 
 def test_labels_that_do_not_fit_are_refused(folder):
     write(folder, 'train', np.zeros((40, 28, 28)), np.full(40, 10))
     with pytest.raises(UserError, match='40 images, 40 labels up to 10'):
-        datasets.find_images('fashion_mnist', 8, 4)
+        splits(folder)
 
 
-def test_without_the_package_it_comes_from_tensorflow_datasets(folder, monkeypatch):
-    monkeypatch.setattr(fashion, 'FOLDER', str(folder / 'missing'))
-    assert fashion.source_of('fashion_mnist') == 'tfds:fashion_mnist'
-    assert 'tfds:fashion_mnist is not prepared in' in unprepared('fashion_mnist', str(folder))
+def test_without_the_package_it_comes_from_tensorflow_datasets(folder, offline):
+    with pytest.raises(UserError, match='tfds:fashion_mnist cannot be prepared'):
+        fashion.fashion_splits('fashion_mnist', 8, str(folder), str(folder / 'missing'))

@@ -18,26 +18,21 @@ def logs(tmp_path_factory):
     return tmp_path_factory.mktemp('logs')
 
 
-@pytest.fixture
-def nothing_prepared(offline, monkeypatch, tmp_path):
-    """Hides Debian's package of Fashion-MNIST, too; returns an empty folder of data sets."""
-    monkeypatch.setattr(fashion, 'FOLDER', str(tmp_path / 'missing'))
-    return tmp_path
-
-
 @pytest.mark.parametrize('name', sorted(LOADERS) + ['tfds:cifar10', 'tfds:eurosat/rgb'])
-def test_every_data_set_is_profiled_before_it_is_prepared(name, nothing_prepared, logs, capsys):
+def test_every_data_set_is_profiled_before_it_is_prepared(name, offline, tmp_path, logs, capsys):
     network = quick_flags(logs)[:2]
     assert profiler.main(network + [
         '--input_size', str(SIZE), '--batch_size', '4', '--num_classes', '10',
-        '--augmentation', 'none', '--logs_dir', str(logs), '--data_dir', str(nothing_prepared),
+        '--augmentation', 'none', '--logs_dir', str(logs), '--data_dir', str(tmp_path),
         '--dataset_name', name]) == 0
     out = capsys.readouterr().out
     assert 'elastic_training rho 0.5' in out
-    if name.startswith('digits'):
-        assert 'cannot be prepared' not in out and '12 epochs of 10,776 images' in out
+    source = fashion.source_of(name)
+    if name.startswith('digits') or name == source == fashion.FASHION:  # in Debian's package
+        assert 'cannot be prepared' not in out
+        assert '12 epochs of {} images'.format(KNOWN.get(name, ['', '10,776'])[1]) in out
         return
-    assert CANNOT.format('tfds:' + name if name == fashion.FASHION else name) in out
+    assert CANNOT.format(source) in out
     if name in KNOWN:
         assert ('costs are for {} classes, {} training and {} test images (as published)\n'
                 .format(*KNOWN[name])) in out
@@ -46,10 +41,10 @@ def test_every_data_set_is_profiled_before_it_is_prepared(name, nothing_prepared
                 'published, the images a guess)\n') in out
 
 
-def test_steps_are_timed_on_noise_where_a_data_set_cannot_be_prepared(nothing_prepared, capsys):
+def test_steps_are_timed_on_noise_where_a_data_set_cannot_be_prepared(offline, tmp_path, capsys):
     batch = profiler.batch_for(
         profiler.StepSettings('mobilenetv2', 1.0, 16, 4, 37, 'none', 'frozen', 'sgd', 5e-4, None),
-        'oxford_iiit_pet', str(nothing_prepared))
+        'oxford_iiit_pet', str(tmp_path))
     assert batch is None and capsys.readouterr().out == (
         'steps are timed on noise: oxford_iiit_pet is not prepared in {}\n'.format(
-            nothing_prepared))
+            tmp_path))

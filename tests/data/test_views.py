@@ -84,23 +84,6 @@ def test_short_epochs_have_new_images_and_short_tests_spaced_ones():
     assert same(arrays(generous.test), arrays(whole.test))
 
 
-def test_augmentation_does_not_repeat_over_epochs(tmp_path):
-    """Uses ten copies of one image, so that they differ by augmentation alone."""
-    for name in 'ab':
-        for i in range(5):
-            write(tmp_path / name / '{}.jpg'.format(i), encoded(0, 'jpg'))
-    data = load_photos(tmp_path)
-    images = [image.tobytes() for _ in range(3) for batch, _ in arrays(data.train)
-              for image in batch]
-    assert len(images) == len(set(images)) == 24
-
-
-def test_an_unaugmented_epoch_shows_every_image_once():
-    data = datasets.load_dataset('digits', 8, 12, 'unread', train_images=1200)
-    images = {image.tobytes() for batch, _ in arrays(data.train) for image in batch}
-    assert len(images) == data.train_size
-
-
 def test_the_probe_never_disturbs_training_and_never_ends(photos):
     alone, probed = load_photos(photos), load_photos(photos)
     for _ in range(2):
@@ -111,14 +94,6 @@ def test_the_probe_never_disturbs_training_and_never_ends(photos):
         assert same(expected, got)
     batches = arrays(probed.probe.take(20))  # more than two epochs
     assert [len(labels) for _, labels in batches] == [4] * 20
-
-
-def test_the_probe_has_an_order_and_augmentation_of_its_own(photos):
-    data = load_photos(photos)
-    epoch, probes = arrays(data.train), arrays(data.probe.take(8))
-    assert not same(epoch, probes)
-    assert not {image.tobytes() for images, _ in epoch for image in images} & {
-        image.tobytes() for images, _ in probes for image in images}
 
 
 def test_the_probe_repeats_only_with_the_seed(photos):
@@ -231,38 +206,6 @@ def test_some_batches_of_an_epoch_equal_those_of_the_whole(photos):
         assert same(arrays(some), [whole[row] for row in rows])  # a second pass
 
 
-@pytest.mark.parametrize('cache', ['memory', 'none'])
-@pytest.mark.thorough
-def test_concurrent_passes_follow_their_own_numbers(photos, cache):
-    data = load_photos(photos, cache=cache)
-    numbers = data.order(1)
-    plans = [(numbers[::2], 0), (numbers[1::2], 7), (numbers[::-2], 0)]
-    expected = [arrays(data.batches(*plan)) for plan in plans]
-    alive = [iter(data.batches(*plan)) for plan in plans]
-    alive.append(iter(data.train))
-    expected.append(arrays(load_photos(photos).train))
-    for step in range(4):
-        for batches, alone in zip(alive, expected):
-            assert same(arrays([next(batches)]), [alone[step]])
-
-
-def test_a_pass_traces_no_new_graph(photos):
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
-    def functions():
-        return set(context.context().list_function_names())
-    data = load_photos(photos)
-    arrays(data.train), arrays(data.probe.take(1))
-    before, kept = functions(), []
-    for epoch in range(1, 4):
-        kept += [data.batches(data.order(epoch)[epoch:], data.view(epoch)), iter(data.train)]
-        arrays(kept[-2]), arrays(kept[-1]), arrays(data.probe.take(2))
-    assert not functions() - before  # there may be fewer, as those of earlier tests are collected
-    kept.append(tf.data.Dataset.range(3).map(lambda number: number + 1))
-    assert functions() - before  # a new pipeline does trace a function
-
-
 # --- draws
 
 def test_angles_and_flips_have_the_range_of_the_paper():
@@ -298,12 +241,6 @@ def test_the_draws_have_never_changed():
     angles = rng.uniform(-1, 1, 50) * 0.2 * 2 * np.pi
     expected = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     assert np.array_equal(turns, expected)
-
-
-def test_draws_depend_on_seed_stream_and_view():
-    draws = [augmentation_draws(*key, count=20)[1].tobytes()
-             for key in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
-    assert draws[0] == draws[1] and len(set(draws)) == 4
 
 
 def test_augmentation_agrees_with_the_keras_layers():
@@ -351,27 +288,6 @@ def test_larger_subsets_contain_smaller_ones_and_small_classes_run_out(tmp_path)
         assert np.bincount(labels).tolist() == counts and labels == sorted(labels)
         assert len(set(images)) == total and smaller < set(images)
         smaller = set(images)
-
-
-@pytest.mark.parametrize('cache', ['memory', 'none'])
-def test_only_the_subset_is_decoded(tmp_path, cache):
-    def load(**options):
-        return datasets.load_dataset('folder:{}'.format(tmp_path), 24, 1, augmentation='none',
-                                     cache=cache, **options)
-    write_photos(tmp_path / 'train')
-    write_photos(tmp_path / 'test')
-    files = [str(tmp_path / 'train' / name / file) for name in ('cat', 'dog')
-             for file in sorted(os.listdir(str(tmp_path / 'train' / name)))
-             if file != 'notes.txt' and not file.startswith('.')]
-    subset, (everything, _) = all_images(load(train_images=6)), all_images(load())
-    assert len(files) == len(everything) == 40
-    for file, image in zip(files, everything):
-        if image not in subset[0]:
-            with open(file, 'wb'):
-                pass
-    assert all_images(load(train_images=6)) == subset
-    with pytest.raises(UserError, match='cannot read image'):
-        load()
 
 
 @pytest.mark.parametrize('count, words', [

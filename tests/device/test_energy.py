@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from boards import LONG
 from elastic.device import energy
 from elastic.runs.clock import Clock
 
@@ -19,6 +20,11 @@ def tree(root, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(str(content) + '\n')
     return str(root)
+
+
+def found(root):
+    """Returns the sensors of a recorded board, which answer, and notes."""
+    return energy.find_sensors(str(root), LONG)
 
 
 IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
@@ -62,7 +68,7 @@ INTEL = {
     (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # the sum: no rail has the whole board
     (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
-    sensors, notes = energy.find_sensors(tree(tmp_path, files))
+    sensors, notes = found(tree(tmp_path, files))
     assert [sensor.name for sensor in sensors] == names and notes == []
     assert sum(sensor.advance(10.0) for sensor in sensors) == 0
     assert sum(sensor.advance(12.5) for sensor in sensors) == pytest.approx(2.5 * watts)
@@ -70,7 +76,7 @@ def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, fil
 
 def test_power_is_integrated_by_trapezoids(tmp_path):
     root = tree(tmp_path, XAVIER_NX)
-    (rail,), _ = energy.find_sensors(root)
+    (rail,), _ = found(root)
     joules = []
     for now, milliwatts in ((0.0, 2000), (1.0, 4000), (3.0, 1000)):
         tree(tmp_path, {IIO + 'in_power0_input': milliwatts})
@@ -79,7 +85,7 @@ def test_power_is_integrated_by_trapezoids(tmp_path):
 
 
 def test_rapl_counts_packages_and_memory_over_a_wrap(tmp_path):
-    sensors, notes = energy.find_sensors(tree(tmp_path, INTEL))
+    sensors, notes = found(tree(tmp_path, INTEL))
     assert [sensor.name for sensor in sensors] == [
         'RAPL package-0 of intel-rapl:0', 'RAPL dram of intel-rapl:0:2'] and notes == []
     assert [sensor.advance(0.0) for sensor in sensors] == [0, 0]
@@ -88,19 +94,11 @@ def test_rapl_counts_packages_and_memory_over_a_wrap(tmp_path):
     assert [sensor.advance(1.0) for sensor in sensors] == pytest.approx([2.0, 0.25])
 
 
-def test_a_counter_that_goes_back_without_a_range_is_refused():
-    readings = iter([5.0, 4.0])
-    counter = energy.Counter('GPU 0', lambda: next(readings))
-    counter.advance(0.0)
-    with pytest.raises(ValueError, match='went back'):
-        counter.advance(1.0)
-
-
 def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
     root = tree(tmp_path, INTEL)
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').unlink()
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # no user can read it, not even root
-    sensors, notes = energy.find_sensors(root)
+    sensors, notes = found(root)
     assert sensors == [] and len(notes) == 1 and 'energy_uj cannot be read' in notes[0]
     result = energy.Meter(sensors, notes).result()
     assert result['energy_joules'] is None and 'energy_uj cannot be read' in result['energy_note']
@@ -145,10 +143,10 @@ def test_energy_before_the_next_reading_goes_into_a_checkpoint():
         assert 'sensors changed' in changed.result()['energy_note']
 
 
-def test_the_clock_gives_the_meter_its_training_buckets(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, 'PERIOD', 0.001)
+def test_the_clock_gives_the_meter_its_training_buckets(tmp_path):
     root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 3000}))
-    clock = Clock(energy.Meter(*energy.find_sensors(root)))
+    clock = Clock(energy.Meter(*found(root)))
+    clock.meter.sampler.period = 0.001
     with clock.sampling():
         for bucket in ('selection', 'step', 'validation', 'step'):
             with clock(bucket):
@@ -167,7 +165,7 @@ def test_the_clock_gives_the_meter_its_training_buckets(tmp_path, monkeypatch):
 def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
     """Measures the code alone; the bus of a real device may be slower."""
     assert energy.PERIOD <= 1  # at least one reading per second
-    sampler = energy.Meter(*energy.find_sensors(tree(tmp_path, files))).sampler
+    sampler = energy.Meter(*found(tree(tmp_path, files))).sampler
     begin, count = time.perf_counter(), 50
     for number in range(count):
         sampler.sample(number)
@@ -176,6 +174,7 @@ def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
 
 def result_of(meter):
     """Returns the energy_joules and energy_note of a meter whose sampler runs for a while."""
+    meter.sampler.period = 0.001
     with meter.sampler.running():
         begin = time.perf_counter()
         while len(meter.sampler.samples) < 2 and meter.sampler.fault() is None:
@@ -190,8 +189,7 @@ def result_of(meter):
     ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], 'no such device'),
     ([10.0, 3.0, 3.0], 'the counter went back')],
     ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
-def test_a_reading_that_fails_once_is_repeated(monkeypatch, readings, reason):
-    monkeypatch.setattr(energy, 'PERIOD', 0.001)
+def test_a_reading_that_fails_once_is_repeated(readings, reason):
     rest = itertools.chain(readings, itertools.repeat(15.0))
 
     def read():
@@ -254,8 +252,7 @@ class FakeNVML(types.ModuleType):
     (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
     (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
     (['a', 'b'], '', None, None, None)])
-def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order,
-                                                                chosen, says):
+def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order, chosen, says):
     nvml, notes = FakeNVML(gpus), []
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
@@ -282,7 +279,7 @@ def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
 
 
 def test_a_device_without_a_sensor_says_so(tmp_path):
-    clock = Clock(energy.Meter(*energy.find_sensors(str(tmp_path))))
+    clock = Clock(energy.Meter(*found(str(tmp_path))))
     with clock.sampling(), clock('step'):
         pass
     result = clock.meter.result()

@@ -13,8 +13,8 @@ import pytest
 
 import check_device
 import main
-from boards import ZONE, board, change, vcgencmd
-from elastic.device import energy, sensors, thermal
+from boards import LONG, ZONE, board, change, found, stand_on, vcgencmd
+from elastic.device import energy, thermal
 from elastic.runs.folder import DEVICE_COLUMNS
 from small_runs import ROOT, quick_flags
 
@@ -24,29 +24,20 @@ RAILS = {RAIL + 'rail_name_0': 'VDD_IN', RAIL + 'in_power0_input': 2750}
 POWER = RAIL + 'in_power0_input'
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Waits for sensors that answer, however busy the machine is, until `hang` or `sleeping`."""
-    monkeypatch.setattr(sensors, 'PATIENCE', 300)
-    monkeypatch.setattr(sensors, 'LATE', 300)
-    monkeypatch.setattr(thermal, 'FIRMWARE_TIMEOUT', 300)
-
-
 def hang(root, path):
     """Replaces a file below `root` by a pipe that nobody writes; returns its path."""
-    sensors.PATIENCE = 0.5
     path = os.path.join(str(root), path)
     os.remove(path)
     os.mkfifo(path)
     return path
 
 
-def waits(path):
-    """Returns the thread that reads this pipe, once it does; from now on, no thread is awaited."""
+def waits(path, sampler):
+    """Returns the thread that reads this pipe, once it does; then the sampler counts as late."""
     while True:
         for thread in threading.enumerate():
             if getattr(thread, 'reads', '') == path:
-                sensors.LATE = 0
+                sampler.late = 0
                 return thread
         time.sleep(0.001)
 
@@ -69,14 +60,14 @@ def unanswered(path, seconds=0.5):
 
 
 def test_power_that_hangs_in_training_is_not_measured_and_says_so(rails):
-    meter = energy.Meter(*energy.find_sensors(rails))
+    meter = energy.Meter(*energy.find_sensors(rails, LONG))
     path = hang(rails, POWER)
     with meter.sampler.running():
-        thread = waits(path)
+        thread = waits(path, meter.sampler)
         meter.trained(0, 1)
         with open(path, 'w') as pipe:  # the bus recovers
             pipe.write('3000\n')
-        sensors.LATE = 300
+        meter.sampler.late = LONG
         meter.trained(1, 2)
     thread.join()
     assert [meter.result()[key] for key in ('energy_joules', 'energy_note')] == [
@@ -84,13 +75,13 @@ def test_power_that_hangs_in_training_is_not_measured_and_says_so(rails):
 
 
 def test_heat_that_hangs_in_training_leaves_empty_cells_and_a_note(arm):
-    monitor = thermal.Monitor(thermal.find_device(*arm))
+    monitor = thermal.Monitor(found(*arm))
     monitor.sampler.sample(0)
     monitor.trained(0, 1)
     assert monitor.epoch()['temperature_c'] == 52.0 and monitor.note is None
     path = hang(arm[0], HEAT)
     with monitor.sampler.running():
-        waits(path)
+        waits(path, monitor.sampler)
         monitor.trained(1, 2)
     assert monitor.epoch() == dict.fromkeys(DEVICE_COLUMNS)
     assert monitor.note == 'temperature, clock and throttling: ' + unanswered(path, 0)
@@ -115,8 +106,8 @@ def test_a_check_of_the_device_reports_sensors_that_hang(arm):
 
 def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):
     path = hang(rails, POWER)
-    code = ('import time; from elastic.device import energy, sensors; sensors.LATE = 0.5\n'
-            'meter = energy.Meter(*energy.find_sensors({!r}))\n'
+    code = ('import time; from elastic.device import energy\n'
+            'meter = energy.Meter(*energy.find_sensors({!r}, 300)); meter.sampler.late = 0.5\n'
             'with meter.sampler.running(): time.sleep(1)\n'
             'print(meter.result()["energy_note"])').format(rails)
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
@@ -131,9 +122,8 @@ SLEEPS = "#!/bin/sh\necho $$ >> {}/asked\ntrap '' TERM\nexec sleep 1000"
 
 
 @pytest.fixture
-def pi(tmp_path, monkeypatch):
+def pi(tmp_path):
     """Returns (root, CPUs) of a Raspberry Pi whose vcgencmd answers."""
-    monkeypatch.setattr(thermal, 'FIRMWARE_PERIOD', 0)
     root, cpus = board(tmp_path, 'RASPBERRY_PI_4B')
     vcgencmd(root, dict(get_throttled='throttled=0x0', measure_clock='frequency(48)=600117184'))
     return root, cpus
@@ -141,7 +131,6 @@ def pi(tmp_path, monkeypatch):
 
 def sleeping(root):
     """Lets vcgencmd sleep, and ignore SIGTERM."""
-    thermal.FIRMWARE_TIMEOUT = 0.4
     change(root, {'usr/bin/vcgencmd': SLEEPS.format(root), 'asked': ''})
     os.chmod(os.path.join(root, 'usr/bin/vcgencmd'), 0o755)
 
@@ -158,7 +147,7 @@ def assert_killed(root, times):
 
 def test_a_vcgencmd_that_sleeps_costs_only_what_it_would_say(pi):
     sleeping(pi[0])
-    device = thermal.find_device(*pi)
+    device = thermal.find_device(*pi, seconds=LONG)
     assert device.read()[:3] == (48.686, None, False)  # the kernel's file has the bits
     monitor = thermal.Monitor(device)
     monitor.sampler.sample(0)
@@ -166,14 +155,15 @@ def test_a_vcgencmd_that_sleeps_costs_only_what_it_would_say(pi):
     assert monitor.epoch() == dict(temperature_c=48.686, throttled=0, cpu_mhz=None)
     assert monitor.note == 'vcgencmd: no answer within 0.4 s'
     assert_killed(pi[0], 1)
-    assert check_device.heat(pi[0]).finding == (
+    assert check_device.heat(pi[0], LONG).finding == (
         '49 °C, not throttled, vcgencmd: no answer within 0.4 s')
 
 
 def test_a_vcgencmd_that_falls_asleep_is_asked_twice(pi):
-    device = thermal.find_device(*pi)
+    device = found(*pi)
     assert device.read().cpu_mhz == 600.117184
     sleeping(pi[0])
+    device.firmware.period, device.firmware.seconds = 0, thermal.FIRMWARE_TIMEOUT
     assert [device.read().cpu_mhz for _ in range(4)] == [None] * 4
     assert device.firmware.note == 'vcgencmd: no answer within 0.4 s'
     assert_killed(pi[0], thermal.FIRMWARE_TRIES)
@@ -185,20 +175,13 @@ def test_a_vcgencmd_that_falls_asleep_is_asked_twice(pi):
 def test_a_run_trains_on_while_its_sensors_hang(tmp_path, monkeypatch, capsys):
     root, cpus = board(tmp_path / 'board', 'OTHER_ARM')
     change(root, RAILS)
-    find_device, find_sensors = thermal.find_device, energy.find_sensors
-    pipes = []
-
-    def found(sensor, path):
-        pipes.append(hang(root, path))
-        return sensor
-    monkeypatch.setattr(energy, 'find_sensors', lambda: found(find_sensors(root), POWER))
-    monkeypatch.setattr(thermal, 'find_device', lambda: found(find_device(root, cpus), HEAT))
-    monkeypatch.setattr(sensors, 'LATE', 0)
+    pipes = [hang(root, path) for path in (HEAT, RAIL + 'rail_name_0')]
+    stand_on(monkeypatch, root, cpus)
     assert main.main(quick_flags(tmp_path, '--run_name', 'run', '--train_type',
                                  'full_training')) == 0
     summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
-    notes = ['temperature, clock and throttling: ' + unanswered(pipes[1], 0),
-             'rail VDD_IN stopped answering: ' + unanswered(pipes[0], 0)]
+    notes = ['temperature, clock and throttling: ' + unanswered(pipes[0]),
+             'power sensors: ' + unanswered(pipes[1])]
     assert [summary['device_note'], summary['energy_note']] == notes
     assert summary['energy_joules'] is summary['throttled_epochs'] is None
     assert [line for line in capsys.readouterr().out.splitlines() if 'answer' in line] == [

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 import plot
 from elastic.errors import UserError
@@ -13,7 +12,7 @@ from elastic.figures import confusion
 from elastic.figures.confusion import draw_confusion, fitted, width_of
 from elastic.runs.classes import PREDICTIONS, Predictions, write_predictions
 from image_folders import encoded, write
-from made_runs import assert_figure, make_run, read_csv
+from made_runs import assert_figure, make_run, read_csv, watched_figures
 
 
 def made(size, images=4, wrong=0.3, names=None):
@@ -28,16 +27,7 @@ def made(size, images=4, wrong=0.3, names=None):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Returns the list of all Figures that are drawn from now on, with nothing written."""
-    drawn = []
-
-    def write_figure(output, size, draw, header, rows):
-        drawn.append(Figure(size))
-        FigureCanvasAgg(drawn[-1])
-        draw(drawn[-1])
-        return []
-    monkeypatch.setattr(confusion, 'write_figure', write_figure)
-    return drawn
+    return watched_figures(monkeypatch)
 
 
 def texts(figure):
@@ -47,8 +37,7 @@ def texts(figure):
 
 def overlapping(figure):
     """Returns the texts that leave the figure."""
-    canvas = figure.canvas
-    canvas.draw()
+    FigureCanvasAgg(figure).draw()
     box = figure.bbox
     return [text.get_text() for text in figure.findobj(lambda each: hasattr(each, 'get_text'))
             if text.get_text() and text.get_visible() and not (
@@ -74,9 +63,9 @@ def test_the_figure_of_a_run_is_complete_and_its_numbers_are_the_counts(tmp_path
 
 @pytest.mark.parametrize('size', [2, 20, 21, 40, 41, 200])
 @pytest.mark.thorough
-def test_numbers_names_or_lists_are_drawn_by_the_number_of_classes(figures, size):
+def test_numbers_names_or_lists_are_drawn_by_the_number_of_classes(figures, tmp_path, size):
     predictions = made(size)
-    draw_confusion(predictions, 'run', 'digits', 'unused')
+    draw_confusion(predictions, 'run', 'digits', tmp_path / 'figure')
     figure, = figures
     found = texts(figure)
     counts = predictions.confusion()
@@ -91,11 +80,11 @@ def test_numbers_names_or_lists_are_drawn_by_the_number_of_classes(figures, size
     assert not overlapping(figure)
 
 
-def test_names_of_any_kind_can_be_drawn(figures):
+def test_names_of_any_kind_can_be_drawn(figures, tmp_path):
     names = ('$5 and $\\frac$', '犬', 'W' * 300, 'a' * 80, '_{x}^', 'ß')
     with warnings.catch_warnings():
         warnings.simplefilter('error')  # of letters that the font lacks
-        draw_confusion(made(6, names=names), 'run $1$ on 犬.keras', 'digits', 'unused')
+        draw_confusion(made(6, names=names), 'run $1$ on 犬.keras', 'digits', tmp_path / 'figure')
         assert not overlapping(figures[0])
     found = texts(figures[0])
     assert 'class 1' in found and 'ß' in found and '_{x}^' in found
@@ -108,9 +97,10 @@ def test_a_name_is_cut_in_its_middle_until_it_fits():
     assert 0.85 < width_of(cut, 8) <= 1
 
 
-def test_untested_classes_and_a_faultless_network_are_drawn(figures):
+def test_untested_classes_and_a_faultless_network_are_drawn(figures, tmp_path):
     predictions = made(3, wrong=0)
-    draw_confusion(predictions._replace(class_names=list('abcd')), 'run', 'digits', 'unused')
+    draw_confusion(predictions._replace(class_names=list('abcd')), 'run', 'digits',
+                   tmp_path / 'figure')
     assert 'no images' in texts(figures[0])
 
 
@@ -118,12 +108,12 @@ def test_the_most_confident_mistakes_are_shown_while_their_files_exist(figures, 
     predictions, data = made(2, 20, 1.0), 'folder:{}'.format(tmp_path)
     wrong = predictions.wrong()
     assert len(wrong) > 12
-    assert draw_confusion(predictions, 'run', data, '-') == [
+    assert draw_confusion(predictions, 'run', data, tmp_path / 'empty')[3:] == [
         '12 photos are not drawn: they are no longer in ' + data]
     for i in wrong[:12]:
         write(tmp_path / predictions.images[i], encoded(int(i), 'png'))
     write(tmp_path / predictions.images[wrong[1]], b'damaged since')
-    assert draw_confusion(predictions, 'run', data, '-') == [
+    assert draw_confusion(predictions, 'run', data, tmp_path / 'full')[3:] == [
         '1 photos are not drawn: they are no longer in ' + data]
     empty, full = figures
     assert len(full.axes) == len(empty.axes) + 11

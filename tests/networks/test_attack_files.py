@@ -82,16 +82,12 @@ POOLING, LINEAR = '"class_name": "GlobalAveragePooling2D"', '"activation": "line
 @pytest.mark.parametrize('suffix', SUFFIXES)
 @pytest.mark.parametrize('old, new, words', [
     (POOLING, '"class_name": "Lambda"', 'holds a Lambda layer, .*--trust_model'),
-    (POOLING, '"class_name" : "Dense" , "class_name" : "Lambda"', 'holds a Lambda layer'),
     (POOLING, POOLING + ', "layer": {"class_name": "Lambda"}', 'holds a Lambda layer'),  # wrapped
     (POOLING + ', "config": {', '"class_name": "TFOpLambda", "config": {"function": "io.open",',
      'holds a TFOpLambda layer'),
     (POOLING, '"class_name": "StringLookup"', 'holds a StringLookup layer'),
-    (POOLING, '"class_name": ["Lambda"]', 'needs .*Lambda.*, a Python class'),
     (LINEAR, '"activation": {"module": "os", "class_name": "function", "config": "system", '
      '"registered_name": "function"}', 'needs the function system, a Python class or function'),
-    (LINEAR, '"activation": {"module": "builtins", "class_name": "function", "config": "eval"}',
-     'needs the function eval'),
     (LINEAR, '"activation": {"class_name": "__lambda__", "config": {"value": "4wEAAAA="}}',
      'needs __lambda__'),
     (LINEAR, '"activation": {"class_name": "PopenSpawnPosix", "module": "subprocess"}',
@@ -149,9 +145,8 @@ def test_ops_of_tensorflow_in_a_litert_file(tmp_path):
 @on_keras_3
 @pytest.mark.parametrize('module, name', [
     ('keras.datasets.mnist', 'load_data'), ('keras.applications', 'ResNet50'),
-    ('keras.utils', 'plot_model'), ('keras.activations', 'deserialize'),
-    ('keras.activations', '__name__'), ('keras.src.utils.file_utils', 'get_file'),
-    ('builtins', 'eval'), ('os', 'system'), (['keras'], 'relu')])
+    ('keras.activations', 'deserialize'), ('keras.src.utils.file_utils', 'get_file'),
+    ('builtins', 'eval')])
 @pytest.mark.parametrize('as_class', [True, False])
 def test_a_function_of_keras_that_does_more_than_compute(tmp_path, module, name, as_class):
     """Safe mode of Keras 3.15 finds most of them, and calls them while it loads."""
@@ -185,10 +180,6 @@ def external_link(file, name):
     file[name] = h5py.ExternalLink('/etc/other.h5', '/weights')
 
 
-def soft_link(file, name):
-    file[name] = h5py.SoftLink('/elsewhere')
-
-
 def external_storage(file, name):
     space = h5py.h5s.create_simple((16,))
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -213,7 +204,7 @@ def linked(name):
     return entry
 
 
-HDF5_ATTACKS = [(external_link, "has a link 'extra'"), (soft_link, "has a link 'extra'"),
+HDF5_ATTACKS = [(external_link, "has a link 'extra'"),
                 (external_storage, "has data '.*extra' in another file"),
                 (virtual, "has data '.*extra' in another file"),
                 (inflating, 'inflates to 400,000,[0-9,]+ bytes')]

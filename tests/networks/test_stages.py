@@ -68,6 +68,16 @@ def test_the_narrowest_places_are_read_beside_the_last_one():
         pooled(base, 'stages', 9)
 
 
+def test_a_network_with_the_names_of_a_new_process_gets_the_head(tmp_path):
+    keras.backend.clear_session()
+    inputs = keras.Input(SMALL)
+    x = keras.layers.Conv2D(4, 3)(keras.layers.Conv2D(4, 3)(inputs))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    path = saved(keras.Model(inputs, keras.layers.Dense(3)(x)), tmp_path)
+    keras.backend.clear_session()  # Keras counts its names from the first again
+    assert models.build_model(path, SMALL, 3, head='stages').output_shape == (None, 3)
+
+
 def test_a_network_without_stages_is_refused(tmp_path):
     path = saved(sequential(keras.layers.Dense(3)), tmp_path)
     with pytest.raises(UserError, match='this one has none: leave it out'):

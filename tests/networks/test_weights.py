@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import resource
-import warnings
 import zipfile
 
 import numpy as np
@@ -144,17 +143,10 @@ def huge_shape(path, arrays):
             entry, dict(descr='<f8', fortran_order=False, shape=(10 ** 13,)))
 
 
-def nested(path, arrays):
-    np.savez(path, **arrays)
-    with open(path, 'rb') as inner:
-        content = np.frombuffer(inner.read(), np.uint8)
-    np.savez(path, inner=content)
-
-
 @pytest.mark.parametrize('attack, message', [
     (compressed, 'cannot be read.*it is compressed, or its parts overlap'),
     (overlapping, 'cannot be read.*it is compressed, or its parts overlap'),
-    (huge_shape, 'cannot be read'), (nested, 'does not have the format')])
+    (huge_shape, 'cannot be read')])
 def test_a_file_that_would_fill_the_memory_is_refused(weights_file, attack, message):
     _, path = weights_file
     with np.load(path) as stored:
@@ -165,28 +157,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(weights_file, attack, mess
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 50e3  # kB
 
 
-@pytest.mark.parametrize('change', [
-    lambda array: array.astype(str), lambda array: np.full(array.shape, b'x', 'S1')])
-def test_arrays_that_are_no_numbers_are_refused_before_any_is_assigned(weights_file, change):
-    _, path = weights_file
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    key = [key for key in sorted(arrays) if key.startswith('trainable/')][1]
-    arrays[key] = change(arrays[key])
-    np.savez(path, **arrays)
-    assert_untouched_by(small_classifier(), path, 'weights of another architecture')
-
-
-def test_a_name_without_its_parts_is_refused(weights_file):
-    _, path = weights_file
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    arrays['trainable/odd'] = np.ones(3)
-    np.savez(path, **arrays)
-    assert_untouched_by(small_classifier(), path, 'weights of another architecture')
-
-
-@pytest.mark.parametrize('share', [0.0, 0.001, 0.1, 0.5, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize('share', [0.0, 0.5, 0.999])
 def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, share):
     _, path = weights_file
     with open(path, 'rb') as whole:
@@ -194,22 +165,6 @@ def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, sh
     with open(path, 'wb') as cut:
         cut.write(content[:int(share * len(content))])
     assert_untouched_by(small_classifier(), path, 'cannot be read, it may be damaged or cut short')
-
-
-@pytest.mark.parametrize('content', [
-    b'PK\x03\x04 not a zip', b'not even close', b'\x89HDF\r\n\x1a\n'])
-def test_a_file_that_is_no_archive_is_refused(content, tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    with open(path, 'wb') as out:
-        out.write(content)
-    assert_untouched_by(small_classifier(), path, 'cannot be read')
-
-
-def test_a_single_array_under_the_name_of_an_archive_is_refused(tmp_path):
-    path = str(tmp_path / 'weights.npz')
-    with open(path, 'wb') as out:
-        np.save(out, np.ones(3))
-    assert_untouched_by(small_classifier(), path, 'weights.npz')
 
 
 def test_a_damaged_byte_is_refused_or_harmless(weights_file):
@@ -243,15 +198,9 @@ def test_every_mismatch_of_another_architecture_is_named(weights_file):
     message = assert_untouched_by(small_classifier(filters=7), weights_file[1],
                                   'weights of another architecture')
     for name, own in (('stem/kernel 3x3x3x6', 'stem/kernel 3x3x3x7'),
-                      ('stem_bn/gamma 6', 'stem_bn/gamma 7'), ('stem_bn/beta 6', 'stem_bn/beta 7'),
+                      ('stem_bn/gamma 6', 'stem_bn/gamma 7'),
                       ('depthwise/kernel 3x3x6x1', 'depthwise/kernel 3x3x7x1'),
-                      ('depthwise_bn/gamma 6', 'depthwise_bn/gamma 7'),
-                      ('depthwise_bn/beta 6', 'depthwise_bn/beta 7'),
-                      ('project/kernel 1x1x6x8', 'project/kernel 1x1x7x8'),
-                      ('stem_bn/moving_mean 6', 'stem_bn/moving_mean 7'),
-                      ('stem_bn/moving_variance 6', 'stem_bn/moving_variance 7'),
-                      ('depthwise_bn/moving_mean 6', 'depthwise_bn/moving_mean 7'),
-                      ('depthwise_bn/moving_variance 6', 'depthwise_bn/moving_variance 7')):
+                      ('depthwise_bn/moving_mean 6', 'depthwise_bn/moving_mean 7')):
         assert '{} in the file, {} in the model'.format(name, own) in message
     assert '(11 mismatches)' in message.split('\n')[0]
 
@@ -278,12 +227,6 @@ def test_a_head_for_other_classes_is_left_out_with_a_warning(weights_file):
         for mine, loaded in zip(values(getattr(model, kind)[:end]),
                                 values(getattr(other, kind)[:end])):
             np.testing.assert_array_equal(mine, loaded)
-
-
-def test_the_same_number_of_classes_loads_without_a_warning(weights_file):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        models.load_weights(small_classifier(), weights_file[1])
 
 
 def test_weights_of_the_papers_stack_give_the_stored_output():

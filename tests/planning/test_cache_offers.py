@@ -3,8 +3,6 @@
 Timing tables are fixed and slow, so that no choice depends on this machine.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,6 @@ from cached_runs import (
     Watched,
     branches,
     digits,
-    in_a_file,
     kinds,
     maker_of,
     mask_from,
@@ -41,6 +38,7 @@ from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
+from fixed_tables import COPY_MS
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 from timing_tables import random_masks
 
@@ -62,13 +60,14 @@ def dataset():
     return digits()
 
 
-def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None):
+def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=None, room=None):
     """Trains masks, each at its own cut; returns (Watched, {epoch: Choice}).
 
     Asserts that the result is that of a run without a cache. before: (epoch, cache) -> None,
-    called before each choice.
+    called before each choice. room: of the cache's activations in memory, in bytes.
     """
-    cache, choices, dates = Watched(dataset, str(folder)), {}, sorted(masks)
+    cache, choices = Watched(dataset, str(folder), memory_bytes=room), {}
+    dates = sorted(masks)
 
     def choice_of(epoch):
         if before is not None:
@@ -153,10 +152,9 @@ LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
          'one below the cut', 'above and at the cut'])
 @pytest.mark.thorough
 def test_cached_activations_stay_while_nothing_below_their_cut_trains(
-        tmp_path, dataset, table, monkeypatch, place, masks, expected):
-    if place == 'file':
-        in_a_file(monkeypatch)
-    cache, choices = compared(tmp_path, dataset, table, masks)
+        tmp_path, dataset, table, place, masks, expected):
+    cache, choices = compared(tmp_path, dataset, table, masks,
+                              room=0 if place == 'file' else None)
     assert cache.kinds == kinds(*expected)
     assert cache.totals['cache_hits'] == 56 * expected.count(READ)
 
@@ -192,12 +190,6 @@ def test_each_deepest_tensor_has_the_cost_of_its_cheapest_cache(tmp_path, datase
     np.testing.assert_allclose(seen['view'].cache_ms, fresh.cache_ms, rtol=0.05)
 
 
-def test_a_new_augmentation_empties_the_cache(tmp_path, table):
-    data = digits(views='held', interval=3, augmentation='flip+rotate')
-    cache, _ = compared(tmp_path, data, table, {1: LATE, 3: SUBSET, 4: LATE, 6: HEAD_ALONE}, 6)
-    assert cache.kinds == kinds(FILL, READ, READ, FILL, READ, READ)
-
-
 @pytest.mark.thorough
 def test_images_that_are_not_cached_yet_count_as_filling(tmp_path, table):
     data = digits(steps_per_epoch=5)
@@ -207,28 +199,24 @@ def test_images_that_are_not_cached_yet_count_as_filling(tmp_path, table):
 
 
 @pytest.mark.parametrize('on_disk', [False, True])
-def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, monkeypatch, on_disk):
-    memory, disk = 2 * 10 ** 9, 3 * 10 ** 9  # free; on a real machine, others change it meanwhile
-    monkeypatch.setattr(stores, 'available_bytes', lambda: memory)
-    monkeypatch.setattr(stores.shutil, 'disk_usage', lambda _: SimpleNamespace(free=disk))
-    rows, count = [stores.Field((2500,), np.float32)], 1000
-    store = stores.FileStore(rows, count, str(tmp_path)) if on_disk else (
-        stores.MemoryStore(rows, count))
-    with store:
-        store.put(np.arange(count), [np.ones((count, 2500), np.float32)])
-        assert store.nbytes >= 10 ** 7
+def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, on_disk):
+    """The store counts as full without being written: other programs take much less meanwhile."""
+    rows, count = [stores.Field((10 ** 6,), np.uint8)], 10 ** 4
+    with stores.FileStore(rows, count, str(tmp_path)) if on_disk else (
+            stores.MemoryStore(rows, count)) as store:
+        store.stored[:] = True
         for cache_gb, share in ((None, stores.DISK_SHARE), (1e-4, 0), (1e9, stores.MOST_OF_DISK)):
             now = stores.room(str(tmp_path), cache_gb)
             then = stores.room(str(tmp_path), cache_gb, freed=store)
             more = (0, share) if on_disk else (stores.MEMORY_SHARE, 0)
             np.testing.assert_allclose(np.subtract(then, now), np.multiply(more, store.nbytes),
-                                       atol=1)
+                                       atol=0.1 * store.nbytes)
 
 
 # ---------------------------------------------------------------- a mask's own cut
 
-def attached(folder, dataset, model):
-    cache = Watched(dataset, str(folder))
+def attached(folder, dataset, model, **room):
+    cache = Watched(dataset, str(folder), **room)
     optimizer = make_optimizer('sgd', 0.05, 100, model.trainable_variables)
     cache.attach(StepMaker(model, optimizer, 0.0, *dataset.train.element_spec))
     return cache
@@ -272,10 +260,9 @@ def test_a_cut_serves_masks_other_than_its_own_bit_for_bit(tmp_path, dataset, br
         model, 'a1', 'a2', 'head').tolist()  # the other branches are skipped
 
 
-def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, dataset, branching,
-                                                               monkeypatch):
-    model = branches()
-    cache = attached(tmp_path, dataset, model)
+def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, dataset, branching):
+    model, room = branches(), dict(measured=dict(COPY_MS))
+    cache = attached(tmp_path, dataset, model, **room)
     first = branching.names[branching.deepest(mask_of(model, 'a1', 'b1', 'c1'))][0]
     # The chain's cut stores the stem's output; this one stores those of other branches as well.
     mask = mask_of(model, first + '1', *[other + '2' for other in 'abc'.replace(first, '')])
@@ -284,22 +271,22 @@ def test_the_cut_of_the_chain_is_used_where_the_own_cut_does_not_fit(tmp_path, d
     k = chain.deepest(mask)
     assert own.nbytes > branching.cut_bytes[k] > 0
     between = int(IMAGES * ((own.nbytes + branching.cut_bytes[k]) / 2 + 4))
-    monkeypatch.setattr(stores, 'room', lambda *_: (between, between))
+    room.update(memory_bytes=between, cache_gb=between / stores.GB)
+    cache = attached(tmp_path, dataset, model, **room)
     costed = CacheOffers(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut.nbytes == branching.cut_bytes[k]
     assert costed.step_time(mask) == pytest.approx(chain.step_time(mask))
-    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10))
+    cache = attached(tmp_path, dataset, model, memory_bytes=0, cache_gb=1e-8)
     costed = CacheOffers(cache, branching, 1, 5).at_own_cut(mask)
     assert costed.cache.cut is None and not costed.is_cached(mask)
 
 
-def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branching,
-                                                              monkeypatch, capsys):
+def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branching, capsys):
     from elastic.runs.progress import announce
-    cache, mask = attached(tmp_path, dataset, branches()), np.arange(len(branching.names)) > 0
+    model, mask = branches(), np.arange(len(branching.names)) > 0
     least = int((branching.cut_bytes.min() + 4) * IMAGES)
-    for disk, said in ((least - 1, 1), (least, 0)):
-        monkeypatch.setattr(stores, 'room', lambda *_, disk=disk: (0, disk))
+    for disk, said in ((least - 1, 1), (least + 1, 0)):
+        cache = attached(tmp_path, dataset, model, memory_bytes=0, cache_gb=disk / stores.GB)
         choice = Choice(mask, np.ones(len(mask)), branching, rho=0.5)
         announce(choice, Settings(rho=0.5), 1.0, cache)
         assert capsys.readouterr().out.count('of disk are allowed') == said
@@ -329,26 +316,6 @@ def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, 
                 wider = mask | (group == item)
                 assert costs.at_own_cut(wider).step_time(wider) > limit
     assert more > 2  # the own cut left time for more tensors
-
-
-@pytest.mark.thorough
-def test_a_rho_that_only_the_present_cache_reaches_is_reached(tmp_path, dataset, branching):
-    """It was filled at the own cut of one branch; the chain's cut would need a new cache."""
-    model = branches()
-    mask, found = mask_of(model, 'a1', 'head'), []
-
-    def look(epoch, cache):
-        if epoch == 4:
-            costs = CacheOffers(cache, branching, 4, 5)
-            least = costs.smallest_rho()
-            rho = costs.at_own_cut(mask).step_time(mask) / branching.t_step + 1e-9
-            found.append((costs.table.step_time(mask) / branching.t_step, rho, least,
-                          choose_cached_tensors(costs, mask.astype(float), rho)))
-    compared(tmp_path, dataset, branching, {1: mask, 4: mask}, make=branches, before=look)
-    (of_chain, rho, least, (chosen, fallback, costed)), = found
-    assert least <= rho < of_chain and not fallback
-    assert chosen.tolist() == mask.tolist() and costed.fill_share(mask) == 0
-    assert costed.step_time(mask) <= rho * costed.t_step
 
 
 def test_a_cut_is_placed_by_the_measured_cost_of_copying(tmp_path, dataset, branching):

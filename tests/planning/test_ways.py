@@ -19,7 +19,7 @@ from elastic.schemes.fixed import fixed_mask
 from elastic.selection.items import smallest_rho
 from elastic.settings import settings_of
 from elastic.timing.table import TensorTimings
-from figure_grid import CUB, runs_of
+from figure_grid import runs_of
 from fixed_tables import COPY_MS, fixed_profile
 from small_models import SMALL, small_classifier, user_classifier
 from small_runs import ROOT
@@ -181,13 +181,6 @@ def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
     assert 'the prefix cache has to be filled' in below.why_not(table)
 
 
-@pytest.mark.parametrize('data, epochs, interval, each', [
-    (CUB, 12, 4, 4), (CUB, 12, 0, 12), (CUB, 5, 4, 2.5), (CUB, 3, 4, 3), ('digits', 12, 4, 12)])
-def test_a_cache_is_filled_as_often_as_the_augmentation_changes(data, epochs, interval, each):
-    way = WAY._replace(dataset_name=data, num_epochs=epochs, interval=interval)
-    assert way.cache_epochs == each
-
-
 # --- the command
 
 
@@ -200,20 +193,6 @@ def test_what_was_measured_is_stored_and_not_measured_again(profiled, tmp_path, 
     written = os.stat(path).st_mtime_ns
     profiler.print_costs(WAY, stored, path, IMAGES, PEAKS)
     assert capsys.readouterr().out == first and os.stat(path).st_mtime_ns == written
-
-
-@pytest.mark.parametrize('flags, says', [
-    (['--dataset_name', 'digit'], "unknown data set 'digit' (did you mean 'digits'?)"),
-    (['--num_epochs', '0'], '0 is not a whole number')])
-def test_wrong_arguments_are_refused_before_anything_heavy(flags, says):
-    code = ("import sys, profiler; from elastic import command_line\n"
-            "try: command_line.run(profiler.main, {})\n"
-            "finally: print('tensorflow' in sys.modules)")
-    result = subprocess.run([sys.executable, '-c', code.format(flags)], cwd=ROOT,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            universal_newlines=True)
-    assert result.returncode == 2 and result.stdout.split() == ['False']
-    assert says in result.stderr and 'Traceback' not in result.stderr
 
 
 def test_a_batch_larger_than_the_data_set_is_refused_before_the_profile():

@@ -1,7 +1,6 @@
 """Tests that checkpoints are read as they were written, and that damage is noticed."""
 
 import os
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,31 +119,12 @@ def flipped(content, at, bit):
     return bytes(damaged)
 
 
-def test_a_flipped_bit_is_harmless_or_noticed(tmp_path):
-    """Some bits do not matter, such as those of dates in a zip file."""
-    path, content = two_written(tmp_path)
-    rng, directory = np.random.RandomState(0), content.index(b'PK\1\2')
-    for at in list(range(directory, len(content))) + rng.randint(0, directory, 300).tolist():
-        path.write_bytes(flipped(content, at, rng.randint(8)))
-        found = read(tmp_path)
-        assert found['number_of'] == (2 if found['damaged'] is None else 1)
-        for key, value in TREE.items():
-            assert_same(found[key], 0.5 if key == 'number' else value)
-
-
 def test_a_flipped_bit_of_an_array_or_of_the_tree_is_noticed(tmp_path):
     path, content = two_written(tmp_path)
     for held in (np.arange(6.0).tobytes(), b'"number_of": 2', b"'descr': '<f8'"):
         for at in range(content.index(held), content.index(held) + len(held)):
             path.write_bytes(flipped(content, at, at % 8))
             assert "last' cannot be read" in read(tmp_path)['damaged']
-
-
-def test_a_truncated_checkpoint_is_replaced_by_the_one_before(tmp_path):
-    path, content = two_written(tmp_path)
-    for length in [0, 5, 100, len(content) // 2, len(content) - 1]:
-        path.write_bytes(content[:length])
-        assert read(tmp_path)['number_of'] == 1
 
 
 def test_reading_a_checkpoint_runs_no_code(tmp_path):
@@ -171,12 +151,6 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_an_unknown_record_is_refused(tmp_path):
-    written(tmp_path)
-    with pytest.raises(UserError, match='written by another version'):
-        checkpoint.read(str(tmp_path), [])
-
-
 def test_a_full_disk_keeps_the_last_checkpoint_and_warns_once(tmp_path, capsys):
     place = written(tmp_path)
     keeper = checkpoint.Keeper(str(tmp_path))
@@ -198,19 +172,13 @@ def test_a_checkpoint_is_due_after_some_minutes_or_before_a_stop(tmp_path):
     assert checkpoint.Keeper(str(tmp_path), minutes=0.0).due()
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Returns a list of one number, the seconds that checkpoint.py reads from its clock."""
-    seconds = [0.0]
-    monkeypatch.setattr(checkpoint, 'time', SimpleNamespace(perf_counter=lambda: seconds[0]))
-    return seconds
+def test_checkpoints_after_short_epochs_take_little_time(tmp_path):
+    clock = [0.0]
 
-
-def test_checkpoints_after_short_epochs_take_little_time(tmp_path, clock):
     def slow_tree():
         clock[0] += 0.25
         return TREE
-    keeper = checkpoint.Keeper(str(tmp_path))
+    keeper = checkpoint.Keeper(str(tmp_path), now=lambda: clock[0])
     assert keeper.pays() and not checkpoint.Keeper().pays()
     keeper.keep(slow_tree)
     assert not keeper.pays()

@@ -66,12 +66,6 @@ def test_undefined_shares_are_empty_cells(tmp_path):
                        'precision': '0.0', 'f1': '0.0'}
 
 
-def test_a_network_that_gives_nan_can_be_recorded(tmp_path):
-    write_predictions(str(tmp_path / PREDICTIONS),
-                      predictions()._replace(probability=np.full(6, np.nan)))
-    assert np.isnan(read_predictions(str(tmp_path), NAMES).probability).all()
-
-
 @pytest.mark.parametrize('text, says', [
     (None, 'has no predictions.csv.*evaluate.py'),
     ('image,label,predicted,probability\n', 'predictions.csv is empty'),

@@ -36,13 +36,3 @@ def test_the_outcome_is_that_of_the_last_epoch_beside_the_best():
     assert tally.outcome() == dict(final_accuracy=0.7, final_loss=2.0, best_accuracy=0.9)
     assert (tally.epochs, tally.throttled) == (3, 1)
     assert tallied([{'plain': [1.0]}]).throttled is None
-
-
-def test_it_resumes_from_its_state():
-    epochs = [{'fill': [30.0, 32.0]}, {'read': [5.0, 7.0], 'fill': [30.0]}, {'read': [6.0]}]
-    resumed = Tally()
-    resumed.restore(tallied(epochs[:2]).state())
-    resumed.add(row(), epochs[2])
-    whole = tallied(epochs)
-    assert (resumed.step_ms, resumed.medians, resumed.epochs) == (
-        whole.step_ms, whole.medians, whole.epochs)

@@ -8,23 +8,21 @@ import pytest
 from tensorflow import keras
 
 import main
-import profiler
 from cached_runs import SIZE, network
 from elastic.compat import keras_stack
 from elastic.files import read_json
 from elastic.runs.folder import read_run
-from fixed_tables import fixed_profile
+from fixed_tables import store_table
 from refusals import assert_refused
 
 
 @pytest.fixture
-def run_flags(tmp_path, monkeypatch):
-    """Returns the flags of a run on a network with a fixed timing table."""
+def run_flags(tmp_path):
+    """Returns the flags of a run on a small network."""
     keras.backend.clear_session()  # so that layers are counted from the first
     path = str(tmp_path / keras_stack.MODEL_FILE)
     network().save(path)
     (tmp_path / 'logs').mkdir()
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile)
     return ['--model_name', path, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
             '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
             '--test_images', '10', '--num_epochs', '4', '--learning_rate', '0.05', '--save_model',
@@ -35,7 +33,9 @@ def run_flags(tmp_path, monkeypatch):
     ('^conv2d_3/|head/bias', [6, 7, 9]),
     pytest.param('conv2d/kernel|bias', [0, 1, 3, 5, 7, 9], marks=pytest.mark.thorough)])
 def test_the_chosen_tensors_train_and_no_others(run_flags, tmp_path, capsys, expression, trained):
-    assert main.main(run_flags + ['--train_tensors', expression]) == 0
+    flags = run_flags + ['--train_tensors', expression]
+    store_table(flags)
+    assert main.main(flags) == 0
     line, = re.findall('training {} of 10 tensors: (.*) ms/step predicted = (.*) of full'.format(
         len(trained)), capsys.readouterr().out)
     assert 0 < float(line[1]) < 1

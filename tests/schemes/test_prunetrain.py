@@ -1,13 +1,11 @@
 """Tests PruneTrain: which channels belong together, and what remains when some are removed."""
 
-import gc
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import classifier, statistics_from_batch
@@ -16,7 +14,6 @@ from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
 from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
-from elastic.steps.training_step import LossScale
 from models import build_model
 from small_models import SMALL as SAVED_SHAPE
 from small_models import saved, sequential, user_classifier
@@ -112,24 +109,6 @@ def test_channels_that_are_added_or_passed_on_belong_together():
                           ('depthwise/kernel', 2)]
 
 
-@pytest.mark.parametrize('name, alpha, size, writers, readers', [
-    ('resnet50', 1.0, 2048,
-     ['conv5_block1_0_conv', 'conv5_block1_3_conv', 'conv5_block2_3_conv', 'conv5_block3_3_conv'],
-     ['conv5_block2_1_conv', 'conv5_block3_1_conv']),
-    ('mobilenetv2', 0.35, 1280, ['Conv_1'], []),
-    ('vgg16', 1.0, 512, ['block5_conv3'], []),
-    ('EfficientNetB0', 1.0, 1280, ['top_conv'], [])])
-@pytest.mark.thorough
-def test_last_channels_are_removed_with_the_inputs_of_the_head(name, alpha, size, writers,
-                                                                      readers):
-    model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', alpha=alpha)
-    last = next(channels for key, channels in of_names(model).items() if ('head/kernel', 0) in key)
-    assert names(last) == sorted([(layer + '/kernel', 3) for layer in writers]
-                                 + [(layer + '/kernel', 2) for layer in readers]
-                                 + [('head/kernel', 0)])
-    assert last.size == size
-
-
 def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     """The stem has 16, expansions six times their input; outputs that are added count once."""
     outputs = 8 + 8 + 16 + 24 + 32 + 56 + 112
@@ -137,17 +116,6 @@ def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     assert 16 + outputs + expansions == 2864
     model = build_model('mobilenetv2', (SIZE, SIZE, 3), CLASSES, 'none', alpha=0.35)
     assert structure(model).size == 2864 + 1280
-
-
-def test_squeeze_and_excitation_passes_channels_on():
-    found = of_names(build_model('EfficientNetB0', (SIZE, SIZE, 3), CLASSES, 'none'))
-    expansions = [key[0][0].split('expand_conv')[0] for key in found
-                  if any('expand_conv/kernel' in name and axis == 3 for name, axis in key)]
-    assert len(expansions) == 15  # the first of the 16 blocks expands nothing
-    for block in expansions:
-        assert tuple((block + name + '/kernel', axis) for name, axis in (
-            ('expand_conv', 3), ('project_conv', 2), ('se_expand', 3), ('se_reduce', 2))) in found
-    assert not any(('stem_conv/kernel', 2) in key for key in found)  # the channels of the image
 
 
 @pytest.mark.parametrize('name', [
@@ -246,32 +214,6 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
     assert np.isfinite(float(smaller(images, labels)[0]))
 
 
-def multiply_adds(model):
-    """Returns the multiply-adds of all convolutions for one image."""
-    return sum(int(np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:3]))
-               for layer in keras_stack.flat_layers(model)
-               if isinstance(layer, keras.layers.Conv2D))
-
-
-@pytest.mark.timing
-def test_a_pruned_network_takes_less_time():
-    size = 64
-    images, labels = batch(size=size)
-    models = [build_model('vgg16', (size, size, 3), CLASSES, 'none', bn_statistics='frozen')]
-    for _ in range(2):  # removes half of the channels each time
-        vanish(models[-1], 0.5)
-        models.append(prune(models[-1], optimizer_for(models[-1].trainable_variables), SMALL,
-                            optimizer_for).model)
-    operations = np.array([multiply_adds(model) for model in models])
-    np.testing.assert_allclose(operations[1:] / operations[:-1], 1 / 4, rtol=0.05)
-    steps = [StepMaker(each, None, 0.0, images, labels).gradients() for each in models]
-    for step in steps:
-        step.milliseconds(images, labels)
-    ms = np.median([[step.milliseconds(images, labels) for step in steps] for _ in range(7)],
-                   axis=0)
-    assert ms[1] < 0.6 * ms[0] and ms[2] < 0.75 * ms[1], ms  # a quarter of the operations is left
-
-
 def test_the_penalty_counts_only_removable_groups():
     """The channels of the image and of concatenated tensors have no groups."""
     inputs = keras.Input((SIZE, SIZE, 3))
@@ -316,37 +258,3 @@ def test_the_penalty_has_its_share_and_shrinks_the_groups():
             step(images, labels)
         ends.append(float(lasso.norms(model)) / begin)
     assert ends[1] < ends[0] and ends[1] < 1
-
-
-@pytest.mark.thorough
-def test_a_pruned_float16_network_keeps_its_loss_scale():
-    data = load_dataset('digits', SIZE, BATCH, train_images=40, validation_steps=1)
-    inputs, half = keras.Input((SIZE, SIZE, 3)), dict(activation='relu', dtype='mixed_float16')
-    x = keras.layers.Rescaling(1 / 255.0)(inputs)
-    for width in (8, 6):
-        x = keras.layers.Conv2D(width, 3, strides=2, **half)(x)
-    x = keras.layers.GlobalAveragePooling2D(dtype='float32')(x)
-    model = keras.Model(inputs, keras.layers.Dense(10)(x))
-    maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0,
-                      *data.train.element_spec, penalty=GroupLasso(model, data.probe, 0.2))
-    scheme = PruneTrainScheme(maker, data, Settings(num_epochs=3, prune_interval=1,
-                                                    prune_threshold=SMALL))
-    assert scheme.select(1, None).mask.all()
-    vanish(model, 0.5)
-    maker.loss_scale.scale.assign(2.0 ** 9)
-    maker.loss_scale.good_steps.assign(LossScale.GROWTH_STEPS - 1)
-    assert scheme.select(2, None).mask.all()
-    maker = scheme.maker
-    gc.collect()  # frees the first steps; variables that they captured must survive
-    assert maker.model is not model and maker.model.count_params() < model.count_params()
-    step, (images, labels) = maker.step([True] * len(maker.variables)), next(iter(data.probe))
-    losses = [float(step(images, labels).loss)]
-    assert maker.loss_scale.scale.numpy() == 2.0 ** 10  # doubled after GROWTH_STEPS good steps
-    losses += [float(step(images, labels).loss) for _ in range(10)]
-    assert np.isfinite(losses).all() and losses[-1] < losses[0]
-    before = [variable.numpy() for variable in maker.variables]
-    maker.loss_scale.scale.assign(3e38)
-    step(images, labels)
-    assert maker.loss_scale.scale.numpy() == np.float32(1.5e38)
-    for variable, value in zip(maker.variables, before):
-        np.testing.assert_array_equal(variable.numpy(), value)

@@ -83,30 +83,6 @@ def test_rounding_never_exceeds_the_budget_and_costs_little():
             assert chosen.importance >= max((masks @ importance)[fit], default=0) - 1e-9
 
 
-def test_the_smallest_budget_is_enough_and_less_is_not():
-    rng = np.random.RandomState(2)
-    for _ in range(500):
-        t_dw, t_dy, importance, cache_ms, _ = instance(rng, False)
-        with pytest.raises(InfeasibleBudget) as caught:
-            select_tensors(t_dw, t_dy, importance, -1e3, cache_ms=cache_ms - 1e-9)
-        least = caught.value.smallest_budget
-        chosen = select_tensors(t_dw, t_dy, importance, least, cache_ms=cache_ms - 1e-9)
-        assert chosen.mask.any() and chosen.time <= least
-        with pytest.raises(InfeasibleBudget):
-            select_tensors(t_dw, t_dy, importance, np.nextafter(least, -np.inf),
-                           cache_ms=cache_ms - 1e-9)
-
-
-def test_zero_costs_at_the_deepest_tensor_change_nothing():
-    rng = np.random.RandomState(3)
-    for _ in range(50):
-        t_dw, t_dy, importance, _, _ = instance(rng, False)
-        budget = t_dw.sum() + t_dy.sum() + 0.1
-        plain = select_tensors(t_dw, t_dy, importance, budget)
-        nothing = select_tensors(t_dw, t_dy, importance, budget, cache_ms=np.zeros(len(t_dw)))
-        assert plain.mask.tolist() == nothing.mask.tolist() and plain.time == nothing.time
-
-
 @pytest.mark.parametrize('cache_ms', [[np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0]])
 def test_a_cost_that_is_not_finite_is_refused(cache_ms):
     with pytest.raises(ValueError, match='cache_ms.*not finite'):
@@ -168,17 +144,6 @@ def test_a_cache_that_does_not_pay_or_cannot_be_costs_nothing():
 
 
 @TABLES
-def test_a_rescaled_table_scales_the_prefix_with_the_forward_pass(draw):
-    rng = np.random.RandomState(2)
-    table = cached(rng, draw(rng))
-    slower = table.rescaled(3 * table.t_fp, 2 * table.t_bp)
-    np.testing.assert_allclose(slower.t_prefix, 3 * table.t_prefix)
-    np.testing.assert_array_equal(slower.cut_bytes, table.cut_bytes)
-    assert slower.cache is table.cache
-    assert (slower.cache_ms <= table.cache_ms).all()
-
-
-@TABLES
 def test_a_choice_never_exceeds_rho_and_leaves_nothing_that_fits(draw):
     rng, cached_ones, below = np.random.RandomState(3), 0, 0
     for i in range(60):
@@ -226,24 +191,6 @@ def test_an_ideal_cache_costs_no_more_than_any_cache(draw):
         assert (best.cache_ms <= table.cache_ms).all()
         assert smallest_rho(best) <= smallest_rho(table)
         assert (best.cache_ms[np.isinf(table.cut_bytes)] == 0).all()
-
-
-@pytest.mark.parametrize('draw, mean, worst', [
-    (chain_table, 0.001, 0.02), (branching_table, 0.005, 0.1), (tangled_table, 0.01, 0.15)])
-@pytest.mark.thorough
-def test_a_choice_is_near_the_best_of_all_masks(draw, mean, worst):
-    rng, gaps = np.random.RandomState(5), []
-    for _ in range(60):
-        table, importance = cached(rng, draw(rng, 9)), rng.randn(9)
-        rho = random_rho(rng, table)
-        mask, fallback = choose_tensors(table, importance, rho)
-        if not fallback:
-            best = max(importance[other].sum() for other in all_masks(9)
-                       if table.step_time(other) <= rho * table.t_step
-                       and (importance[other] > 0).all())
-            gaps.append(1 - importance[mask].sum() / best)
-    assert len(gaps) > 40 and min(gaps) > -1e-9
-    assert np.mean(gaps) < mean and max(gaps) < worst
 
 
 def test_a_tensor_that_fits_only_with_a_deeper_one_is_chosen_with_it():

@@ -10,7 +10,7 @@ from elastic.selection.importance import Evaluator, Trial, evaluate_importance
 from elastic.selection.metrics import METRICS
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
-from elastic.steps.training_step import NUM_RESULTS, TrainingStep
+from elastic.steps.training_step import TrainingStep
 from small_steps import batches, small_model
 
 
@@ -40,24 +40,6 @@ def test_evaluation_by_any_metric_leaves_no_trace(name):
         assert np.abs(importance).sum() > 0, metric
         for old, new in zip(before, state(model, optimizer)):
             assert old.dtype == new.dtype and old.tobytes() == new.tobytes(), metric
-
-
-def test_a_metric_may_ask_for_gradients_as_often_as_it_likes(monkeypatch):
-    model = small_model()
-    optimizer, _ = trained(model)
-
-    def twice(probe):
-        return sum(METRICS['grad_magnitude'](probe) for _ in range(2))
-    monkeypatch.setitem(METRICS, 'twice', twice)
-    once, both = [evaluate_importance(model, optimizer, iter(batches(2)), metric)
-                  for metric in ('grad_magnitude', 'twice')]
-    np.testing.assert_allclose(both, 2 * once, rtol=1e-5)
-
-
-def test_a_metric_of_weights_alone_draws_no_batch():
-    model, drawn = small_model(), iter(batches(1))
-    evaluate_importance(model, trained(model)[0], drawn, 'weight_magnitude')
-    assert len(list(drawn)) == 1
 
 
 def test_evaluation_restores_even_after_a_failure():
@@ -110,33 +92,6 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     for old, variable, update in zip(weights, model.trainable_variables, updates):
         np.testing.assert_allclose(update.numpy(), keras_stack.raw(variable).numpy() - old,
                                    rtol=1e-3, atol=1e-8)
-
-
-@pytest.mark.parametrize('bn_statistics', ['frozen', 'train'])
-@pytest.mark.parametrize('name', ['sgd', 'adam'])
-@pytest.mark.thorough
-def test_the_update_alone_does_what_it_does_in_a_step(name, bn_statistics):
-    """This includes decay, slots and iteration count: it is timed in place of the step's."""
-    ends = []
-    for alone in (False, True):
-        model = small_model(bn_statistics)
-        optimizer, _ = trained(model, optimizer=name)
-        model.get_layer('dropout').rate = 0.0  # gradients() leaves it out
-        images, labels = batches(1)[0]
-        maker = StepMaker(model, optimizer, 0.5, images, labels)
-        written = maker.variables + keras_stack.optimizer_variables(optimizer)
-        before = [keras_stack.raw(v).numpy() for v in written]
-        statistics = [keras_stack.raw(v).numpy() for v in model.non_trainable_variables]
-        if alone:
-            maker.update_alone()(*maker.gradients()(images, labels)[NUM_RESULTS:])
-            for old, v in zip(statistics, model.non_trainable_variables):
-                np.testing.assert_array_equal(keras_stack.raw(v).numpy(), old)
-        else:
-            maker.step(np.ones(len(maker.variables)))(images, labels)
-        ends.append([keras_stack.raw(v).numpy() for v in written])
-        assert sum((a != b).any() for a, b in zip(before, ends[-1])) > len(maker.variables)
-    for in_step, alone in zip(*ends):
-        np.testing.assert_allclose(alone, in_step, rtol=1e-5, atol=1e-7)
 
 
 def test_momentum_does_not_enter_the_trial():
@@ -251,10 +206,3 @@ def test_random_is_drawn_anew_and_repeats_with_the_seed():
               for _ in range(2)] for evaluator in (Evaluator(maker, 1), Evaluator(maker, 1))]
     assert (drawn[0][0] != drawn[0][1]).all()
     np.testing.assert_array_equal(drawn[0], drawn[1])
-
-
-def test_depth_puts_the_output_before_everything_else():
-    model = small_model()
-    optimizer, _ = trained(model)
-    importance = evaluate_importance(model, optimizer, batches(1), 'depth')
-    assert all(importance[k] > importance[:k].sum() for k in range(len(importance)))

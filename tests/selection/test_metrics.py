@@ -35,8 +35,12 @@ def parts():
 
 @pytest.fixture
 def probe(parts):
+    return probe_of(parts)
+
+
+def probe_of(parts, kind=Probe):
     model, optimizer, batch, maker = parts
-    return Probe(model, optimizer, [batch], Evaluator(maker))
+    return kind(model, optimizer, [batch], Evaluator(maker))
 
 
 def by_rank(importance):
@@ -55,11 +59,10 @@ def test_lisa_draws_whole_layers_after_the_head(parts, probe):
         assert all(len(set(ranks[layers == layer])) == 1 for layer in layers)
         drawn.add(tuple(ranks))
     assert len(drawn) > 10
-    again = Probe(*parts[:2], [parts[2]], Evaluator(parts[3]))  # the same seed
-    assert tuple(by_rank(METRICS['lisa'](again))) in drawn
+    assert tuple(by_rank(METRICS['lisa'](probe_of(parts)))) in drawn  # the same seed
 
 
-def test_autofreeze_freezes_the_front_whose_gradients_change_least(parts, probe, monkeypatch):
+def test_autofreeze_freezes_the_front_whose_gradients_change_least(parts):
     """The norms of blocks 0, 1 and 3 stay; only 0 and 1 lie in front."""
     norms = [np.full(N, 2.0), np.full(N, 2.0), np.full(N, 2.0)]
     blocks = np.array_split(np.arange(N), metrics.BLOCKS)
@@ -67,7 +70,11 @@ def test_autofreeze_freezes_the_front_whose_gradients_change_least(parts, probe,
         norms[1][blocks[block]] = 30.0 - block  # block 2 changes most
     norms[2] = norms[1] * np.linspace(2, 1, N)  # now the front changes most
     given = iter(norms)
-    monkeypatch.setattr(Probe, 'gradients', lambda self: [iter(next(given)[:, None])])
+
+    class Drawn(Probe):
+        def gradients(self):
+            return [iter(next(given)[:, None])]
+    probe = probe_of(parts, Drawn)
     trained = [METRICS['autofreeze'](probe) > 0 for _ in norms]
     front = len(blocks[0]) + len(blocks[1])
     assert trained[0].all()
@@ -75,13 +82,18 @@ def test_autofreeze_freezes_the_front_whose_gradients_change_least(parts, probe,
     assert (trained[2] == trained[1]).all()  # what is frozen stays frozen
 
 
-def test_egeria_freezes_the_front_whose_weights_have_settled(parts, probe, monkeypatch):
+def test_egeria_freezes_the_front_whose_weights_have_settled(parts):
     blocks = np.array_split(np.arange(N), metrics.BLOCKS)
     moves = np.ones((3, N))
     moves[1, blocks[0]] = 0.1  # below SETTLED of its largest; block 2 too, behind block 1
     moves[1, blocks[2]] = 0.1
     weights = iter(100 + np.cumsum(np.concatenate([np.zeros((1, N)), moves]), axis=0))
-    monkeypatch.setattr(Probe, 'weights', property(lambda self: iter(next(weights)[:, None])))
+
+    class Moved(Probe):
+        @property
+        def weights(self):
+            return iter(next(weights)[:, None])
+    probe = probe_of(parts, Moved)
     trained = [METRICS['egeria'](probe) > 0 for _ in range(4)]
     assert trained[0].all() and trained[1].all()
     for later in trained[2:]:

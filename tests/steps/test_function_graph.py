@@ -6,7 +6,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.compat import keras_stack
-from elastic.selection.importance import Evaluator
 from elastic.steps.inlining import CALLS
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
@@ -156,39 +155,6 @@ def test_weights_that_share_a_gradient_are_trained_separately():
         maker.step(np.arange(4) == k)(*batch())
         moved = [(v.numpy() != old).any() for v, old in zip(maker.variables, before)]
         assert moved == [i == k for i in range(4)]
-
-
-def test_weights_that_share_a_gradient_have_equal_importance():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, keras.layers.Dense(3)(Offsets()(inputs)))
-    maker = maker_of(model)
-    evaluator = Evaluator(maker)
-    importance, _ = evaluator.trial(*batch())
-    assert importance[0] == pytest.approx(importance[1]) and importance[0] > 0
-    with evaluator.updated(evaluator.gradients(*batch())[1]) as before:
-        updates = [update.numpy() for update in evaluator.changes(before)]
-    assert len(updates) == 4 and updates[0].any()
-    np.testing.assert_array_equal(updates[0], updates[1])
-
-
-@keras_stack.register
-class Unused(keras.layers.Layer):
-    """Has two unused weights of equal shape, whose gradients are equal constants."""
-
-    def build(self, input_shape):
-        for name in ('a', 'b'):
-            setattr(self, name, self.add_weight(name=name, shape=(4, 4), initializer='ones'))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        return tf.identity(inputs)
-
-
-def test_an_unused_weight_decays_only_where_selected():
-    inputs = keras.Input((4,))
-    maker = maker_of(keras.Model(inputs, keras.layers.Dense(3)(Unused()(inputs))))
-    maker.step([True, False, False, False])(*batch())
-    assert (maker.variables[0].numpy() < 1).all() and (maker.variables[1].numpy() == 1).all()
 
 
 @keras_stack.register

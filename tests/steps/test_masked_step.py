@@ -148,17 +148,6 @@ def test_a_step_whose_exchange_fails_changes_nothing():
         assert old.tobytes() == new.tobytes()
 
 
-def test_gradients_are_those_of_the_traced_step():
-    model = conv_stack()
-    maker = maker_of(model)
-    plain = TrainingStep(model, None, mask_of(*range(N)), outputs_gradients=True)
-    loss, correct, _, *gradients = plain(*batch())
-    found = maker.gradients()(*batch())
-    assert float(found[0]) == pytest.approx(float(loss), rel=1e-5) and int(found[1]) == int(correct)
-    for mine, theirs in zip(found[NUM_RESULTS:], gradients):
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
-
-
 def test_the_forward_pass_has_no_backward_op():
     model = conv_stack()
     maker = maker_of(model)
@@ -208,16 +197,6 @@ def test_dropout_is_traced_as_the_layer_computes_it(noise_shape):
     if noise_shape:
         assert (dropout == dropout[:, :1]).all()
     np.testing.assert_array_equal(model(inputs, training=False), inputs)
-
-
-def test_a_dropout_layer_used_twice_is_traced_as_two():
-    layer = keras.layers.Dropout(0.25)
-    inside = keras.Sequential([keras.Input((200,)), layer])
-    inputs = keras.Input((200,))
-    model = keras.Model(inputs, inside(layer(inputs)))
-    with keras_stack.dropout_as_product(model) as products:
-        tf.function(lambda x: model(x, training=True))(tf.ones((2, 200)))
-    assert len(products) == 2 and 'call' not in vars(layer)
 
 
 def test_the_graph_of_a_step_is_freed_with_its_object():

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from _zoo import ZOO
 from tensorflow import keras
 
 from cached_runs import images_apart
@@ -26,7 +27,6 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import NUM_RESULTS
 from models import build_model
 from small_steps import Centred, random_masks, residual, small_model, still
-from zoo import ZOO
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FROM_ZOO = [name for name in (
@@ -263,12 +263,3 @@ def test_a_cached_step_refuses_batches_of_other_shapes():
     stored = steps.prefix(inputs, labels)
     with pytest.raises(ValueError, match='of shapes'):
         steps.read([tensor[:3] for tensor in stored], labels[:3])
-
-
-def test_the_fingerprint_does_not_depend_on_names_of_an_optimizer():
-    model, inputs, labels = network('residual', None)
-
-    def fingerprint():
-        optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
-        return PrefixSteps(StepMaker(model, optimizer, 0.0, inputs, labels)).fingerprint
-    assert fingerprint() == fingerprint()  # the second optimizer has other names

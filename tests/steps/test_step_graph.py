@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.errors import UserError
-from elastic.steps import step_graph
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.step_graph import Node, analyse, check_effects, merged
@@ -66,34 +65,6 @@ def test_forward_backward_and_update_split_the_graph(build):
     forward_ops = {graph.nodes[name].op for name in graph.forward}
     assert any('MatMul' in op for op in forward_ops)  # fused with bias and ReLU
     assert not any('Grad' in op or 'Backprop' in op for op in forward_ops)
-
-
-@pytest.mark.parametrize('optimizer', [('sgd',), ('adam',), ('sgd', 0.1)], ids=str)
-@pytest.mark.parametrize('build', [plain, branching])
-def test_every_tensor_has_the_same_update_ops(build, optimizer):
-    """The optimizer treats all tensors alike, so all have the same ops."""
-    graph = executed(build, *optimizer).graph
-    own = collections.defaultdict(collections.Counter)
-    for name, k in graph.update.items():
-        if graph.nodes[name].op not in step_graph.FREE_OPS:
-            own[k][graph.nodes[name].op] += 1
-    shared = own.pop(None)
-    count = len(executed(build, *optimizer).variables)
-    assert sorted(own) == list(range(count))
-    assert all(own[k] == own[0] for k in range(count))
-    writes = {op: n for op, n in own[0].items() if op.startswith(('Assign', 'ResourceApply'))}
-    assert sum(writes.values()) >= 2  # decay; slots and weight, fused on the paper's stack
-    # The only shared variable is the iteration count; momentum belongs to its tensor.
-    assert sum(n for op, n in shared.items() if op.startswith(('Assign', 'ResourceApply'))) == 1
-
-
-def test_shared_update_ops_do_not_grow_with_the_tensors():
-    """In Keras 3, ops that only read a tensor's momentum belong to that tensor."""
-    few, more = [collections.Counter(graph.nodes[name].op for name, k in graph.update.items()
-                                     if k is None)
-                 for graph in (executed(plain).graph, executed(branching).graph)]
-    for op in set(few + more) - step_graph.FREE_OPS:
-        assert few[op] == more[op], op
 
 
 # --- graphs written by hand
@@ -188,13 +159,3 @@ def test_a_variable_changed_by_the_backward_pass_is_refused_by_name():
     with pytest.raises(UserError, match=r'(?s)note_the_error.*Assign.*trained in part') as error:
         with_backward(backward)
     assert '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-@pytest.mark.parametrize('build', [plain, branching])
-def test_no_effect_of_an_optimizer_is_refused(build, optimizer):
-    graph = executed(build, optimizer).graph
-    writes = [name for name in graph.update if graph.nodes[name].op.startswith(
-        ('Assign', 'ResourceApply'))]
-    assert len(writes) > 2 * len(executed(build, optimizer).variables)
-    check_effects(graph, writes)

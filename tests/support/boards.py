@@ -1,7 +1,11 @@
 """Writes the sysfs files of several boards: temperature, clock and throttling."""
 
+import glob
 import os
 
+from elastic.device.thermal import find_device
+
+LONG = 300  # s: waits for sensors that answer, however busy the machine is
 ZONE, COOLER = 'sys/class/thermal/thermal_zone{}/', 'sys/class/thermal/cooling_device{}/'
 POLICY = 'sys/devices/system/cpu/cpufreq/policy{}/scaling_cur_freq'
 THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
@@ -69,3 +73,16 @@ def vcgencmd(root, says, place='usr/bin'):
     change(root, {place + '/vcgencmd': '#!/bin/sh\necho $1 >> {0}/asked\nexec cat {0}/answers/$1'
                   .format(root)})
     os.chmod(os.path.join(str(root), place, 'vcgencmd'), 0o755)
+
+
+def found(root, cpus=None):
+    """Returns the Device of a board whose sensors answer."""
+    return find_device(str(root), cpus, LONG, LONG)
+
+
+def stand_on(monkeypatch, root, cpus):
+    """Lets this process find the files of a board in place of its own /sys, and these CPUs."""
+    usual = glob.glob
+    monkeypatch.setattr(glob, 'glob', lambda pattern, **more: usual(
+        str(root) + pattern if pattern.startswith('/sys/') else pattern, **more))
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(cpus))

@@ -10,7 +10,6 @@ from tensorflow import keras
 
 import train
 from datasets import load_dataset
-from elastic.cache import stores
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.compat import keras_stack
 from elastic.runs.recorder import Recorder
@@ -112,10 +111,6 @@ def _near(one, other):
 
 def kinds(*epochs):
     return [[kind] * 7 for kind in epochs]
-
-
-def in_a_file(monkeypatch):
-    monkeypatch.setattr(stores, 'room', lambda *_: (0, 10 ** 9))
 
 
 def watched(scheme, chosen, seen=lambda last, choice: last):

@@ -5,17 +5,16 @@ import os
 import shutil
 import tempfile
 
-import pytest
-
 import main
-from disks import Recording, Watch
+from disks import Recording, Watch, write_tree
 from elastic.files import PART
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.runs import checkpoint
 from elastic.runs.folder import TRAINED_BY, is_finished, read_run
 from elastic.runs.recorder import Recorder, open_run
-from elastic.runs.session import interrupted_run
+from elastic.runs.session import RECORDS, interrupted_run
 from elastic.settings import run_settings
+from fixed_tables import store_table
 from small_runs import outcome, quick_flags
 
 STARTS, FINISHED = (0, 0), (99, 0)  # else (epoch, step) of the checkpoint that a run resumes from
@@ -35,6 +34,7 @@ def folder_in_memory():
 class Disk:
     """Holds a folder that is a disk, and the command of a short run that writes to it.
 
+    There is a timing table.
     whole: the outcome of a run that nothing interrupts, and the names of its files.
     """
 
@@ -42,21 +42,21 @@ class Disk:
         self.root, self.whole = os.path.join(folder, 'disk'), None
         self.logs = os.path.join(self.root, 'logs')
         self.run = os.path.join(self.logs, 'run')
-        os.mkdir(self.root)
         self.command = quick_flags(folder) + [
             '--logs_dir', self.logs, '--run_name', 'run', '--train_images', '24',
             '--validation_steps', '1', '--train_type', 'elastic_training', '--rho', '0.7',
             '--interval', '1', '--checkpoint_minutes', '1e-9', '--save_model', '--save_txt']
+        self.reset()
+
+    def reset(self):
+        """Removes all but the timing table."""
+        write_tree({}, self.root)
+        store_table(self.command)
 
     def recorded(self, *more, ends=FINISHED):
         """Runs the command; returns the Recording of its changes."""
-        recording, write = Recording(self.root), checkpoint.write
-
-        def written(folder, tree):
-            write(folder, tree)
-            recording.mark(place_of(tree))
-        with pytest.MonkeyPatch.context() as patch, Watch(self.root, recording):
-            patch.setattr(checkpoint, 'write', written)
+        recording = Recording(self.root)
+        with Watch(self.root, noticing_checkpoints(recording, recording.mark)):
             assert main.main(self.command + list(more)) == (0 if ends == FINISHED else 1)
             recording.mark(ends)
         if self.whole is None and ends == FINISHED:
@@ -105,6 +105,17 @@ class Disk:
         assert set(self.names()) >= set(self.whole[1])
         left = self.left()
         assert all(left[path].strip(b'\0') for path in self.names())
+
+
+def noticing_checkpoints(around, call):
+    """Returns what Watch takes: `around`, and call(place) of each checkpoint once it is safe."""
+    @contextlib.contextmanager
+    def noticing(operation, path):
+        with around(operation, path):
+            yield
+        if operation == 'fsync' and os.path.basename(path) == checkpoint.FOLDER:
+            call(place_of(checkpoint.read(os.path.dirname(path), RECORDS)))
+    return noticing
 
 
 def place_of(tree):

@@ -1,15 +1,24 @@
 """Builds timing tables from fixed rates: nothing is measured, every machine gets the same."""
 
+import os
+
 import numpy as np
 import tensorflow as tf
+from tensorflow import keras
 
+import main
 import profiler
 from elastic.compat.keras_stack import variable_name
+from elastic.compat.start import start_tensorflow
+from elastic.flags import check_arguments, parse_arguments
+from elastic.settings import run_settings
 from elastic.steps.function_graph import work_of
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
 from elastic.timing.attribution import attribute
+from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table
+from elastic.workers.cluster import ALONE
 from timing_tables import totals_as_traced
 
 RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, for every type of op
@@ -50,12 +59,29 @@ def _batch_of(maker):
 
 def fixed_profile(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
                   batch=None, **settings):
-    """Returns the fixed_table of this step.
-
-    Replaces profiler.profile_model where main.main or profiler.main runs in this process:
-    monkeypatch.setattr(profiler, 'profile_model', fixed_profile).
-    """
+    """Returns the fixed_table of this step; takes the arguments of profiler.profile_model."""
     settings = profiler.ProfileSettings(optimizer, **settings)
     if batch is None:
         batch = (tf.zeros((batch_size,) + tuple(input_shape)), tf.zeros((batch_size,), tf.int32))
     return fixed_table(profiler.step_maker(model, settings, *batch), key=settings.key)
+
+
+def store_table(flags, *ms):
+    """Stores the fixed_table of a run where main.py finds it, with these flags; returns its path.
+
+    ms: totals of the table, t_fp and t_bp; default: those of fixed_table.
+    """
+    settings = run_settings(check_arguments(parse_arguments(flags)))
+    start_tensorflow(settings.inter_op_threads)
+    images = main.images_of(settings)
+    features = main.features_to_read(settings, images, ALONE, None)
+    model, dataset = main.model_of(settings, images, features), main.load_data(settings, images)
+    step, folder = main.timed_step(settings, dataset)
+    table = fixed_profile(model, step.image_shape, step.num_classes, step.batch_size,
+                          step.optimizer, weight_decay=step.weight_decay, clip_norm=step.clip_norm,
+                          class_weight=step.class_weight, key=table_key(step, model))
+    path = profiler.path_of_table(step, folder)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    (table.rescaled(*ms) if ms else table).save(path)
+    keras.backend.clear_session()  # the layers of the run get the names of a new process
+    return path

@@ -75,6 +75,19 @@ def folder_content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def watched_figures(monkeypatch):
+    """Returns the list of all Figures that are written from now on."""
+    from matplotlib.figure import Figure
+    figures, save = [], Figure.savefig
+
+    def savefig(figure, *arguments, **more):
+        if figure not in figures:
+            figures.append(figure)
+        save(figure, *arguments, **more)
+    monkeypatch.setattr(Figure, 'savefig', savefig)
+    return figures
+
+
 def assert_figure(paths, output):
     """Asserts that the paths are a complete PNG, PDF and CSV of that name."""
     import numpy as np

@@ -1,7 +1,10 @@
 """Makes command lines of small runs, and runs them as real processes."""
 
+import contextlib
 import csv
+import io
 import os
+import signal
 import subprocess
 import sys
 
@@ -40,6 +43,28 @@ def quick_flags(logs, *more):
             '--batch_size', str(BATCH), '--dataset_name', 'digits', '--train_images', '48',
             '--validation_steps', '2', '--num_epochs', '2', '--learning_rate', '0.02',
             '--prefix_cache', 'off', '--closed_loop', '0', '--logs_dir', str(logs)] + list(more)
+
+
+@contextlib.contextmanager
+def at_line(words, call):
+    """Yields what is printed within this context; calls call() once, at the first `words`."""
+    class Output(io.StringIO):
+        waiting = True
+
+        def write(self, text):
+            super().write(text)
+            if self.waiting and words in self.getvalue():
+                self.waiting = False
+                call()
+    with contextlib.redirect_stdout(Output()) as output:
+        yield output
+
+
+def stopped_at(words, flags):
+    """Runs main.main with these flags; SIGTERM comes with the first `words` that it prints."""
+    import main
+    with at_line(words, lambda: os.kill(os.getpid(), signal.SIGTERM)) as output:
+        assert main.main(flags) == 128 + signal.SIGTERM, output.getvalue()
 
 
 def outcome(folder):

@@ -162,19 +162,6 @@ def test_an_op_without_a_kernel_is_not_estimated_on_a_gpu_and_one_of_the_host_ta
         case.graph.backward[none]]
 
 
-def test_kernels_of_no_known_op_lower_the_coverage(tmp_path):
-    case = traced(branching)
-    kernels = kernels_of(case.graph)
-    planes = gpu_planes(case.graph, kernels, steps=1)
-    planes['/device:GPU:0', 'Stream #21(Compute)'] = [kernel('', 2, name='nccl'),
-                                                      kernel('gone/x:Mul', 1), kernel('', 2)]
-    times = attributed(case.graph, xplane(tmp_path / 'host.xplane.pb', planes), 1)
-    behind = sum(ms for name, ms in kernels.items() if name not in case.graph.forward)
-    assert times.coverage == pytest.approx(behind / (behind + 5))
-    assert sorted(times.left_out) == [('gone/x', pytest.approx(1)), ('nccl', pytest.approx(2)),
-                                      ('volta_sgemm_128x64_nn', pytest.approx(2))]
-
-
 # --- how much of the step the kernels fill
 
 

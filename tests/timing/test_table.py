@@ -9,7 +9,6 @@ import pytest
 from elastic.errors import UserError
 from elastic.files import read_json, write_json
 from elastic.timing.table import TensorTimings, chain_timings
-from fixed_tables import fixed_profile
 from timing_tables import (
     chain_time,
     groups_of,
@@ -18,7 +17,6 @@ from timing_tables import (
     table_of,
     table_of_branching,
 )
-from traced_networks import branching
 
 
 @pytest.fixture(scope='module')
@@ -32,21 +30,6 @@ def random_table(seed, n=9):
               zip(rng.randint(1, 1 << n, 25), rng.exponential(size=25))}
     groups.update({1 << k: float(rng.exponential()) for k in range(n)})
     return table_of(op_times(groups, n))
-
-
-def test_a_fixed_table_has_set_totals_and_is_equal_each_time():
-    first, second = [fixed_profile(branching(), (24, 24, 3), 3, 4) for _ in range(2)]
-    assert first.t_step == pytest.approx(2.0 + 4.0 + 0.5)
-    assert first.backward_time(np.ones(8, bool)) == pytest.approx(4.0)
-    assert min(first.t_dw) > 0 and first.t_prefix[0] < first.t_prefix[-1] < first.t_fp
-    for field in ('t_dw', 't_dy', 't_up', 't_prefix', 'cut_bytes', 'depth', 'group_ms'):
-        np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
-
-
-def test_a_tensor_is_flagged_where_an_op_of_it_was_estimated():
-    table = table_of(op_times({0b01: 1.0, 0b10: 2.0, 0b11: 4.0}, 2)._replace(
-        estimated_ms=np.array([0.0, 2.0, 0.0])))
-    assert table.profile.estimated.tolist() == [False, True]
 
 
 def test_chain_timings_of_a_chain():

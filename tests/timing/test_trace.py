@@ -114,12 +114,6 @@ def test_no_two_op_events_of_a_trace_overlap_in_time():
     assert [(a[2], b[2]) for a, b in zip(events, events[1:]) if b[0] < a[1]] == []
 
 
-def test_the_step_runs_on_normally_after_a_trace():
-    case = traced(branching)
-    images = tf.zeros((4, 24, 24, 3))
-    assert np.isfinite(float(case.step(images, tf.constant([0, 1, 2, 1]))[0]))
-
-
 # --- reading a trace
 
 

@@ -6,11 +6,9 @@ import time
 
 import pytest
 
-import main
-import profiler
 from elastic.runs.folder import read_run
 from elastic.workers.addresses import tables_folder
-from fixed_tables import fixed_profile
+from fixed_tables import store_table
 from small_runs import outcome, quick_flags
 from worker_processes import ended, free_addresses, output_of, workers
 
@@ -33,11 +31,8 @@ def one_line(output):
 def elastic(tmp_path_factory):
     """Returns the folder of an elastic run on two workers, and their (exit status, output)."""
     folder = tmp_path_factory.mktemp('elastic')
-    with pytest.MonkeyPatch.context() as patch:  # each worker finds its timing table
-        patch.setattr(profiler, 'profile_model', fixed_profile)
-        assert main.main(quick_flags(folder, '--run_name', 'alone')) == 0
-    table, = folder.glob('*_profile')
-    shutil.copytree(str(table), os.path.join(tables_folder(str(folder), 1), table.name))
+    table = os.path.dirname(store_table(run_flags(folder)))  # each worker finds its own
+    shutil.copytree(table, os.path.join(tables_folder(str(folder), 1), os.path.basename(table)))
     return folder, ended(workers(free_addresses(2), *run_flags(folder, '--run_name', 'run')))
 
 
@@ -53,8 +48,7 @@ def test_elastic_training_on_two_workers(elastic):
     run = read_run(str(folder / 'run'))
     assert run.summary['workers'] == 2 and len(run.epochs['epoch']) == EPOCHS
     folders = {name for name in os.listdir(str(folder)) if os.path.isdir(str(folder / name))}
-    assert {name for name in folders if not name.endswith('_profile')} == {
-        'alone', 'run', 'worker1'}
+    assert {name for name in folders if not name.endswith('_profile')} == {'run', 'worker1'}
 
 
 def test_workers_with_other_flags_are_refused_by_name(elastic):

@@ -1,8 +1,8 @@
 """Builds tiny classifiers of every kind that can be trained: ZOO[name].build(size).
 
-Size 1 is for tests: a step takes milliseconds, tracing about a second. At its `benchmark` size, for
-benchmarks/architectures.py, a member's step takes at least 15 ms. ZOO leaves out members that this
-stack cannot build.
+At its `benchmark` size, for architectures.py, a member's step takes at least 15 ms. Size 1 is for
+tests: a step takes milliseconds, tracing about a second. ZOO leaves out members that this stack
+cannot build.
 """
 
 from typing import Any, Callable, NamedTuple
