@@ -28,7 +28,8 @@ class Dataset:
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
     test_names: what records call the test images, in the order of `test`.
-    class_names, class_weights, fingerprint, notes, left_out: as in elastic.data.images.Images.
+    class_names, class_weights, fingerprint, notes, left_out, photos: as in
+        elastic.data.images.Images.
     """
 
     def __init__(self, images, batch_size, settings):
@@ -36,7 +37,7 @@ class Dataset:
         train, kind, seed = images.train, settings.augmentation, settings.seed % 2 ** 32
         all_steps, self.steps = train.size // batch_size, steps_of(images, batch_size, settings)
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
-        self.fingerprint, self.notes = images.fingerprint, images.notes
+        self.fingerprint, self.notes, self.photos = images.fingerprint, images.notes, images.photos
         self.left_out, self.class_weights = images.left_out, images.class_weights
         self.augmentation, self.num_images = kind, train.size
         self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size

@@ -14,6 +14,7 @@ import tempfile
 from elastic import command_line
 from elastic.compat import start
 from elastic.data.image_folder import FOLDER
+from elastic.data.photo_list import check_unchanged
 from elastic.errors import UserError
 from elastic.files import check_writable
 from elastic.flags import (
@@ -301,7 +302,9 @@ def main(argv=None):
     if chief and not finished:
         check_writable(records.folder, '--logs_dir or --run_name', folder=True)
     if settings.dataset_name.startswith(FOLDER):
-        images_of(settings)  # reports in a second what TensorFlow's start would delay
+        photos = images_of(settings).photos  # reports early what TensorFlow's start would delay
+        if finished or chief and not records.restart and checkpoint.stamps(records.folder):
+            check_unchanged(records.folder, photos, settings.data.skip_bad_images)
     if finished:
         return already_finished(records.folder)
     with Signals() as signals:

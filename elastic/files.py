@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -216,5 +217,13 @@ def read_npz(path, kind):
 
 
 def printable(name):
-    """Returns a name of a file as text; bytes that are not UTF-8 become \\x.. codes."""
-    return os.fsencode(name).decode('utf-8', 'backslashreplace')
+    """Returns a name as one line: bytes that are not UTF-8 and control characters become codes."""
+    text = name.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')
+    return re.sub('[\x00-\x1f\x7f-\x9f\u2028\u2029]',
+                  lambda found: found.group().encode('unicode_escape').decode(), text)
+
+
+def names_in(content):
+    """Returns the names in the bytes of a file that has one a line."""
+    text = content.decode('utf-8-sig', 'backslashreplace').replace('\r\n', '\n')
+    return text.rstrip('\n').split('\n')

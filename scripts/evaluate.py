@@ -15,11 +15,13 @@ import numpy as np
 import _root  # noqa: F401
 from elastic import command_line
 from elastic.compat import start
+from elastic.data.class_names import matches
 from elastic.data.image_folder import shortened, without_bad_images
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.photo import first_fault, unreadable
+from elastic.data.photo_list import changes
 from elastic.errors import UserError
-from elastic.export.predictor import open_predictor
+from elastic.export.predictor import check_names, open_predictor
 from elastic.figures.confusion import draw_confusion
 from elastic.files import check_writable, make_folder, read_json
 from elastic.options import add_flag, number
@@ -73,9 +75,7 @@ def order_of(model, class_names, title):
     """
     blank = np.zeros((1, model.input_size, model.input_size, 3), np.float32)
     outputs, names = model.probabilities(blank).shape[1], model.class_names
-    if names is not None and len(names) != outputs:
-        raise UserError('the model names {} classes and has {} outputs'.format(
-            len(names), outputs))
+    check_names(names, outputs)
     if names is None:
         if outputs != len(class_names):
             raise UserError('the model has {} outputs, {} has {} classes'.format(
@@ -83,13 +83,15 @@ def order_of(model, class_names, title):
         print('the model has no class names: assuming the order of {} ({})'.format(
             title, shortened(class_names)))
         return np.arange(outputs)
-    if sorted(names) != sorted(class_names):
-        parts = [(sorted(set(names) - set(class_names)), 'only the model has {}'),
-                 (sorted(set(class_names) - set(names)), 'only the data set has {}')]
+    meant = matches(names, class_names)
+    if not len(set(meant.values())) == len(names) == len(class_names):
+        parts = [(sorted(set(names).difference(meant)), 'only the model has {}'),
+                 (sorted(set(class_names).difference(meant.values())), 'only the data set has {}')]
         raise UserError('the model has {} classes, {} has {}; {}'.format(
             len(names), title, len(class_names),
             '; '.join(text.format(shortened(only)) for only, text in parts if only)))
-    return np.array([names.index(name) for name in class_names])
+    order = [meant[name] for name in names]
+    return np.array([order.index(name) for name in class_names])
 
 
 def probabilities_of(model, test):
@@ -124,6 +126,10 @@ def main(argv=None):
     start.quiet_tensorflow()
     images = load_images(name, model.input_size, DataSettings(data_dir=data_dir))
     order = order_of(model, images.class_names, name)
+    changed = args.dataset_name is None and changes(path, images.photos)
+    if changed:
+        print('warning: the images have changed since the run ({}), which may have been trained on '
+              'some of the test images'.format(changed))
     test, left_out = without_bad_images(images.test) if args.skip_bad_images else (images.test, [])
     labels, probabilities = probabilities_of(model, test)
     probabilities = probabilities[:, order]

@@ -10,6 +10,7 @@ list of paths on standard input, one a line.
 """
 
 import argparse
+import collections
 import csv
 import os
 import sys
@@ -18,9 +19,10 @@ import numpy as np
 
 import _root  # noqa: F401
 from elastic import command_line
-from elastic.data.photo import extensions, read_image
+from elastic.data.image_folder import images_among, left_out_note
+from elastic.data.photo import read_image
 from elastic.errors import UserError
-from elastic.export.predictor import open_predictor
+from elastic.export.predictor import check_names, open_predictor
 from elastic.files import check_writable, make_folder, printable, whole
 from elastic.options import add_flag, number
 from elastic.runs.folder import run_folder
@@ -53,9 +55,13 @@ def paths_of(photos):
         if photo == '-':
             found += paths_of(filter(None, (line.rstrip('\n') for line in sys.stdin)))
         elif os.path.isdir(photo):
-            inside = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
-                      for name in sorted(names)
-                      if os.path.splitext(name)[1].lower() in extensions()]
+            left_out = collections.Counter()
+            files = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
+                     for name in sorted(names)]
+            inside = images_among([file for file in files if os.sep + '.' not in os.sep
+                                   + os.path.relpath(file, photo)], left_out)  # hidden
+            if left_out:
+                print('{}: {}'.format(printable(photo), left_out_note(left_out)), file=sys.stderr)
             if not inside:
                 raise UserError("no images in folder '{}'".format(photo))
             found += inside
@@ -95,6 +101,7 @@ def main(argv=None):
             print("cannot read image '{}': {}".format(printable(path), found), file=sys.stderr)
             bad += 1
             continue
+        check_names(names, len(found))
         names = names or ['class {}'.format(i) for i in range(len(found))]
         best = np.argsort(-found, kind='stable')[:args.top]
         print('{:{}}  {}'.format(printable(path), width, '  '.join(

@@ -79,3 +79,11 @@ def test_json_is_read_as_it_was_written_with_and_without_an_old_checksum(tmp_pat
     path.write_text('{"rho"')
     with pytest.raises(UserError, match='^run: cannot read .*settings.json'):
         files.read_json(str(path), 'run: ')
+
+
+def test_names_come_back_from_a_file_of_lines():
+    names = ['a b', 'acer\u2028palmatum', 'bell\x07', 'two\r\nlines', 'café', '苹果']
+    lines = ''.join(files.printable(name) + '\n' for name in names)
+    assert lines.splitlines() == files.names_in(lines.encode()) == [
+        'a b', 'acer\\u2028palmatum', 'bell\\x07', 'two\\r\\nlines', 'café', '苹果']
+    assert files.names_in('\ufeffone\r\ntwo\x85three\r\n'.encode()) == ['one', 'two\x85three']

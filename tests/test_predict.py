@@ -229,3 +229,71 @@ def test_what_cannot_be_evaluated_is_refused(trained, tmp_path, arguments, says)
     names = dict(run=run, root=tmp_path, photo=photos / 'lime' / '0.png')
     with pytest.raises(UserError, match=says):
         evaluate.main([each.format(**names) for each in arguments])
+
+
+# ---------------------------------------------------------------- names and files of any kind
+
+def test_photos_of_a_folder_are_predicted_and_other_files_counted(trained, tmp_path, capsys):
+    _, run, _ = trained
+    content, kinds = photo(COLOURS['plum'], 7), ('TGA', 'PPM', 'JPEG', 'WEBP')
+    for kind in kinds:
+        Image.open(io.BytesIO(content)).save(str(tmp_path / kind.lower()), kind)
+    Image.open(io.BytesIO(content)).save(str(tmp_path / 'photo.tga'))
+    for name in ('a.heic', 'b.HEIC', 'list.csv', '.hidden.png', '.thumbs/a.png'):
+        write(tmp_path / name, b'no photo')
+    assert predict.main([str(run), str(tmp_path), '--top', '1']) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == len(kinds) + 1 and printed.out.count('  plum ') == 5
+    assert printed.err.startswith('{}: left out: 2 .heic (not an image that Pillow reads), '
+                                  '1 .csv'.format(tmp_path))
+
+
+def test_names_that_do_not_fit_the_outputs_are_refused(trained, tmp_path):
+    photos, run, _ = trained
+    model = renamed(run, tmp_path, ['lime', 'plum', 'pear'])
+    with pytest.raises(UserError, match='names 3 classes and has 2 outputs'):
+        predict.main([model, str(photos / 'lime' / '0.png')])
+
+
+def test_names_in_another_form_are_matched(trained, tmp_path, capsys):
+    photos, run, _ = trained
+    data = ['--dataset_name', 'folder:{}'.format(photos)]
+    assert evaluate.main([renamed(run, tmp_path, ['LIME ', 'Plum'])] + data) == 0
+    accuracy = 100 * read_run(str(run)).summary['final_accuracy']
+    assert 'accuracy {:.1f} % of 6'.format(accuracy) in capsys.readouterr().out
+
+
+def test_evaluate_warns_of_photos_that_have_changed_since_the_run(trained, capsys):
+    photos, run, _ = trained
+    assert evaluate.main([str(run)]) == 0
+    assert 'changed' not in capsys.readouterr().out
+    write(photos / 'lime' / 'new.png', photo(COLOURS['lime'], 5))
+    try:
+        assert evaluate.main([str(run)]) == 0
+    finally:
+        (photos / 'lime' / 'new.png').unlink()
+    assert 'warning: the images have changed since the run (1 added (lime/new.png)), which' in (
+        capsys.readouterr().out)
+
+
+@pytest.mark.parametrize('separator', [
+    '\u2028', pytest.param('\x85', marks=pytest.mark.thorough),
+    pytest.param('\n', marks=pytest.mark.thorough)])
+def test_a_line_separator_in_a_class_name_shifts_no_prediction(tmp_path, capsys, separator):
+    names = ('acer{}palmatum'.format(separator), 'betula', 'carpinus')
+    for name, colour in zip(names, ((200, 20, 20), (20, 200, 20), (20, 20, 200))):
+        for i in range(10):
+            write(tmp_path / 'photos' / name / '{}.png'.format(i), photo(colour, i))
+    assert main.main([
+        '--model_name', saved(small_base(), tmp_path), '--dataset_name',
+        'folder:{}'.format(tmp_path / 'photos'), '--input_size', '16', '--batch_size', '4',
+        '--num_epochs', '4', '--learning_rate', '0.02', '--bn_statistics', 'train', '--train_type',
+        'full_training', '--export', 'litert', '--run_name', 'run', '--logs_dir',
+        str(tmp_path)]) == 0
+    capsys.readouterr()
+    for model in ('run', 'run/checkpoint/' + FILE):
+        predict.main([str(tmp_path / model), str(tmp_path / 'photos' / 'carpinus'), '--top', '1'])
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 10 and all('  carpinus ' in line for line in lines), lines
+    labels = (tmp_path / 'run' / 'checkpoint' / 'class_names.txt').read_text(encoding='utf-8')
+    assert labels.splitlines() == ['acer palmatum', 'betula', 'carpinus']

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from elastic.data.class_names import matches
 from elastic.errors import UserError, finite, nearest
 from elastic.texts import table
 
@@ -49,10 +50,14 @@ def class_weights(given, class_names, labels):
     if given == BALANCED:
         return ClassWeights(images, len(labels) / (len(images) * np.maximum(images, 1.0)))
     weights = read_class_weights(given)
-    wrong = [name for name in weights if name not in class_names]
+    meant = matches(weights, class_names)
+    wrong = [name for name in weights if name not in meant]
     if wrong:
         raise UserError("--class_weight {}: '{}' is no class{}; the classes are {}".format(
             given, wrong[0], nearest(wrong[0], class_names), _listed(class_names)))
+    weights = {meant[name]: weight for name, weight in weights.items()}
+    if len(weights) < len(meant):
+        raise UserError('--class_weight {}: two of the names mean the same class'.format(given))
     missing = [name for name in class_names if name not in weights]
     if missing:
         raise UserError('--class_weight {}: no weight for {}; every class needs one'.format(

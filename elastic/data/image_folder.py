@@ -4,13 +4,15 @@ Nothing outside the folder is read: a link that leaves it is an error.
 """
 
 import collections
-import mimetypes
+import functools
 import os
+import unicodedata
 from typing import Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.data.photo import extensions, fault_of, first_fault, read_image, unreadable
+from elastic.data.class_names import matches, shown
+from elastic.data.photo import fault_of, first_fault, read_image, unreadable, why_left_out
 from elastic.data.split import SPLIT_SEED, Split, train_and_test
 from elastic.errors import UserError, nearest
 from elastic.files import printable
@@ -19,16 +21,14 @@ FOLDER = 'folder:'  # prefix of the data set's name; the path follows
 TEST_SHARE = 0.2
 TRAIN_NAMES = ('train', 'training')
 TEST_NAMES = ('test', 'testing', 'val', 'valid', 'validation', 'dev', 'eval')  # the best first
-# Image files that Pillow cannot read by itself, and whose type Python does not know.
-MORE_IMAGES = ('.heic', '.heif', '.avif', '.webp', '.dng', '.cr2', '.cr3', '.nef', '.arw', '.orf',
-               '.rw2', '.raf', '.psd', '.jxl', '.jp2')
 SHOWN = 3  # names in a message
+nfc = functools.partial(unicodedata.normalize, 'NFC')  # so that names sort alike on any disk
 
 
 class Folder(NamedTuple):
     """Holds the images of a folder.
 
-    train, test: class -> sorted paths. notes: lines on what was left out.
+    train, test: class, as people see its name -> sorted paths. notes: lines on what was left out.
     """
     train: Dict[str, Sequence[str]]
     test: Dict[str, Sequence[str]]
@@ -40,7 +40,7 @@ def folder_splits(path, input_size):
     found = scan_folder(path)
     names = tuple(sorted(found.train))
     splits = tuple(_split(part, names, input_size, path) for part in (found.train, found.test))
-    return (tuple(map(printable, names)),) + splits + (found.notes,)
+    return (names,) + splits + (found.notes,)
 
 
 def scan_folder(path):
@@ -49,41 +49,65 @@ def scan_folder(path):
     Training and test images are in path/train and path/test (or path/val, path/valid), each with
     one folder per class. Otherwise the class folders are in `path` itself, and a fixed, stratified
     20 % of the images are for testing. Folders inside a class folder belong to the class.
-    Raises UserError for another layout, a class without images, and a link that leaves `path`.
+    Raises UserError for another layout, a class without images, classes that look the same, and a
+    link that leaves `path`.
     """
     path = os.path.expanduser(path)
     if not os.path.isdir(path):
         parent, last = os.path.split(os.path.abspath(path))
         hint = nearest(last, _folders(parent)) if path and os.path.isdir(parent) else ''
         raise UserError("no folder '{}'{}; give {}PATH".format(path, hint, FOLDER))
-    notes, unread = [], collections.Counter()
+    notes, left_out = [], collections.Counter()
     parts = _parts(path, notes)
-    train, test = [_images_by_class(part, path, unread) for part in parts] + [None] * (
+    for place in sorted({path}.union(parts)):
+        left_out.update((printable(os.path.splitext(name)[1].lower() or name), 'in no class folder')
+                        for name in os.listdir(place) if not name.startswith('.')
+                        and not os.path.isdir(os.path.join(place, name)))
+    train, test = [_images_by_class(part, path, left_out) for part in parts] + [None] * (
         2 - len(parts))
     empty = ["'{}'".format(printable(name)) for name in sorted(train) if not train[name]]
     if empty:
         raise UserError('no images in class folder {} of {}; add some or remove the folder'.format(
-            ', '.join(empty), parts[0]) + _unread_note(unread, '; left out there: {}'))
+            ', '.join(empty), parts[0]) + ('; ' + left_out_note(left_out) if left_out else ''))
+    twins = {}
+    for name in sorted(train):
+        if twins.setdefault(shown(name), name) != name:
+            raise UserError('class folders {} and {} of {} look the same; rename one, or put its '
+                            'images into the other'.format(
+                                ascii(twins[shown(name)]), ascii(name), parts[0]))
+    train = {name: train[folder] for name, folder in twins.items()}
     if test is None:
         rng = np.random.RandomState(SPLIT_SEED)
         halves = {name: train_and_test(train[name], TEST_SHARE, rng) for name in sorted(train)}
         train, test = [{name: halves[name][i] for name in halves} for i in (0, 1)]
-    unknown = sorted(name for name in test if test[name] and name not in train)
-    if unknown:
-        raise UserError("test class '{}' has no training images; add them in {}".format(
-            unknown[0], os.path.join(parts[0], unknown[0])))
+    test = _as_in_training(test, train, parts[0])
     tests = sum(map(len, test.values()))
     if len(train) < 2 or not tests:
         raise UserError(
             "folder '{}' has {} class(es) and {} test image(s); it needs at least two classes, and "
             'a class with at least two images{}'.format(
                 parts[0], len(train), tests, _wrapped(parts[0])))
-    untested = [printable(name) for name in sorted(train) if not test.get(name)]
+    untested = [name for name in sorted(train) if not test.get(name)]
     if untested:
         notes.append('no test images of {}'.format(shortened(untested)))
-    if unread:
-        notes.append(_unread_note(unread, 'left out, because Pillow does not read them: {}'))
+    if left_out:
+        notes.append(left_out_note(left_out))
     return Folder(train, test, notes)
+
+
+def _as_in_training(test, train, place):
+    """Returns the paths of the test images by the name that their class has in training.
+
+    Raises UserError for a test class without training images.
+    """
+    meant, found = matches(test, train), {}
+    for name in sorted(test):
+        if name in meant:
+            found.setdefault(meant[name], []).extend(test[name])
+        elif test[name]:
+            raise UserError('test class {!r} has no training images{}; add them in {}'.format(
+                name, nearest(name, train), os.path.join(place, shown(name))))
+    return found
 
 
 def shortened(names):
@@ -92,9 +116,22 @@ def shortened(names):
         ' and {} more'.format(len(names) - SHOWN) if len(names) > SHOWN else '')
 
 
+def images_among(files, left_out):
+    """Returns the paths that are images; counts the others in the Counter left_out."""
+    reasons = [why_left_out(file) for file in files]
+    left_out.update(filter(None, reasons))
+    return [file for file, reason in zip(files, reasons) if reason is None]
+
+
+def left_out_note(left_out):
+    """Returns the line that says what was left out, and why. left_out: as in images_among."""
+    return 'left out: ' + ', '.join('{:,} {} ({})'.format(count, *reason)
+                                    for reason, count in left_out.most_common())
+
+
 def _folders(path):
-    return sorted(entry for entry in os.listdir(path) if not entry.startswith(('.', '__MACOSX'))
-                  and os.path.isdir(os.path.join(path, entry)))
+    return sorted((entry for entry in os.listdir(path) if not entry.startswith(('.', '__MACOSX'))
+                   and os.path.isdir(os.path.join(path, entry))), key=nfc)
 
 
 def _parts(path, notes):
@@ -106,10 +143,10 @@ def _parts(path, notes):
     if not folders:
         raise UserError("folder '{}' has no sub-folders; put the images of each class into a "
                         "sub-folder named after the class".format(path))
-    splits = [name for name in folders if name.lower() in TRAIN_NAMES + TEST_NAMES]
+    splits = [name for name in folders if shown(name).lower() in TRAIN_NAMES + TEST_NAMES]
     if not splits:
         return [path]
-    usable = {name.lower(): name for name in splits if _folders(os.path.join(path, name))}
+    usable = {shown(name).lower(): name for name in splits if _folders(os.path.join(path, name))}
     train, test = [next((usable[key] for key in keys if key in usable), None)
                    for keys in (TRAIN_NAMES, TEST_NAMES)]
     if train and test:
@@ -137,10 +174,10 @@ def _wrapped(path):
     return ''
 
 
-def _images_by_class(path, root, unread):
-    """Returns class name -> sorted paths of its images, also in folders inside the class folder.
+def _images_by_class(path, root, left_out):
+    """Returns class folder -> sorted paths of its images, also in folders inside the class folder.
 
-    unread: Counter of the extensions of image files that cannot be read, to add to.
+    left_out: Counter as in images_among, to add to.
     """
     classes = {}
     _check_links(root, os.path.dirname(path), [os.path.basename(path)] if path != root else [])
@@ -148,13 +185,13 @@ def _images_by_class(path, root, unread):
     for name in _folders(path):
         files, seen = [], {os.path.realpath(os.path.join(path, name))}
         for parent, folders, entries in os.walk(os.path.join(path, name), followlinks=True):
-            entries = [entry for entry in sorted(entries) if not entry.startswith('.')]
+            entries = [entry for entry in sorted(entries, key=nfc) if not entry.startswith('.')]
             _check_links(root, parent, _folders(parent) + entries)
             folders[:] = [folder for folder in _folders(parent) if os.path.realpath(
                 os.path.join(parent, folder)) not in seen]
             seen.update(os.path.realpath(os.path.join(parent, folder)) for folder in folders)
             files += [os.path.join(parent, entry) for entry in entries]
-        classes[name] = [file for file in files if _is_image(file, unread)]
+        classes[name] = images_among(files, left_out)
     return classes
 
 
@@ -165,26 +202,8 @@ def _check_links(root, path, entries):
         place = os.path.join(path, entry)
         if os.path.islink(place) and not os.path.realpath(place).startswith(inside):
             raise UserError("'{}' is a link to {}, outside of {}; copy what it links to, or give "
-                            'the folder that contains both'.format(
-                                place, os.path.realpath(place), root))
-
-
-def _is_image(path, unread):
-    """Returns whether the file is used: by its extension, or else by its header."""
-    extension = os.path.splitext(path)[1].lower()
-    if not os.path.isfile(path):  # a pipe or a device, which might never end
-        unread['pipe or device'] += 1
-        return False
-    if extension in extensions() or fault_of(path) is None:
-        return True
-    if extension in MORE_IMAGES or (mimetypes.guess_type(path)[0] or '').startswith('image/'):
-        unread[extension] += 1
-    return False
-
-
-def _unread_note(unread, text):
-    return unread and text.format(', '.join(
-        '{} {}'.format(count, kind) for kind, count in unread.most_common())) or ''
+                            'the folder that contains both'.format(*map(printable, (
+                                place, os.path.realpath(place), root))))
 
 
 def _split(classes, names, input_size, root):

@@ -9,7 +9,7 @@
 
 import hashlib
 import os
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from elastic.data import tfds
 from elastic.data.class_weights import ClassWeights, class_weights
@@ -19,12 +19,14 @@ from elastic.data.image_folder import (
     FOLDER,
     check_headers,
     folder_splits,
+    nfc,
     scan_folder,
     without_bad_images,
 )
 from elastic.data.split import Split
 from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits
 from elastic.errors import UserError, one_of
+from elastic.files import printable
 from elastic.settings import AUGMENTATIONS, PAPER_SETS
 
 # Name -> function (name, input size, data_dir) -> (class names, training Split, test Split) and any
@@ -63,7 +65,8 @@ class Images(NamedTuple):
     """Holds the images of a data set.
 
     class_names: in the order of the labels.
-    fingerprint: a hash that changes when images are added or removed, or classes renamed.
+    fingerprint: a hash that changes with the classes, the labels and the names of the images.
+    photos: name, in one Unicode form -> path of all images of a folder, used or not.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
     class_weights: of the other training images; None without --class_weight.
@@ -76,6 +79,7 @@ class Images(NamedTuple):
     left_out: Sequence[str] = ()
     validation: Optional[Split] = None
     class_weights: Optional[ClassWeights] = None
+    photos: Mapping[str, str] = {}
 
     @property
     def splits(self):
@@ -100,14 +104,18 @@ class Images(NamedTuple):
 def load_images(name, input_size, settings):
     """Returns the Images of data set `name`. settings: DataSettings.
 
-    Decodes none. TensorFlow is needed for those of TensorFlow Datasets alone.
+    Decodes none, but looks at all labels. TensorFlow is needed for those of TensorFlow Datasets
+    alone.
     """
     class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
+    photos = {nfc(name): path for split in (train, test)
+              for name, path in zip(split.named(), split.files or ())}
     if settings.train_images is not None:
         train = train.subset(settings.train_images, 'training images of ' + name)
     if settings.test_images is not None:
         test = test.subset(settings.test_images, 'test images of ' + name)
-    images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes)
+    images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes,
+                    photos=photos)
     if settings.validation_share is not None:
         images = _with_validation(images, settings.validation_share)
     if settings.class_weight is not None:
@@ -155,11 +163,9 @@ def _splits(name, input_size, data_dir):
         return folder_splits(name[len(FOLDER):], input_size)
     load = LOADERS.get(check_dataset_name(name), tfds_splits)
     class_names, train, test, *notes = load(name, input_size, data_dir)
-    return class_names, train, test, tuple(notes)
+    return tuple(map(printable, class_names)), train, test, tuple(notes)
 
 
 def _fingerprint(class_names, *splits):
-    names = [[os.path.join(*path.split(os.sep)[-2:]) for path in split.files or ()]
-             for split in splits]
-    text = repr((class_names, [split.size for split in splits], names))
-    return hashlib.sha256(os.fsencode(text)).hexdigest()
+    text = repr((class_names, [(split.labels().tolist(), split.names) for split in splits]))
+    return hashlib.sha256(os.fsencode(nfc(text.casefold()))).hexdigest()

@@ -9,16 +9,36 @@ import warnings
 import numpy as np
 
 from elastic.errors import UserError
+from elastic.files import printable
 
-# Formats that are read. Pillow knows more, of which some run programs of their own.
-FORMATS = ('JPEG', 'PNG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'AVIF')
+# Formats of Pillow that are not read. EPS runs Ghostscript, IPTC may hold EPS. FITS may inflate.
+# BLP takes many times its size. Pillow recognises the others, but cannot read them.
+NOT_READ = ('EPS', 'IPTC', 'FITS', 'BLP', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF')
+NO_IMAGE = 'no image, or damaged, or in a format that is not read'
 DEEP_MODES = ('I', 'F')  # beginnings of Pillow's modes with more than 8 bits per channel
 ORIENTATION = 0x112  # in EXIF; 2 to 8 are mirrored or turned
 
 MOST_PIXELS = 110 * 10 ** 6  # by the header: the largest photos of telephones
 # Of what is decoded: a JPEG is decoded at an eighth of its size at least. Pillow takes up to 8
-# bytes for a pixel, 17 for one of WebP: 850 MB at most.
+# bytes for a pixel, 17 for one of WebP, 25 for one of JPEG 2000: 1.25 GB at most.
 MOST_DECODED = 50 * 10 ** 6
+
+
+def why_left_out(path):
+    """Returns None for an image; else its kind, and why it is none.
+
+    This is the one rule of what an image is: a file with the extension or the content of a format
+    in readable_formats. It may be damaged, or too large.
+    """
+    if not os.path.isfile(path):  # it might never end
+        return 'pipe, device or broken link', 'not a file'
+    extension = os.path.splitext(path)[1].lower()
+    if extension in extensions() or fault_of(path) != NO_IMAGE:
+        return None
+    from PIL import Image
+    known = Image.registered_extensions().get(extension)
+    return printable(extension) or 'without extension', (
+        '{} is not read'.format(known) if known in NOT_READ else 'not an image that Pillow reads')
 
 
 def read_image(path, input_size):
@@ -63,7 +83,7 @@ def first_fault(files, input_size=None):
 def unreadable(path, reason):
     """Returns the UserError for a file that cannot be read."""
     return UserError("cannot read image '{}': {}; repair or remove it, or use --skip_bad_images"
-                     .format(path, reason))
+                     .format(printable(path), reason))
 
 
 @contextlib.contextmanager
@@ -96,13 +116,12 @@ def _opened(path, input_size=1):
 
 def _pillow_image(file):
     from PIL import Image
-    formats = readable_formats()
     try:
-        return Image.open(file, formats=formats)
+        return Image.open(file, formats=readable_formats())
     except Image.DecompressionBombError as error:
         raise ValueError(str(error))
     except Exception:
-        raise ValueError('no image, or damaged; readable are {}'.format(', '.join(formats)))
+        raise ValueError(NO_IMAGE)
 
 
 def _upright(image):
@@ -114,12 +133,13 @@ def _upright(image):
 
 @functools.lru_cache()
 def readable_formats():
-    """Returns those of FORMATS that this Pillow reads, and sets its limit on pixels."""
+    """Returns the formats that are read, guessed ones last, and sets Pillow's limit on pixels."""
     from PIL import Image
     Image.init()
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2  # Pillow warns above this, and refuses above twice
     warnings.simplefilter('ignore', Image.DecompressionBombWarning)
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+    return tuple(sorted(set(Image.OPEN).difference(NOT_READ),
+                        key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @functools.lru_cache()

@@ -62,12 +62,17 @@ class Records:
     def labels(self):
         """Returns all labels, (N,) int32. Raises UserError if one belongs to no class."""
         if self._labels is None:
-            labels = np.array([self.label(index) for index in range(len(self))], np.int32)
-            wrong = np.unique(labels[(labels < 0) | (labels >= self._num_classes)])
+            from tqdm import tqdm
+            labels = np.array([self.label(index) for index in tqdm(
+                range(len(self)), 'labels', unit='image', leave=False, disable=None)], np.int64)
+            wrong = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
             if len(wrong):
-                raise UserError('some images in {} have the label {}; allowed: 0 to {}'.format(
-                    os.path.dirname(self._paths[0]), wrong[0], self._num_classes - 1))
-            self._labels = labels
+                raise UserError(
+                    "example {} of the split with '{}' has the label {}; allowed: 0 to {}; prepare "
+                    'the data set without such examples ({:,} in all)'.format(
+                        wrong[0], self._paths[self._file[wrong[0]]], labels[wrong[0]],
+                        self._num_classes - 1, len(wrong)))
+            self._labels = labels.astype(np.int32)
         return self._labels
 
     def split(self, input_size):

@@ -53,9 +53,11 @@ def tfds_splits(name, input_size, data_dir):
     builder, image, label = _found(name, root)
     if not os.path.isdir(builder.data_dir):
         _prepare(builder, name, root)
-    if builder.info.file_format is None or builder.info.file_format.value != 'tfrecord':
-        raise UserError('{} is not in TFRecord format; remove that folder and start again'.format(
-            builder.data_dir))
+    form = builder.info.file_format
+    if form is None or form.value != 'tfrecord':
+        raise UserError("'{}' is in the format {}; prepare it in another folder with file_format="
+                        "'tfrecord', and give that as --data_dir".format(
+                            builder.data_dir, form and form.value))
     classes, parts = builder.info.features[label], list(builder.info.splits)
     names = tuple(classes.int2str(i) for i in range(classes.num_classes))
     trains, tests = [[part for part in known if part in parts]
@@ -73,7 +75,7 @@ def tfds_splits(name, input_size, data_dir):
     train, unused = records_of(trains[0]), {part: '' for part in parts if part != trains[0]}
     for part in tests:
         test = records_of(part)
-        if len(test) and test.label(0) >= 0:
+        if any(test.label(index) >= 0 for index in range(len(test))):
             splits, notes = [records.split(input_size) for records in (train, test)], ()
             del unused[part]
             break

@@ -12,6 +12,7 @@ import numpy as np
 
 from elastic.compat.start import quiet, quiet_tensorflow
 from elastic.errors import UserError
+from elastic.files import names_in, printable
 
 FILE = 'model.tflite'
 MOST_LABELS = 10 ** 7  # bytes
@@ -49,7 +50,7 @@ def write_litert(path, probabilities, input_size, class_names, calibration=None)
     with open(path, 'wb') as file:
         file.write(content)
     with zipfile.ZipFile(path, 'a') as archive:
-        archive.writestr(LABELS, ''.join(name + '\n' for name in class_names))
+        archive.writestr(LABELS, ''.join(printable(name) + '\n' for name in class_names))
 
 
 def check_ops(path):
@@ -84,7 +85,7 @@ class LiteRTModel:
             with zipfile.ZipFile(path) as archive:
                 if LABELS in archive.namelist() and (
                         archive.getinfo(LABELS).file_size <= MOST_LABELS):
-                    self.class_names = archive.read(LABELS).decode().splitlines()
+                    self.class_names = names_in(archive.read(LABELS))
 
     def probabilities(self, images):
         """Returns (B, C) float32 for images, (B, S, S, 3) in 0..255."""

@@ -5,7 +5,7 @@ import os
 from elastic.compat.start import quiet_tensorflow
 from elastic.errors import UserError
 from elastic.export import litert
-from elastic.files import read_json
+from elastic.files import names_in, read_json
 
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
 
@@ -21,11 +21,8 @@ class KerasModel:
         names = os.path.join(os.path.dirname(path), CLASS_NAMES)
         self.class_names = None
         if os.path.isfile(names):
-            try:
-                with open(names, encoding='utf-8') as file:
-                    self.class_names = file.read().splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError('cannot read the names of the classes: {}'.format(error))
+            with open(names, 'rb') as file:
+                self.class_names = names_in(file.read())
         self._probabilities = probabilities_of(self.model)
 
     def probabilities(self, images):
@@ -62,6 +59,13 @@ def open_predictor(path, input_size=None, trust=False):
     if not found.input_size:
         raise UserError("'{}' takes images of any size: give --input_size".format(path))
     return found
+
+
+def check_names(names, outputs):
+    """Raises UserError unless a model has as many class names as outputs, or no names: None."""
+    if names is not None and len(names) != outputs:
+        raise UserError('the model names {} classes and has {} outputs: save it again, or correct '
+                        'its {} or {}'.format(len(names), outputs, CLASS_NAMES, litert.LABELS))
 
 
 def _saved_by(folder):

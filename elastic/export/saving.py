@@ -11,7 +11,7 @@ from elastic.compat.keras_stack import MODEL_FILE
 from elastic.export import litert
 from elastic.export.plain import foreign_layers, plain_model
 from elastic.export.predictor import CLASS_NAMES, probabilities_of
-from elastic.files import whole_folder
+from elastic.files import printable, whole_folder
 from elastic.networks.weights import save_weights
 
 
@@ -37,7 +37,7 @@ def save_network(path, model, dataset, kind=None):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         plain.save(os.path.join(new, MODEL_FILE))
         with open(os.path.join(new, CLASS_NAMES), 'w', encoding='utf-8') as file:
-            file.writelines(name + '\n' for name in dataset.class_names)
+            file.writelines(printable(name) + '\n' for name in dataset.class_names)
         if kind is not None:
             litert.write_litert(
                 os.path.join(new, litert.FILE), probabilities_of(plain), plain.input_shape[1],

@@ -1,6 +1,7 @@
 """Reads the folder of a run, logs/<run_name>/, which recorder.py writes.
 
     settings.json   the flags, written first; only the same settings may reuse a folder
+    images.json     the photos, of a folder of photos (photo_list.py)
     flags.txt       the same and all others that were given, for main.py @FILE
     epochs.csv      one row per epoch, written when it ends
     selections.csv  one row per tensor and selection

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic import errors, texts
+from elastic.data.photo_list import PHOTOS, listed
 from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
@@ -40,12 +41,12 @@ TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_
 TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
 
 
-def open_run(folder, settings, resumed=None, restart=False):
+def open_run(folder, settings, resumed=None, restart=False, photos=None):
     """Prepares the folder of a run; removes old records unless the run resumes.
 
     settings: dict of flags.decisive_settings.
     resumed: the tree of the checkpoint that the run resumes from; None if it starts.
-    restart: whether to replace any run in the folder.
+    restart: whether to replace any run in the folder. photos: as in data.images.Images, or None.
     Returns the Claim for Recorder; None, with nothing changed, if the run is already finished.
     Raises UserError as is_finished does, and if another process trains or has trained this run.
     """
@@ -64,6 +65,8 @@ def open_run(folder, settings, resumed=None, restart=False):
         elif resumed['damaged']:
             checkpoint.remove_damaged(folder)
         write_json(os.path.join(folder, 'settings.json'), settings)
+        if photos and resumed is None:
+            write_json(os.path.join(folder, PHOTOS), listed(photos))
         unless_opened.pop_all()
     return claim
 
@@ -78,7 +81,7 @@ def _clear(folder):
     """Removes the checkpoints of a run and its summary, then all other records but the settings."""
     checkpoint.remove(folder)
     for stale in [['summary.json'],
-                  ['epochs.txt', 'flags.txt', PREDICTIONS, CLASSES] + records_of(folder)]:
+                  ['epochs.txt', 'flags.txt', PHOTOS, PREDICTIONS, CLASSES] + records_of(folder)]:
         for name in stale:
             if os.path.exists(os.path.join(folder, name)):
                 os.remove(os.path.join(folder, name))

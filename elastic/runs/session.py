@@ -92,7 +92,7 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
     if resumed is not None and resumed['about']['images'] != dataset.fingerprint:
         raise UserError('the images have changed since the run was interrupted: restore them or '
                         'start over with --restart')
-    claim = open_run(records.folder, decisive, resumed, records.restart)
+    claim = open_run(records.folder, decisive, resumed, records.restart, dataset.photos)
     if claim is None:
         yield None
         return

@@ -95,3 +95,44 @@ def test_each_bad_image_is_opened_once_however_many_there_are(tmp_path, monkeypa
     assert sorted(images.checked(skip_bad_images=True).left_out) == bad
     files = [path for split in images.splits.values() for path in split.files]
     assert {path: opened[path] for path in files} == dict.fromkeys(files, 1)
+
+
+@pytest.mark.parametrize('finished', [True, False])
+def test_a_run_neither_ends_nor_resumes_on_other_photos(tmp_path, finished, monkeypatch, capsys):
+    for part, count in (('train', 8), ('test', 2)):
+        for c, name in enumerate('ab'):
+            for i in range(count):
+                write(tmp_path / 'photos' / part / name / 'cam' / '{}{}.png'.format(c, i),
+                      encoded(100 * c + i, 'png'))
+    inputs = keras.Input(SHAPE)
+    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
+    keras.Model(inputs, outputs).save(str(tmp_path / keras_stack.MODEL_FILE))
+    arguments = ['--model_name', str(tmp_path / keras_stack.MODEL_FILE), '--dataset_name',
+                 'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
+                 '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '2',
+                 '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
+
+    def stop(recorder, row):
+        raise RuntimeError('stopped')
+    if finished:
+        assert main.main(arguments) == 0
+    else:
+        with monkeypatch.context() as stopped, pytest.raises(RuntimeError):
+            stopped.setattr(Recorder, 'epoch', stop)
+            main.main(arguments)
+    records = sorted(os.listdir(str(tmp_path / 'run')))
+    old, new = [tmp_path / 'photos' / 'train' / name / 'cam' / '03.png' for name in 'ab']
+    os.rename(str(old), str(new))
+    with pytest.raises(UserError, match='images have changed since .*: 1 moved .train/a/cam/03.png '
+                                        'to train/b/cam/03.png.; .*--restart') as error:
+        main.main(arguments)
+    assert '\n' not in str(error.value)
+    assert sorted(os.listdir(str(tmp_path / 'run'))) == records
+    os.rename(str(new), str(old))
+    os.utime(str(old), (1, 1))
+    capsys.readouterr()
+    assert main.main(arguments) == 0
+    assert ('already finished' if finished else 'resumes in epoch 1') in capsys.readouterr().out
+    os.rename(str(old), str(new))
+    assert main.main(arguments + ['--restart']) == 0
+    assert 'final test accuracy' in capsys.readouterr().out

@@ -66,6 +66,7 @@ def test_weights_are_read_from_a_file(tmp_path, text):
 
 
 @pytest.mark.parametrize('text, words', [
+    ('common,1\nCOMMON,2\nrare,7\nusual,1', 'two of the names mean the same class'),
     ('common,1\nrar,7\nusual,1', "'rar' is no class (did you mean 'rare'?); the classes are "
      'common, rare, usual'),
     ('usual,1', 'no weight for common, rare; every class needs one'), ('', 'no weight for common'),
@@ -216,3 +217,9 @@ def test_a_timing_table_knows_that_the_loss_is_weighted(tmp_path):
     maker = profiler.step_maker(model, step._replace(class_weight='balanced'),
                                 tf.zeros((8, 32, 32, 3)), tf.zeros(8, tf.int32))
     assert any(node.op == 'GatherV2' for node in maker.cutter.nodes.values())
+
+
+def test_names_in_the_file_are_those_that_people_see(tmp_path):
+    path = written(tmp_path / 'w.csv', 'cafe\u0301,2\nDOG ,3\n"acer\u2028palmatum",4\n')
+    found = class_weights(path, ('acer palmatum', 'caf\xe9', 'dog'), [0, 1])
+    assert found.weights.tolist() == [4, 2, 3]

@@ -98,3 +98,29 @@ def test_the_largest_photos_of_cameras_are_read(tmp_path):
     path = str(tmp_path / 'photo.jpg')
     Image.new('L', (12000, 9000)).save(path)
     assert np.prod(Image.open(path).size) > MOST_DECODED and fault_of(path, 224) is None
+
+
+def test_other_formats_with_huge_headers_are_refused(tmp_path):
+    """An icon holds a PNG, whose header counts, not what the icon says."""
+    huge, j2k = png(HUGE, HUGE), io.BytesIO()
+    Image.new('RGB', (64, 64)).save(j2k, 'JPEG2000')
+    j2k = bytearray(j2k.getvalue())
+    del j2k[:j2k.find(b'\xff\x4f')]  # the box around the codestream
+    sizes = j2k.find(b'\xff\x51') + 6
+    j2k[sizes:sizes + 8] = struct.pack('>II', HUGE, HUGE)
+    attacks = {
+        'a.ppm': b'P6 %d %d 255\n' % (HUGE, HUGE), 'a.j2k': bytes(j2k),
+        'a.tga': struct.pack('<BBBHHBHHHHBB', 0, 0, 2, 0, 0, 0, 0, 0, HUGE, HUGE, 24, 0),
+        'a.psd': b'8BPS' + struct.pack('>H6sHIIHH', 1, bytes(6), 3, HUGE, HUGE, 8, 3) + bytes(12),
+        'a.ico': struct.pack('<HHHBBBBHHII', 0, 1, 1, 0, 0, 0, 0, 1, 32, len(huge), 22) + huge}
+    for name, content in attacks.items():
+        write(tmp_path / name, content + bytes(100))
+        assert 'pixels' in fault_of(str(tmp_path / name), 32), name
+
+
+def test_what_may_run_a_program_is_not_opened(tmp_path):
+    content = io.BytesIO()
+    Image.new('RGB', (8, 8)).save(content, 'EPS')
+    for name in ('a.eps', 'a.jpg', 'a'):
+        write(tmp_path / name, content.getvalue())
+        assert 'in a format that is not read' in fault_of(str(tmp_path / name), 8)

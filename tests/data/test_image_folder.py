@@ -72,11 +72,13 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
         write(tmp_path / name, b'something else')
     os.mkfifo(str(tmp_path / 'dog' / 'pipe.jpg'))
     note, = scan_folder(str(tmp_path)).notes
-    assert note == ('left out, because Pillow does not read them: 2 .heic, 1 .cr2, 1 .svg, '
-                    '1 pipe or device')
+    assert note.startswith('left out: 2 .heic (not an image that Pillow reads), 1 .')
+    assert sorted(note[10:].split(', 1 ')[1:]) == [
+        '.cr2 (not an image that Pillow reads)', '.svg (not an image that Pillow reads)',
+        '.txt (not an image that Pillow reads)', 'pipe, device or broken link (not a file)']
     fill(tmp_path, 'elk/')
     write(tmp_path / 'elk' / '0.heic', b'something else')
-    with pytest.raises(UserError, match="class folder 'elk' .*left out there: 3 .heic"):
+    with pytest.raises(UserError, match="class folder 'elk' .*; left out: 3 .heic"):
         scan_folder(str(tmp_path))
 
 
@@ -84,7 +86,7 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
 
 @pytest.mark.parametrize('train, test', [
     ('train', 'test'), ('Train', 'TEST'), ('training', 'testing'), ('train', 'valid'),
-    ('train', 'val'), ('TRAIN', 'Validation')])
+    ('train', 'val'), ('TRAIN', 'Validation'), ('train\r', 'test ')])
 def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
     fill(tmp_path, *['{}/{}/0.jpg'.format(part, name) for part in (train, test) for name in 'ab'])
     fill(tmp_path, '{}/a/1.jpg'.format(train))
@@ -228,3 +230,82 @@ def test_a_model_that_does_not_fit_is_refused_before_a_photo_is_decoded(tmp_path
         main.main(['--model_name', 'vgg16', '--input_size', '8', '--batch_size', '1', '--weights',
                    'none', '--dataset_name', 'folder:{}'.format(tmp_path), '--logs_dir',
                    str(tmp_path / 'logs')])
+
+
+# --- every format, and names as people see them
+
+def test_every_format_that_pillow_draws_is_read(tmp_path):
+    """Also without an extension, except for formats that have no mark of their own."""
+    kinds = {'tga': 'TGA', 'ppm': 'PPM', 'pgm': 'PPM', 'jp2': 'JPEG2000', 'pcx': 'PCX',
+             'sgi': 'SGI', 'dds': 'DDS', 'ico': 'ICO', 'im': 'IM', 'dib': 'DIB', 'j2k': 'JPEG2000'}
+    for name in ('cat', 'dog'):
+        for extension, kind in kinds.items():
+            content = photo(kind, size=(32, 32))
+            write(tmp_path / name / ('0.' + extension), content)
+            write(tmp_path / name / extension, content)
+            assert abs(read_image(str(tmp_path / name / extension), 8).astype(int)
+                       - (200, 30, 60)).max() <= 8
+        write(tmp_path / name / 'table.csv', b'Filename;Width;Height\n')
+    found = scan_folder(str(tmp_path))
+    assert sum(map(len, list(found.train.values()) + list(found.test.values()))) == 4 * len(kinds)
+    assert found.notes == ['left out: 2 .csv (not an image that Pillow reads)']
+
+
+def test_what_is_left_out_is_counted_with_the_true_reason(tmp_path):
+    fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in 'ab' for i in range(4)])
+    for name, content in (('a/scan.dcm', bytes(128) + b'DICM' + bytes(900)), ('a/x', b'?'),
+                          ('a/plan.eps', photo('EPS')), ('a/y', b'')):
+        write(tmp_path / name, content)
+    fill(tmp_path, '0.jpg')
+    note, = scan_folder(str(tmp_path)).notes
+    assert sorted(note[len('left out: '):].split(', ')) == [
+        '1 .dcm (not an image that Pillow reads)', '1 .eps (EPS is not read)',
+        '1 .jpg (in no class folder)', '2 without extension (not an image that Pillow reads)']
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(
+        str(tmp_path / 'a' / 'deep'), 'PNG')
+    with pytest.raises(UserError, match="a.deep': more than 8 bits"):  # an image, but unsuitable
+        load_photos(tmp_path)
+
+
+@pytest.mark.parametrize('folder, name', [
+    ('acer\u2028palmatum', 'acer palmatum'), ('acer\x85palmatum', 'acer palmatum'),
+    ('acer\npalmatum', 'acer palmatum'), ('acer\x1e\x0b palmatum', 'acer palmatum'),
+    ('daisy\r', 'daisy'), ('\tdaisy \xa0', 'daisy'), ('cafe\u0301', 'caf\xe9'),
+    ('\ufeffdaisy', 'daisy'), ('bell\x07', 'bell\\x07'), ('\x1b[31mred', '\\x1b[31mred'),
+    ('\u0645\u06cc\u200c\u062e', '\u0645\u06cc\u200c\u062e')])
+def test_a_class_name_is_one_line_that_people_see(tmp_path, folder, name):
+    fill(tmp_path, *['{}/{}.jpg'.format(each, i) for each in (folder, 'zebra') for i in range(5)])
+    data = load_photos(tmp_path)
+    assert sorted(data.class_names) == sorted([name, 'zebra']) and data.num_images == 8
+    assert all(len(each.splitlines()) == 1 for each in data.class_names + tuple(data.test_names))
+
+
+@pytest.mark.parametrize('train, test', [
+    ('caf\xe9', 'cafe\u0301'), ('Cat', 'cat'), ('cat', 'CAT '), ('cat', 'cat\r'), ('a b', 'a\tb'),
+    ('CAF\xc9', 'cafe\u0301'), ('stra\xdfe', 'STRASSE')])
+def test_test_folders_match_training_folders_as_people_see_them(tmp_path, train, test):
+    fill(tmp_path, *['train/{}/0.jpg'.format(name) for name in (train, 'dog')])
+    fill(tmp_path, *['test/{}/0.jpg'.format(name) for name in (test, 'DOG')])
+    found = scan_folder(str(tmp_path))
+    assert list(counts(found.test).values()) == [1, 1] and sorted(found.test) == sorted(found.train)
+    assert found.notes == []
+
+
+def test_letters_in_both_cases_are_two_classes(tmp_path):
+    fill(tmp_path, *['{}/{}/{}.jpg'.format(part, name, i) for part in ('train', 'test')
+                     for name, count in (('A', 1), ('a', 2)) for i in range(count)])
+    found = scan_folder(str(tmp_path))
+    assert counts(found.train) == counts(found.test) == {'A': 1, 'a': 2}
+    fill(tmp_path, 'test/\uff21/0.jpg')  # wider
+    with pytest.raises(UserError, match="test class '\uff21' has no training images"):
+        scan_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize('names, quoted', [
+    (('caf\xe9', 'cafe\u0301'), r"'cafe\\u0301' and 'caf\\xe9' of .* look the same; rename one"),
+    (('cat', 'cat '), "'cat' and 'cat '"), (('a\u2028b', 'a b'), r"'a b' and 'a\\u2028b'")])
+def test_training_classes_that_look_the_same_are_refused(tmp_path, names, quoted):
+    fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in names for i in range(2)])
+    with pytest.raises(UserError, match=quoted) as error:
+        scan_folder(str(tmp_path))
+    assert len(str(error.value).splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ import datasets
 import main
 import tfds_archives
 from elastic.data.images import check_dataset_name, load_images
-from elastic.data.records import Records
+from elastic.data.records import Records, _offsets
 from elastic.errors import UserError
 from elastic.flags import check_arguments, parse_arguments
 from elastic.planning import ways
@@ -268,7 +269,7 @@ def test_a_flipped_bit_is_found_when_its_record_is_read(tmp_path):
             file.write(content[:place] + bytes([content[place] ^ 16]) + content[place + 1:])
         with pytest.raises(UserError, match="'{}' (is damaged|has [0-9]+ records)".format(path)):
             Records([path], [12], 'picture', 'kind', 3).labels()
-    with pytest.raises(UserError, match="cannot read image 'number .*{}. is damaged".format(path)
+    with pytest.raises(UserError, match="'{}' is damaged: the checksum of a record".format(path)
                        ) as error:
         datasets.load_dataset('tfds:damaged', 16, 2, data_dir=str(tmp_path))
     assert '\n' not in str(error.value)
@@ -281,5 +282,34 @@ def test_another_format_is_refused(tmp_path):
     os.rename(path, path.replace('.tfrecord', '.riegeli'))
     info = tmp_path / 'foreign/1.0.0/dataset_info.json'
     info.write_text(info.read_text().replace('tfrecord', 'riegeli'))
-    with pytest.raises(UserError, match='not in TFRecord format; remove that folder'):
+    with pytest.raises(UserError, match="1.0.0' is in the format riegeli; prepare it in another "
+                                        "folder with file_format='tfrecord', and give that as "):
         load_images('tfds:foreign', 16, DataSettings(data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize('examples, words', [
+    ({'train': [0, 1, 2, -1, 0, -1], 'test': [0, 1]},
+     "example ([0-9]) of the split with '(.*-train.tfrecord.*)' has the label -1; allowed: 0 to 2; "
+     r'prepare the data set without such examples \(2 in all\)'),
+    ({'train': [0, 1, 2], 'test': [-1, 1, 0]}, "example ([0-9]) .*'(.*-test.tf.*)' .* label -1;"),
+    ({'train': [0, 1, 2], 'test': [0, -1, -1, -1]}, "example ([0-9]) .*'(.*)' .* .3 in all.")])
+def test_labels_of_no_class_are_named_before_training(examples, words, tmp_path):
+    own_builder('WrongLabels', shape_features, {
+        split: shapes(labels) for split, labels in examples.items()}, known=False)(
+            data_dir=str(tmp_path)).download_and_prepare()
+    with pytest.raises(UserError, match=words) as error:
+        load_images('tfds:wrong_labels', 16, DataSettings(data_dir=str(tmp_path)))
+    number, path = re.search(words, str(error.value)).groups()
+    records = Records([path], [sum(1 for _ in _offsets(path))], 'picture', 'kind', 3)
+    assert records.label(int(number)) == -1 and '\n' not in str(error.value)
+
+
+def test_a_label_above_the_classes_is_named(tmp_path):
+    """The data set was prepared with four classes, of which somebody removed one."""
+    own_builder('FourShapes', lambda: dict(shape_features(), kind=kinds().ClassLabel(
+        names=['round', 'square', 'star', 'gone'])), {
+            'train': shapes([0, 1, 2, 3]), 'test': shapes([0, 1])}, known=False)(
+                data_dir=str(tmp_path)).download_and_prepare()
+    path, = glob.glob(str(tmp_path / 'four_shapes/1.0.0/*train.tfrecord*'))
+    with pytest.raises(UserError, match='example [0-3] .* has the label 3; allowed: 0 to 2'):
+        Records([path], [4], 'picture', 'kind', 3).labels()
