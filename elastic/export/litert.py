@@ -90,8 +90,10 @@ class LiteRTModel:
         check_ops(path)
         try:
             self._interpreter = _interpreter(path)
-            self._input, = self._interpreter.get_input_details()
-            self._output, = self._interpreter.get_output_details()
+            ends = self._interpreter.get_input_details(), self._interpreter.get_output_details()
+            if [len(end) for end in ends] != [1, 1]:
+                raise UserError('it has {} inputs and {} outputs'.format(*map(len, ends)))
+            (self._input,), (self._output,) = ends
             self._layout = layout_of(self._input['shape_signature'])
         except (IndexError, ValueError, RuntimeError) as error:
             raise UserError("'{}' is no LiteRT file from images to class scores ({})".format(
