@@ -16,7 +16,8 @@ from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
 from elastic.errors import UserError
-from elastic.files import check_writable
+from elastic.export.predictor import CHECKPOINT
+from elastic.files import check_writable, read_json
 from elastic.flags import (
     check_arguments,
     decisive_settings,
@@ -27,6 +28,7 @@ from elastic.flags import (
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
 from elastic.runs.folder import is_finished
+from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.signals import Signals
 from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
@@ -57,19 +59,19 @@ def run(settings, records, cluster, signals):
     records: settings.RecordSettings of this worker of the workers.cluster.Cluster.
     """
     import train
-    from elastic.export.litert import check_converter
+    from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
-    if records.export:
-        check_converter()
     decisive = decisive_settings(settings)
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images = images_of(settings)
     features = features_to_read(settings, images, cluster, resumed)
-    model = model_of(settings, images, features)
+    model = model_of(settings, len(images.class_names), features)
+    if records.export:
+        check_export(model, records.export)
     dataset = load_data(settings, images)
     check_model(settings, model, dataset, cluster)
     plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset),
@@ -79,7 +81,7 @@ def run(settings, records, cluster, signals):
     with open_session(records, decisive, about, dataset, resumed, signals,
                       cluster.is_chief) as session:
         if session is None:
-            return already_finished(records.folder)
+            return already_finished(settings)
         print_start(settings, dataset, model, resumed)
         session.recorder.flags(flag_lines(settings))
         with session.preparing():
@@ -88,18 +90,18 @@ def run(settings, records, cluster, signals):
         result, model = train.train(scheme, dataset, plans.settings.training, session, plans.cache,
                                     plans.epochs)
         cluster.leave()
-        keep_model(records, model, dataset)
+        keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
-            **plans.epochs.summary)
+            head_features=decisive['head_features'] and features, **plans.epochs.summary)
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
-    print_accuracy_of_export(records, dataset)
     add_metered_energy(records)
+    add_model(records, summary, lambda: model, lambda: dataset)
     return 0
 
 
@@ -124,11 +126,11 @@ def images_of(settings):
     return images
 
 
-def load_data(settings, images=None):
-    """Returns the Dataset of these Images (default: of images_of)."""
+def load_data(settings, images=None, cache='auto'):
+    """Returns the Dataset of these Images (default: of images_of). cache: as in load_dataset."""
     from datasets import load_dataset
     return load_dataset(settings.dataset_name, settings.model.input_size, settings.batch_size,
-                        images=images or images_of(settings), **settings.data._asdict())
+                        cache, images or images_of(settings), **settings.data._asdict())
 
 
 def features_to_read(settings, images, cluster, resumed):
@@ -142,11 +144,11 @@ def features_to_read(settings, images, cluster, resumed):
     return cluster.of_chief(lambda: features_in_memory(network.head_features, images.train.size))
 
 
-def model_of(settings, images, features):
-    """Returns the model of a run for these Images. features: the most that its head reads."""
+def model_of(settings, num_classes, features):
+    """Returns the model of a run. features: the most that its head reads."""
     from models import build_model
     network = settings.model
-    return build_model(network.model_name, network.image_shape, len(images.class_names),
+    return build_model(network.model_name, network.image_shape, num_classes,
                        network.weights, network.alpha, network.bn_statistics, network.trust_model,
                        network.keep_frozen, network.head, features, network.head_start)
 
@@ -243,13 +245,6 @@ def chosen(maker, settings, table, cache):
 
 # ---------------------------------------------------------------- what a run leaves
 
-def keep_model(records, model, dataset):
-    """Saves the trained model, if that was asked."""
-    from elastic.export.saving import save_network
-    if records.save_model or records.export:
-        save_network(os.path.join(records.folder, 'checkpoint'), model, dataset, records.export)
-
-
 def measured_beside(plans, dataset, clock):
     """Returns what the summary says of sensors, memory, cache, images and classes."""
     settings = plans.settings
@@ -268,16 +263,6 @@ def measured_beside(plans, dataset, clock):
     return found
 
 
-def print_accuracy_of_export(records, dataset):
-    """Prints the test accuracy of the LiteRT file that a run has saved, if it has."""
-    from elastic.export import litert
-    from elastic.export.saving import accuracy_of
-    if records.export:
-        path = os.path.join(records.folder, 'checkpoint', litert.FILE)
-        print('{}: test accuracy {:.1f} %, {:.1f} MB'.format(
-            path, 100 * accuracy_of(path, dataset), os.path.getsize(path) / 1e6))
-
-
 def add_metered_energy(records):
     """Adds the energy of --meter_csv to the summary; prints why, where that fails."""
     if records.meter_csv:
@@ -287,10 +272,19 @@ def add_metered_energy(records):
             print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
-def already_finished(folder):
-    """Removes the checkpoints of a finished run; returns the exit status."""
-    checkpoint.remove(folder)  # there are some if the process ended right after its summary
-    print('already finished with the same settings: {}'.format(folder))
+def already_finished(settings):
+    """Removes the checkpoints of a finished run; adds the model that was asked for.
+
+    Returns the exit status.
+    """
+    records = settings.records
+    checkpoint.remove(records.folder)  # there are some if it ended right after its summary
+    print('already finished with the same settings: {}'.format(records.folder))
+    if lacks_model(records):
+        start.start_tensorflow(settings.inter_op_threads)
+        summary = read_json(os.path.join(records.folder, 'summary.json'))
+        add_model(records, summary, lambda: kept_model(settings, summary, model_of),
+                  lambda: load_data(settings, cache='unread'))
     return 0
 
 
@@ -306,7 +300,7 @@ def main(argv=None):
         if finished or chief and not records.restart and checkpoint.stamps(records.folder):
             check_unchanged(records.folder, photos, settings.data.skip_bad_images)
     if finished:
-        return already_finished(records.folder)
+        return already_finished(settings)
     with Signals() as signals:
         try:
             return join_and_run(settings, signals)

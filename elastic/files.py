@@ -22,13 +22,14 @@ OLD_CHECKSUM = 'sha256'  # key that JSON files of older commits have, too
 
 
 @contextlib.contextmanager
-def whole(path, before=None):
+def whole(path, before=None, ending=''):
     """Replaces the file at `path` by one that is written within this context.
 
     Yields the path of a new file, which is flushed to disk and renamed on exit. After an error it
     is deleted, and the old file stays. before: path to which the old file is moved, or None.
+    ending: of the new file's name.
     """
-    part = path + PART
+    part = path + PART + ending
     try:
         yield part
         _flush(part)

@@ -245,10 +245,13 @@ class RecordSettings(NamedTuple):
     restart: Flag(
         bool, 'discard the run of this name, interrupted or finished, and start over',
         decides=False) = False
-    save_model: Flag(bool, 'keep the trained weights and model in checkpoint/') = False
+    save_model: Flag(
+        bool, 'save the trained model beside its weights in checkpoint/; a finished run adds it '
+        'without training', decides=False) = False
     export: Flag(
         EXPORTS, 'save the model, and a LiteRT (TensorFlow Lite) file in float32, or in int8 '
-        'calibrated on training images') = None
+        'calibrated on training images; a finished run adds them without training',
+        decides=False) = None
     save_txt: Flag(
         bool, 'also write epochs.txt, the table of epochs', decides=False) = False
     meter_csv: Flag(

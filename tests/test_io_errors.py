@@ -10,6 +10,7 @@ import main
 from disk_runs import FINISHED, Disk, folder_in_memory, noticing_checkpoints
 from disks import Watch
 from elastic import command_line
+from elastic.compat.keras_stack import MODEL_FILE
 
 QUIET = ('open', 'fsync', 'unlink', 'remove', 'rmdir')  # may concern flushing names or tidying up
 
@@ -74,3 +75,21 @@ def test_a_run_survives_the_failure_of_an_operation(listed, capsys, operation, p
     assert main.main(disk.command) == 0
     disk.assert_complete()
     assert disk.names() == disk.whole[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('operation, name', [
+    ('replace', os.path.splitext(MODEL_FILE)[1]), ('open', 'trained_by')])
+def test_a_model_that_cannot_be_saved_leaves_a_finished_run(listed, capsys, operation, name):
+    """The last such operation of the run fails; the same command adds the model."""
+    disk, seen = listed
+    fails = max(index for index, (kind, path) in enumerate(seen)
+                if kind == operation and path.endswith(name))
+    disk.reset()
+    capsys.readouterr()
+    assert ended(disk, Failing(fails, errno.ENOSPC))[0] == 2
+    err = capsys.readouterr().err
+    assert err.startswith('error: ') and err.count('\n') == 1 and 'No space left' in err
+    assert disk.begins() == FINISHED and main.main(disk.command) == 0
+    assert 'epoch' not in capsys.readouterr().out
+    disk.assert_complete()

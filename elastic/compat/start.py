@@ -9,10 +9,11 @@ from elastic.errors import UserError
 
 
 @contextlib.contextmanager
-def quiet():
+def quiet(after_error=False):
     """Within this context, hides what is written to stderr, also by C++; shows it after an error.
 
     No log level silences all notices of TensorFlow, because C++ writes to file descriptor 2.
+    after_error: whether to hide it then, too, because the error says all.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
@@ -23,7 +24,8 @@ def quiet():
         except BaseException:
             os.dup2(terminal, 2)
             notices.seek(0)
-            sys.stderr.write(notices.read().decode(errors='replace'))
+            if not after_error:
+                sys.stderr.write(notices.read().decode(errors='replace'))
             raise
         finally:
             sys.stderr.flush()

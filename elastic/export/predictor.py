@@ -7,6 +7,9 @@ from elastic.errors import UserError
 from elastic.export import litert
 from elastic.files import names_in, read_json
 
+CHECKPOINT = 'checkpoint'  # the folder of the next four, within that of a run
+WEIGHTS = 'weights.npz'
+KERAS_FILES = ('model.keras', 'model.h5')  # of Keras 3 and 2
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
 
 
@@ -70,9 +73,9 @@ def check_names(names, outputs):
 
 def _saved_by(folder):
     """Returns (path of the model that a run saved, its input size)."""
-    saved = [os.path.join(folder, 'checkpoint', name) for name in (
-        'model.keras', 'model.h5', litert.FILE)]
+    saved = [os.path.join(folder, CHECKPOINT, name) for name in KERAS_FILES + (litert.FILE,)]
     path = next((path for path in saved if os.path.exists(path)), None)
     if path is None:
-        raise UserError("run '{}' saved no model: train it with --save_model".format(folder))
+        raise UserError("run '{}' saved no model: run its command again with --save_model, which "
+                        'adds it without training'.format(folder))
     return path, read_json(os.path.join(folder, 'summary.json')).get('input_size')

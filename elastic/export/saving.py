@@ -3,25 +3,57 @@
 import errno
 import os
 import shutil
+import tempfile
+import types
 import warnings
+import zipfile
+from unittest import mock
 
 import numpy as np
 
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.export import litert
 from elastic.export.plain import foreign_layers, plain_model
-from elastic.export.predictor import CLASS_NAMES, probabilities_of
-from elastic.files import printable, whole_folder
+from elastic.export.predictor import CLASS_NAMES, WEIGHTS, probabilities_of
+from elastic.files import printable, whole, whole_folder
 from elastic.networks.weights import save_weights
 
+INT8 = 'litert_int8'
+LOST = 0.02  # of accuracy; if int8 loses more, a warning says so
+# Stands for the module `time`: files in a zip archive have no time before 1980.
+YEAR_1980 = types.SimpleNamespace(time=int, localtime=lambda _: (1980, 1, 1, 0, 0, 0))
 
-def save_network(path, model, dataset, kind=None):
-    """Writes the folder at `path` whole; prints what it wrote.
 
-    weights.npz: weights, for each stack of this project. MODEL_FILE: a plain Keras model of this
-    stack's Keras, from images in 0..255 to the outputs of `model`. CLASS_NAMES: in the order of
-    these outputs. kind: one of settings.EXPORTS, to write a LiteRT file too, or None.
-    dataset: datasets.Dataset, for class names and for calibration.
+def check_export(model, kind):
+    """Raises UserError unless this network, trained or not, can become a LiteRT file.
+
+    kind: one of settings.EXPORTS.
+    """
+    litert.check_converter()
+    noise = np.random.RandomState(0).uniform(0, 255, (1,) + model.input_shape[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        litert.write_litert(
+            os.path.join(folder, litert.FILE), probabilities_of(plain_model(model)), noise.shape[1],
+            (), [noise.astype(np.float32)] if kind == INT8 else None)
+
+
+def keep_weights(folder, model, class_names):
+    """Writes a new folder, whole: WEIGHTS, for each stack of this project, and CLASS_NAMES.
+
+    class_names: in the order of the outputs.
+    """
+    with whole_folder(folder) as new:
+        save_weights(model, os.path.join(new, WEIGHTS))
+        with open(os.path.join(new, CLASS_NAMES), 'w', encoding='utf-8') as file:
+            file.writelines(printable(name) + '\n' for name in class_names)
+
+
+def save_network(folder, model, class_names, kind=None, dataset=None):
+    """Adds the model to a folder of keep_weights; prints what the folder then holds.
+
+    MODEL_FILE: a plain Keras model of this stack's Keras, from images in 0..255 to the outputs of
+    `model`. kind: one of settings.EXPORTS, to add a LiteRT file too, or None. dataset:
+    datasets.Dataset, for calibration.
     Raises OSError before it writes the model if there is too little room.
     """
     plain = plain_model(model)
@@ -29,20 +61,18 @@ def save_network(path, model, dataset, kind=None):
     if foreign:
         warnings.warn('{} holds layers that do not come with Keras: {}'.format(
             MODEL_FILE, ', '.join(foreign)))
-    with whole_folder(path) as new:
-        weights = os.path.join(new, 'weights.npz')
-        save_weights(model, weights)
-        needed = 2 ** 20 + 1.5 * os.path.getsize(weights)
-        if shutil.disk_usage(new).free < needed:  # HDF5 would end in a traceback
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        plain.save(os.path.join(new, MODEL_FILE))
-        with open(os.path.join(new, CLASS_NAMES), 'w', encoding='utf-8') as file:
-            file.writelines(printable(name) + '\n' for name in dataset.class_names)
-        if kind is not None:
-            litert.write_litert(
-                os.path.join(new, litert.FILE), probabilities_of(plain), plain.input_shape[1],
-                dataset.class_names, calibration_images(dataset) if kind == 'litert_int8' else None)
-        print('saved {}: {}'.format(path, ', '.join(sorted(os.listdir(new)))))
+    needed = 2 ** 20 + 1.5 * os.path.getsize(os.path.join(folder, WEIGHTS))
+    if shutil.disk_usage(folder).free < needed:  # HDF5 would end in a traceback
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+    ending = os.path.splitext(MODEL_FILE)[1]  # without it, Keras refuses the name
+    with whole(os.path.join(folder, MODEL_FILE), ending=ending) as part, (
+            mock.patch.object(zipfile, 'time', YEAR_1980)):  # the clock may be before it
+        plain.save(part)
+    if kind is not None:
+        with whole(os.path.join(folder, litert.FILE)) as part:
+            litert.write_litert(part, probabilities_of(plain), plain.input_shape[1], class_names,
+                                calibration_images(dataset) if kind == INT8 else None, kind)
+    print('saved {}: {}'.format(folder, ', '.join(sorted(os.listdir(folder)))))
 
 
 def calibration_images(dataset):
@@ -51,11 +81,19 @@ def calibration_images(dataset):
     return [image[None] for images, _ in batches for image in images.numpy()]
 
 
-def accuracy_of(path, dataset):
-    """Returns the test accuracy of a LiteRT file."""
+def report_export(path, kind, dataset, in_float):
+    """Prints the test accuracy of a LiteRT file; warns if int8 has lost more than LOST.
+
+    kind: one of settings.EXPORTS. in_float: test accuracy of the network, 0..1.
+    """
     from tqdm import tqdm
     predictor, correct = litert.LiteRTModel(path), 0
     for images, labels in tqdm(dataset.test, 'LiteRT', leave=False, disable=None):
         predicted = predictor.probabilities(images.numpy()).argmax(axis=1)
         correct += int(np.sum(predicted == labels.numpy()))
-    return correct / dataset.test_size
+    accuracy = correct / dataset.test_size
+    print('{}: test accuracy {:.1f} %, {:.1f} MB'.format(
+        path, 100 * accuracy, os.path.getsize(path) / 1e6))
+    if kind == INT8 and accuracy < in_float - LOST:
+        warnings.warn('int8 has a test accuracy of {:.1f} %, float {:.1f} %: use --export litert'
+                      .format(100 * accuracy, 100 * in_float))

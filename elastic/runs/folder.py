@@ -10,7 +10,7 @@
     summary.json    written last; a folder without it is an unfinished run
     events.*        TensorBoard
     trained_by      which machine trains it, while one does (claim.py)
-    checkpoint/     weights, with --save_model
+    checkpoint/     trained weights, written before the summary; the model, with --save_model
     resume/         what an unfinished run resumes from (checkpoint.py)
 """
 
@@ -24,7 +24,7 @@ from elastic import errors
 from elastic.errors import UserError, finite
 from elastic.files import PART, read_json
 from elastic.schemes.fixed import SCHEMES
-from elastic.settings import VARIED
+from elastic.settings import FLAGS, VARIED
 
 TRAINED_BY = 'trained_by'
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
@@ -208,9 +208,13 @@ def selection_per_epoch(run):
 
 
 def changed_settings(before, now):
-    """Returns how two dicts differ, as 'rho 0.5 there, 0.7 now, ...'; a missing key is None."""
+    """Returns how two dicts differ, as 'rho 0.5 there, 0.7 now, ...'; a missing key is None.
+
+    Flags that decide nothing do not count: older runs list --save_model and --export.
+    """
     return ', '.join('{} {} there, {} now'.format(key, before.get(key), now.get(key))
-                     for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key))
+                     for key in sorted(set(before) | set(now)) if before.get(key) != now.get(key)
+                     and (key not in FLAGS or FLAGS[key].decides))
 
 
 def is_finished(folder, settings, restart=False):

@@ -91,7 +91,7 @@ def prune(model, optimizer, threshold, make_optimizer):
     for channels, stay in zip(found.channels, kept):
         for variable, axis in channels.judged + channels.carried:
             indices.setdefault(id(keras_stack.raw(variable)), []).append((axis, stay))
-    smaller = _narrower(model, found, widths)
+    smaller = narrower_model(model, found, widths)
     for old, new in zip(model.weights, smaller.weights):
         new.assign(_sliced(old, indices.get(id(keras_stack.raw(old)), ())))
     keras_stack.weights_were_set(smaller)
@@ -105,7 +105,7 @@ def prune(model, optimizer, threshold, make_optimizer):
     return Pruned(smaller, new_optimizer, removed, found.size)
 
 
-def _narrower(model, found, widths):
+def narrower_model(model, found, widths):
     """Returns the model with new weights. widths: new size of each of found.channels."""
     size_of = {id(channels): size for channels, size in zip(found.channels, widths)}
 
@@ -169,6 +169,7 @@ class PruneTrainScheme(Scheme):
             self.summary['channels_removed'] += pruned.removed
             self._prunings += 1
             self._use(pruned.model, pruned.optimizer)
+            self.summary['channel_widths'] = self.state()['widths']
         return bool(pruned.removed)
 
     def _use(self, model, optimizer):
@@ -187,7 +188,7 @@ class PruneTrainScheme(Scheme):
         self.summary, self._prunings = state['summary'], state['prunings']
         larger = model = self.maker.model
         for _ in range(self._prunings):  # each draws a seed of dropout, as in an unbroken run
-            model = _narrower(model, structure(model), state['widths'])
+            model = narrower_model(model, structure(model), state['widths'])
         if self._prunings:
             for old, new in zip(larger.weights, model.weights):
                 if old.shape == new.shape:  # keeps constants, e.g. of a Normalization layer
