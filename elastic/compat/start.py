@@ -1,11 +1,20 @@
 """Starts TensorFlow without its notices, with the threads and the seed of a run."""
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
+import warnings
 
 from elastic.errors import UserError
+
+# Settings that other projects may need of Keras. What is trained here needs none of them.
+KERAS_VARIABLES = ('TF_USE_LEGACY_KERAS', 'KERAS_BACKEND', 'KERAS_MAX_EPOCHS',
+                   'KERAS_MAX_STEPS_PER_EPOCH', 'KERAS_NNX_ENABLED')
+CHANGE_NOTHING = ('', '0', 'false', 'tensorflow')
+KERAS_JSON = dict(backend='tensorflow', floatx='float32', image_data_format='channels_last',
+                  epsilon=1e-7, nnx_enabled=False)
 
 
 @contextlib.contextmanager
@@ -32,14 +41,58 @@ def quiet():
 
 
 def quiet_tensorflow():
-    """Imports TensorFlow without its start-up notices, unless TF_CPP_MIN_LOG_LEVEL is set."""
-    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
+    """Imports TensorFlow and Keras, with the settings that training needs.
+
+    A warning names settings of other projects, which are not used. Start-up notices are hidden
+    unless TF_CPP_MIN_LOG_LEVEL is set.
+    """
+    if 'tensorflow' in sys.modules:
         return
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-    with quiet():
+    noisy = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    with _own_settings_of_keras(), contextlib.ExitStack() if noisy else quiet():
         import tensorflow
-        tensorflow.get_logger().setLevel('ERROR')
-        tensorflow.config.list_physical_devices()
+        tensorflow.keras.backend.floatx()  # imports Keras, which reads its settings only now
+        if not noisy:
+            tensorflow.get_logger().setLevel('ERROR')
+            tensorflow.config.list_physical_devices()
+
+
+def keras_home():
+    """Returns the folder of Keras' settings and of downloaded weights."""
+    return os.path.expanduser(os.environ.get('KERAS_HOME') or '~/.keras')
+
+
+@contextlib.contextmanager
+def _own_settings_of_keras():
+    """Within this context, Keras finds no settings of other projects; warns of them."""
+    path = os.path.join(keras_home(), 'keras.json')
+    given = [(name, os.environ.pop(name, '')) for name in KERAS_VARIABLES]
+    found = ['{}={}'.format(name, value) for name, value in given
+             if value.lower() not in CHANGE_NOTHING] + _unlike_ours(path)
+    if found:
+        warnings.warn('these settings of Keras are not used, because training needs its defaults: '
+                      + ', '.join(found))
+    home = os.environ.get('KERAS_HOME')
+    os.environ['KERAS_HOME'] = os.devnull  # where no keras.json can be read or written
+    try:
+        yield
+    finally:
+        del os.environ['KERAS_HOME']
+        os.environ.update({} if home is None else {'KERAS_HOME': home})
+
+
+def _unlike_ours(path):
+    """Returns a text for each setting in a keras.json that differs from KERAS_JSON."""
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = json.load(file)
+        return ['{} {} in {}'.format(key, json.dumps(content[key])[:40], path)
+                for key, ours in KERAS_JSON.items() if content.get(key, ours) != ours]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return [path + ', which holds no JSON object']
 
 
 def start_tensorflow(inter_op_threads=0, deterministic=False, seed=None):

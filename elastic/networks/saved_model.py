@@ -104,7 +104,7 @@ def load_saved(path, trust=False):
     try:
         if not trust:
             check_model(path)
-        return keras_stack.load_model(path, trust)
+        return keras_stack.without_dicts(keras_stack.load_model(path, trust))
     except UserError:
         raise
     except Exception as error:
@@ -133,12 +133,31 @@ def _check(path, model, input_shape):
                         'model from one batch of images to one output'.format(
                             path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
     given, output = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape)
+    shown = 'x'.join(map(str, given))
     if len(given) != 3 or given[2] not in (None, input_shape[2]):
+        first = ': put keras.layers.Permute((3, 1, 2)) in front of it' * (given[:1] == (3,))
         raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
-                        'width x 3'.format(path, 'x'.join(map(str, given))))
+                        'width x 3{}'.format(path, shown, first))
     if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
-        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
-            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
+        if None not in given and given[0] != given[1]:
+            raise UserError("'{}' takes images of {}, but all are squares here: put "
+                            'keras.layers.Resizing({}, {}) in front of it, and set --input_size'
+                            .format(path, shown, *given))
+        raise UserError("'{}' takes images of {}, not {}: set --input_size {}".format(
+            path, shown, 'x'.join(map(str, input_shape)), given[0] or given[1]))
+    fixed = inputs[0].shape[0] or output[0]
+    if fixed and not _takes_batches(model, fixed + 1):
+        raise UserError("'{}' computes only on {} image(s) at once, by the shape in one of its "
+                        'layers: build it without that number, from keras.Input({})'.format(
+                            path, fixed, given))
     if len(output) not in (2, 4):
         raise UserError("'{}' returns arrays of {}; needed is a vector of class scores, or a "
                         'feature map, for each image'.format(path, 'x'.join(map(str, output[1:]))))
+
+
+def _takes_batches(model, size):
+    """Returns whether a model maps batches of this size to as many outputs."""
+    try:
+        return model(keras.Input(model.inputs[0].shape[1:], size)).shape[0] in (None, size)
+    except Exception:  # of any layer
+        return False
