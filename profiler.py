@@ -100,6 +100,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     from elastic.compat.keras_stack import restored_afterwards, variable_name
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.prefix_steps import PrefixSteps
+    from elastic.steps.training_step import as_batch
     from elastic.timing.op_times import read_trace
     from elastic.timing.trace import executed_graph, record_trace
     settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
@@ -107,7 +108,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
         pixels = np.random.RandomState(0).uniform(0, 255, (batch_size,) + tuple(input_shape))
         batch = (tf.constant(pixels, tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
-    inputs, labels = batch
+    inputs, labels = as_batch(model, *batch)
     with contextlib.ExitStack() as stack:
         folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(restored_afterwards(model.variables))

@@ -124,10 +124,44 @@ def _check_predictions(labels, predictions):
     if predictions.shape.rank != 2 or (predictions.shape[1] or 2) < 2:
         raise UserError('the model returns an array of shape {}; needed are scores of at least two '
                         'classes for each example'.format(tuple(predictions.shape)))
+    _check_labels(labels)
+
+
+def _check_labels(labels):
     if not labels.dtype.is_integer or labels.shape.rank != 1:
         raise UserError('labels are {} of shape {}; needed is one integer for each example, the '
                         'index of its class (for one-hot labels: their argmax)'.format(
                             labels.dtype.name, tuple(labels.shape)))
+
+
+def as_batch(model, inputs, labels):
+    """Returns (inputs, labels) as tensors, of arrays, lists of numbers or integers of any kind.
+
+    inputs: in the structure that the model takes. If it takes one array, a list of examples will
+    do. labels: become int64 unless they are int32. A tf.TensorSpec stays one.
+    Raises UserError for labels that are not one integer each, and for inputs that are no arrays.
+    """
+    taken = getattr(model, 'inputs', None) or ()
+    rank = len(taken[0].shape) if len(taken) == 1 else 1
+    first = inputs
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if first is not inputs and len(getattr(first, 'shape', ())) < rank and len(taken) < 2:
+        inputs = tf.convert_to_tensor(inputs)
+    inputs, labels = tf.nest.map_structure(_tensor, inputs), _tensor(labels)
+    _check_labels(labels)
+    if labels.dtype not in (tf.int32, tf.int64):
+        labels = tf.cast(labels, tf.int64) if tf.is_tensor(labels) else tf.TensorSpec(
+            labels.shape, tf.int64)
+    return inputs, labels
+
+
+def _tensor(value):
+    if isinstance(value, (int, float)):
+        raise UserError('{} stands where an array is needed: give each input and the labels as '
+                        'one array'.format(value))
+    known = tf.is_tensor(value) or isinstance(value, tf.TypeSpec)
+    return value if known else tf.convert_to_tensor(value)
 
 
 def checked_mask(mask, num_tensors):
