@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import warnings
 
 from elastic.errors import UserError, in_one_line
@@ -55,7 +56,8 @@ def with_files(argv=None):
 def _flags_in(path):
     """Returns the words in a file of flags."""
     try:
-        with open(path, 'rb') as file:  # may be a pipe, such as @<(echo "--rho 0.5")
+        # It may be a pipe, such as @<(echo "--rho 0.5").
+        with open(os.path.expanduser(path), 'rb') as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "
@@ -82,6 +84,7 @@ def run(main, argv=None):
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
+        _find_home()
         status = main(argv)
         print(end='', flush=True)  # here, where an output that cannot be written has its one line
     except UserError as error:
@@ -100,6 +103,15 @@ def run(main, argv=None):
         print('error: {}'.format(line), file=sys.stderr)
         status = 2
     sys.exit(status)
+
+
+def _find_home():
+    """Makes ~ the folder of temporary files for a user without a home folder, as in containers."""
+    home = os.path.expanduser('~')
+    if not (os.path.isabs(home) and os.path.isdir(home)):
+        os.environ['HOME'] = tempfile.gettempdir()
+        warnings.warn('this user has no home folder: {} stands in for it; to choose another, set '
+                      'HOME'.format(os.environ['HOME']))
 
 
 def drop_output(*numbers):

@@ -6,12 +6,15 @@ import math
 import os
 import re
 import sys
+import tempfile
 import traceback
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV,
                errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RESUME = 'run the same command to resume from the last checkpoint, if there is one'
+NO_TEMPORARY = ('no folder for temporary files, such as /tmp, can be written: set TMPDIR to one '
+                'that can, perhaps in --logs_dir')
 DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 
 
@@ -57,6 +60,8 @@ def in_one_line(error):
     """
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return _of_file(error)
+    if isinstance(error, OSError) and not _has_temporary_folder():
+        return NO_TEMPORARY
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
     of_op = errors is not None and isinstance(error, errors.OpError)
     chain = [error]  # tf.function raises a second error, AutoGraph hides the first
@@ -92,6 +97,13 @@ def _of_file(error):
     name = error.filename
     return '{}{}{}'.format(error.strerror or error, '' if name is None else ": '{}'".format(
         os.fsdecode(name) if isinstance(name, bytes) else name), remedy)
+
+
+def _has_temporary_folder():
+    try:
+        return bool(tempfile.gettempdir())
+    except OSError:
+        return False
 
 
 def _is_ours(path):

@@ -229,8 +229,11 @@ def is_finished(folder, settings, restart=False):
         return False
     changed = changed_settings(read_json(path), settings)
     if changed:
-        raise fault(folder, 'exists with other settings ({}); choose another --run_name, or start '
-                    'over with --restart'.format(changed))
+        weights = os.path.join(folder, 'checkpoint', 'weights.npz')
+        further = ' (with --weights {} to train on from there)'.format(weights)
+        raise fault(folder, 'exists with other settings ({}); choose another --run_name{}, or '
+                    'start over with --restart'.format(
+                        changed, further if os.path.exists(weights) else ''))
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path) or not os.path.getsize(path):  # a power cut may leave an empty file
         return False
