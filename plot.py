@@ -28,11 +28,7 @@ from elastic.figures.selection import selection_map
 from elastic.figures.style import write_figure
 from elastic.files import check_writable
 from elastic.options import as_path
-from elastic.runs.folder import (
-    judged_on,
-    read_runs,
-    run_folder,
-)
+from elastic.runs.folder import judged_on, read_runs, run_folder
 from elastic.runs.labels import CONFIGURATION, configuration, label_of
 from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR

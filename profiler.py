@@ -40,11 +40,7 @@ from elastic.timing.stored import TABLE_FILE, stored_table, table_path
 from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
-from elastic.workers.addresses import (
-    check_own_address,
-    tables_folder,
-    workers_of,
-)
+from elastic.workers.addresses import check_own_address, tables_folder, workers_of
 
 
 class StepSettings(NamedTuple):

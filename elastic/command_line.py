@@ -80,6 +80,8 @@ def run(main, argv=None):
 
     If nobody reads the output any more (`| head -1`), exits with the status of SIGPIPE.
     """
+    if main.__module__ == '__main__':
+        _use_utf_8()
     warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
@@ -103,6 +105,20 @@ def run(main, argv=None):
         print('error: {}'.format(line), file=sys.stderr)
         status = 2
     sys.exit(status)
+
+
+def _use_utf_8():
+    """Starts this script again where names of files are not UTF-8, as TensorFlow takes them to be.
+
+    Output keeps the encoding of the terminal; what that lacks becomes \\u.. codes.
+    """
+    output = getattr(sys.stdout, 'encoding', None) or 'utf-8'
+    encodings = [sys.getfilesystemencoding()] + [output] * (sys.version_info < (3, 7))
+    again = dict(os.environ, PYTHONUTF8='1', LC_ALL='C.UTF-8',
+                 PYTHONIOENCODING=output + ':backslashreplace')
+    if os.environ != again and {each.lower() for each in encodings} != {'utf-8'}:
+        with open('/proc/self/cmdline', 'rb') as file:
+            os.execve(sys.executable, file.read().split(b'\0')[:-1], again)
 
 
 def _find_home():

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 import traceback
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV,
@@ -60,7 +59,7 @@ def in_one_line(error):
     """
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return _of_file(error)
-    if isinstance(error, OSError) and not _has_temporary_folder():
+    if isinstance(error, OSError) and 'temporary directory' in str(error):
         return NO_TEMPORARY
     errors = getattr(sys.modules.get('tensorflow'), 'errors', None)
     of_op = errors is not None and isinstance(error, errors.OpError)
@@ -97,13 +96,6 @@ def _of_file(error):
     name = error.filename
     return '{}{}{}'.format(error.strerror or error, '' if name is None else ": '{}'".format(
         os.fsdecode(name) if isinstance(name, bytes) else name), remedy)
-
-
-def _has_temporary_folder():
-    try:
-        return bool(tempfile.gettempdir())
-    except OSError:
-        return False
 
 
 def _is_ours(path):

@@ -52,7 +52,8 @@ def paths_of(photos):
     found = []
     for photo in photos:
         if photo == '-':
-            found += paths_of(filter(None, (line.rstrip('\n') for line in sys.stdin)))
+            lines = os.fsdecode(sys.stdin.buffer.read()).split('\n')
+            found += paths_of(filter(None, lines))
         elif os.path.isdir(photo):
             inside = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
                       for name in sorted(names)

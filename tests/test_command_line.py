@@ -251,9 +251,9 @@ command_line.run(main)
      '{"floatx": "float16", "image_data_format": "channels_first", "backend": "theano", '
      '"epsilon": 1}',
      ['TF_USE_LEGACY_KERAS=1', 'KERAS_BACKEND=openvino', 'KERAS_MAX_EPOCHS=many',
-      'floatx "float16" in ', 'image_data_format "channels_first"', 'backend "theano"']),
+      "floatx 'float16' in ", "image_data_format 'channels_first'", "backend 'theano'"]),
     pytest.param({'KERAS_BACKEND': 'torch', 'KERAS_NNX_ENABLED': '1'}, '{"floatx": ',
-                 ['KERAS_BACKEND=torch', 'keras.json, which holds no JSON object'],
+                 ['KERAS_BACKEND=torch', "content 'not JSON' in "],
                  marks=pytest.mark.thorough),
     pytest.param({'KERAS_BACKEND': 'tensorflow', 'TF_USE_LEGACY_KERAS': '0'},
                  '{"floatx": "float32", "epsilon": 1e-07, "backend": "tensorflow", '
@@ -312,3 +312,29 @@ def test_no_run_is_named_after_the_home_folder(tmp_path):
         with pytest.raises(UserError, match='leaves'):
             checked_run_name(name, str(tmp_path))
     assert checked_run_name('~a', str(tmp_path)) == '~a'
+
+
+NAMES = r"""
+import os, sys
+from elastic import command_line
+def main(argv):
+    print(sys.getfilesystemencoding(), os.path.isfile(sys.argv[1]))
+    print('\u65e5\u672c', os.fsdecode(b'\xff'))
+command_line.run(main)
+"""
+
+
+@pytest.mark.parametrize('environment', [
+    dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0'),
+    dict(LC_ALL='POSIX'), dict(LANG='C', LC_ALL=''), dict(PYTHONIOENCODING='ascii')],
+    ids=['ascii', 'POSIX', 'C', 'ascii output'])
+def test_names_of_files_are_utf_8_in_every_locale_and_output_never_fails(tmp_path, environment):
+    (tmp_path / 'names.py').write_text(NAMES)
+    place = os.path.join(os.fsencode(str(tmp_path)), b'gr\xc3\xbcn \xff')
+    open(place, 'w').close()
+    result = subprocess.run([sys.executable, str(tmp_path / 'names.py'), place], cwd=ROOT,
+                            env=dict(os.environ, PYTHONPATH=ROOT, **environment),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = result.stdout.split(b'\n')
+    assert (result.returncode, result.stderr, lines[0]) == (0, b'', b'utf-8 True')
+    assert lines[1] in (b'\\u65e5\\u672c \\udcff', b'\xe6\x97\xa5\xe6\x9c\xac \\udcff')

@@ -147,13 +147,10 @@ def functional(model):
 
 def without_dicts(model):
     """Returns a model whose one input and one output are arrays, where it has them in a dict."""
-    graph = functional(model)
-    names = ('_inputs_struct', '_outputs_struct') if KERAS_3 else (
-        '_nested_inputs', '_nested_outputs')
-    if graph is None or len(graph.inputs) + len(graph.outputs) > 2 or not any(
-            isinstance(getattr(graph, name), dict) for name in names):
-        return model
-    return keras.Model(graph.inputs[0], graph.outputs[0])
+    graph, ends = functional(model), '_{}s_struct' if KERAS_3 else '_nested_{}s'
+    in_dicts = graph is not None and len(graph.inputs) == len(graph.outputs) == 1 and any(
+        isinstance(getattr(graph, ends.format(end)), dict) for end in ('input', 'output'))
+    return keras.Model(graph.inputs[0], graph.outputs[0]) if in_dicts else model
 
 
 def graph_nodes(network):

@@ -9,12 +9,8 @@ import warnings
 
 from elastic.errors import UserError
 
-# Settings that other projects may need of Keras. What is trained here needs none of them.
-KERAS_VARIABLES = ('TF_USE_LEGACY_KERAS', 'KERAS_BACKEND', 'KERAS_MAX_EPOCHS',
-                   'KERAS_MAX_STEPS_PER_EPOCH', 'KERAS_NNX_ENABLED')
-CHANGE_NOTHING = ('', '0', 'false', 'tensorflow')
 KERAS_JSON = dict(backend='tensorflow', floatx='float32', image_data_format='channels_last',
-                  epsilon=1e-7, nnx_enabled=False)
+                  epsilon=1e-7)
 
 
 @contextlib.contextmanager
@@ -41,16 +37,15 @@ def quiet():
 
 
 def quiet_tensorflow():
-    """Imports TensorFlow and Keras, with the settings that training needs.
+    """Imports TensorFlow without its start-up notices, unless TF_CPP_MIN_LOG_LEVEL is set.
 
-    A warning names settings of other projects, which are not used. Start-up notices are hidden
-    unless TF_CPP_MIN_LOG_LEVEL is set.
+    Also imports Keras, with the settings that training needs.
     """
     if 'tensorflow' in sys.modules:
         return
     noisy = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    with _own_settings_of_keras(), contextlib.ExitStack() if noisy else quiet():
+    with _settings_of_keras(), contextlib.ExitStack() if noisy else quiet():
         import tensorflow
         tensorflow.keras.backend.floatx()  # imports Keras, which reads its settings only now
         if not noisy:
@@ -64,35 +59,27 @@ def keras_home():
 
 
 @contextlib.contextmanager
-def _own_settings_of_keras():
-    """Within this context, Keras finds no settings of other projects; warns of them."""
-    path = os.path.join(keras_home(), 'keras.json')
-    given = [(name, os.environ.pop(name, '')) for name in KERAS_VARIABLES]
-    found = ['{}={}'.format(name, value) for name, value in given
-             if value.lower() not in CHANGE_NOTHING] + _unlike_ours(path)
+def _settings_of_keras():
+    """Within this context, Keras has its default settings; warns of those of other projects."""
+    path, home = os.path.join(keras_home(), 'keras.json'), os.environ.pop('KERAS_HOME', None)
+    names = [name for name in os.environ if name.startswith(('KERAS_', 'TF_USE_LEGACY_KERAS'))]
+    found = ['='.join(item) for item in [(name, os.environ.pop(name)) for name in names]
+             if item[1].lower() not in ('', '0', 'false', 'tensorflow')]
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = dict(json.load(file))
+    except (OSError, ValueError, TypeError, RecursionError):
+        content = {'content': 'not JSON'} if os.path.exists(path) else {}
+    found += ['{} {!r:.40} in {}'.format(key, value, path) for key, value in content.items()
+              if KERAS_JSON.get(key) != value]
     if found:
-        warnings.warn('these settings of Keras are not used, because training needs its defaults: '
-                      + ', '.join(found))
-    home = os.environ.get('KERAS_HOME')
+        warnings.warn('not used are these settings of Keras: ' + ', '.join(found))
     os.environ['KERAS_HOME'] = os.devnull  # where no keras.json can be read or written
     try:
         yield
     finally:
         del os.environ['KERAS_HOME']
-        os.environ.update({} if home is None else {'KERAS_HOME': home})
-
-
-def _unlike_ours(path):
-    """Returns a text for each setting in a keras.json that differs from KERAS_JSON."""
-    if not os.path.exists(path):
-        return []
-    try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
-        return ['{} {} in {}'.format(key, json.dumps(content[key])[:40], path)
-                for key, ours in KERAS_JSON.items() if content.get(key, ours) != ours]
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return [path + ', which holds no JSON object']
+        os.environ.update({'KERAS_HOME': home} if home else {})
 
 
 def start_tensorflow(inter_op_threads=0, deterministic=False, seed=None):

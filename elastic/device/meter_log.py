@@ -64,7 +64,10 @@ def _rows(path):
     """
     number, separator = 1, None
     try:
-        with open(path, encoding=_encoding(path), errors='replace', newline='') as file:
+        with open(path, 'rb') as file:
+            wide = file.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as some spreadsheets save it
+        with open(path, encoding='utf-16' if wide else 'utf-8-sig',
+                  errors='replace', newline='') as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ''), 1):
                 if len(line) == LONGEST_LINE:
                     raise csv.Error('the line is too long')
@@ -82,12 +85,6 @@ def _rows(path):
         raise _fault(path, number, error)
     except OSError as error:
         raise UserError('cannot read the meter log {}: {}'.format(path, error))
-
-
-def _encoding(path):
-    """Returns the encoding of a text file, which may begin with a byte order mark."""
-    with open(path, 'rb') as file:
-        return 'utf-16' if file.read(2) in (b'\xff\xfe', b'\xfe\xff') else 'utf-8-sig'
 
 
 def _fault(path, line, reason):

@@ -135,31 +135,24 @@ def _check_labels(labels):
 
 
 def as_batch(model, inputs, labels):
-    """Returns (inputs, labels) as tensors, of arrays, lists of numbers or integers of any kind.
+    """Returns (inputs, labels) as tensors; a tf.TensorSpec stays one.
 
-    inputs: in the structure that the model takes. If it takes one array, a list of examples will
-    do. labels: become int64 unless they are int32. A tf.TensorSpec stays one.
-    Raises UserError for labels that are not one integer each, and for inputs that are no arrays.
+    inputs: arrays in the structure that the model takes; if that is one array, also a list of
+    examples. labels: integers, which become int64 unless they are int32; UserError for others.
     """
-    taken = getattr(model, 'inputs', None) or ()
-    rank = len(taken[0].shape) if len(taken) == 1 else 1
-    first = inputs
+    taken, first = getattr(model, 'inputs', None) or [None], inputs
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    if first is not inputs and len(getattr(first, 'shape', ())) < rank and len(taken) < 2:
+    rank = 1 if taken[0] is None else len(taken[0].shape)
+    if first is not inputs and len(taken) == 1 and len(getattr(first, 'shape', ())) < rank:
         inputs = tf.convert_to_tensor(inputs)
     inputs, labels = tf.nest.map_structure(_tensor, inputs), _tensor(labels)
     _check_labels(labels)
-    if labels.dtype not in (tf.int32, tf.int64):
-        labels = tf.cast(labels, tf.int64) if tf.is_tensor(labels) else tf.TensorSpec(
-            labels.shape, tf.int64)
-    return inputs, labels
+    odd = tf.is_tensor(labels) and labels.dtype not in (tf.int32, tf.int64)
+    return inputs, tf.cast(labels, tf.int64) if odd else labels
 
 
 def _tensor(value):
-    if isinstance(value, (int, float)):
-        raise UserError('{} stands where an array is needed: give each input and the labels as '
-                        'one array'.format(value))
     known = tf.is_tensor(value) or isinstance(value, tf.TypeSpec)
     return value if known else tf.convert_to_tensor(value)
 
