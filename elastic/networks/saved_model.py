@@ -28,10 +28,7 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     pool: what the head reads, as in _pooled; None: the output of the network.
     Raises UserError if there is code and no trust, and for a model that cannot be used.
     """
-    model = load_saved(path, trust)
-    fault = _fault(model, input_shape)
-    if fault is not None:
-        raise UserError("'{}' {}".format(path, fault))
+    model = load_saved(path, trust, input_shape)
     if not keep_frozen:
         _unfreeze(model)
     keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
@@ -101,14 +98,21 @@ def count_trainable(model):
                if layer.name != PREPROCESSING)
 
 
-def load_saved(path, trust=False):
-    """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
+def load_saved(path, trust=False, input_shape=None):
+    """Returns the saved Keras model at `path`; raises UserError as from_saved_model does.
+
+    input_shape: of an image; None: as the model takes it, if that is a square.
+    """
     try:
         if not trust:
             check_model(path)
-        return keras_stack.without_dicts(keras_stack.load_model(path, trust))
+        model = keras_stack.without_dicts(keras_stack.load_model(path, trust))
     except Exception as error:
         raise error if isinstance(error, UserError) else _readable(path, error)
+    fault = _fault(model, input_shape)
+    if fault is not None:
+        raise UserError("'{}' {}".format(path, fault))
+    return model
 
 
 def _readable(path, error):
@@ -133,6 +137,8 @@ def _fault(model, input_shape):
                 'batch of images to one output'.format(len(inputs) or 'unknown',
                                                        len(outputs) or 'unknown'))
     given, output = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape)
+    size = next(filter(None, given), None)
+    input_shape = input_shape or (size, size, 3)
     shown, wanted = ['x'.join(map(str, shape)) for shape in (given, input_shape)]
     if len(given) != 3 or given[2] not in (None, input_shape[2]):
         first = ': put keras.layers.Permute((3, 1, 2)) in front of it' * (given[:1] == (3,))
@@ -146,10 +152,10 @@ def _fault(model, input_shape):
             shown, wanted, given[0] or given[1])
     fixed = inputs[0].shape[0] or output[0]
     try:
-        size = fixed and model(keras.Input(given, fixed + 1)).shape[0] - 1
+        taken = fixed and model(keras.Input(given, fixed + 1)).shape[0] - 1
     except Exception:  # of any layer
-        size = None
-    if size != fixed:
+        taken = None
+    if taken != fixed:
         return ('computes only on {} image(s) at once, by the shape in one of its layers: build it '
                 'without that number, from keras.Input({})'.format(fixed, given))
     return None if len(output) in (2, 4) else (
