@@ -52,8 +52,7 @@ def paths_of(photos):
     found = []
     for photo in photos:
         if photo == '-':
-            lines = os.fsdecode(sys.stdin.buffer.read()).split('\n')
-            found += paths_of(filter(None, lines))
+            found += paths_of(filter(None, os.fsdecode(sys.stdin.buffer.read()).split('\n')))
         elif os.path.isdir(photo):
             inside = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
                       for name in sorted(names)

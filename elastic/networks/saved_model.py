@@ -99,10 +99,7 @@ def count_trainable(model):
 
 
 def load_saved(path, trust=False, input_shape=None):
-    """Returns the saved Keras model at `path`; raises UserError as from_saved_model does.
-
-    input_shape: of an image; None: as the model takes it, if that is a square.
-    """
+    """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
     try:
         if not trust:
             check_model(path)
@@ -130,7 +127,10 @@ def _readable(path, error):
 
 
 def _fault(model, input_shape):
-    """Returns why a model does not map such images to scores or a feature map; None if it does."""
+    """Returns why a model does not map such images to scores or a feature map; None if it does.
+
+    input_shape: None for any square of pixels.
+    """
     inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
     if len(inputs) != 1 or len(outputs) != 1:
         return ('has {} inputs and {} outputs; needed is a functional or Sequential model from one '

@@ -140,11 +140,8 @@ def as_batch(model, inputs, labels):
     inputs: arrays in the structure that the model takes; if that is one array, also a list of
     examples. labels: integers, which become int64 unless they are int32; UserError for others.
     """
-    taken, first = getattr(model, 'inputs', None) or [None], inputs
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    rank = 1 if taken[0] is None else len(taken[0].shape)
-    if first is not inputs and len(taken) == 1 and len(getattr(first, 'shape', ())) < rank:
+    if len(getattr(model, 'inputs', None) or ()) == 1 and isinstance(inputs, (list, tuple)) and (
+            len(inputs) != 1 or not hasattr(inputs[0], 'shape')):
         inputs = tf.convert_to_tensor(inputs)
     inputs, labels = tf.nest.map_structure(_tensor, inputs), _tensor(labels)
     _check_labels(labels)
