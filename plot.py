@@ -27,11 +27,8 @@ from elastic.figures.confusion import confusion_of_run
 from elastic.figures.selection import selection_map
 from elastic.figures.style import write_figure
 from elastic.files import check_writable
-from elastic.runs.folder import (
-    judged_on,
-    read_runs,
-    run_folder,
-)
+from elastic.options import as_path
+from elastic.runs.folder import judged_on, read_runs, run_folder
 from elastic.runs.labels import CONFIGURATION, configuration, label_of
 from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR
@@ -267,10 +264,11 @@ def draw_by_name(figures, description, argv=None):
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('figure', help='one of ' + ', '.join(figures))
-    parser.add_argument('inputs', nargs='+', metavar='RUN',
+    parser.add_argument('inputs', nargs='+', type=as_path, metavar='RUN',
                         help='name under --logs_dir, or a path')
-    parser.add_argument('--output', help='figures/NAME, with or without .png; required for figures')
-    parser.add_argument('--logs_dir', default=LOGS_DIR,
+    parser.add_argument('--output', type=as_path,
+                        help='figures/NAME, with or without .png; required for figures')
+    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR,
                         help='where the runs are (default: %(default)s)')
     args = parser.parse_args(argv)
     draw, single = figures[errors.one_of(args.figure, list(figures), 'figure')]

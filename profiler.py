@@ -40,11 +40,7 @@ from elastic.timing.stored import TABLE_FILE, stored_table, table_path
 from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
-from elastic.workers.addresses import (
-    check_own_address,
-    tables_folder,
-    workers_of,
-)
+from elastic.workers.addresses import check_own_address, tables_folder, workers_of
 
 
 class StepSettings(NamedTuple):
@@ -100,6 +96,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     from elastic.compat.keras_stack import restored_afterwards, variable_name
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.prefix_steps import PrefixSteps
+    from elastic.steps.training_step import as_batch
     from elastic.timing.op_times import read_trace
     from elastic.timing.trace import executed_graph, record_trace
     settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
@@ -107,7 +104,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
         pixels = np.random.RandomState(0).uniform(0, 255, (batch_size,) + tuple(input_shape))
         batch = (tf.constant(pixels, tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
-    inputs, labels = batch
+    inputs, labels = as_batch(model, *batch)
     with contextlib.ExitStack() as stack:
         folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(restored_afterwards(model.variables))

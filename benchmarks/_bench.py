@@ -192,7 +192,7 @@ def add_flags(parser, name, models=None, input_size=96, rounds=None, batch_size=
         parser.add_argument('--rounds', type=whole(int, low=3), default=rounds,
                             help='interleaved samples of each row (default: %(default)s)')
     parser.add_argument('--seed', type=whole(int, low=0), default=0)
-    parser.add_argument('--json', metavar='PATH',
+    parser.add_argument('--json', type=os.path.expanduser, metavar='PATH',
                         help='default: benchmarks/results/{}.json'.format(name))
 
 

@@ -218,7 +218,7 @@ def parse_arguments(argv):
     parser.add_argument('--interval', type=whole(int, low=2), default=TRAINING.interval,
                         metavar='EPOCHS',
                         help='the first of them fills the cache (default: %(default)s)')
-    parser.add_argument('--cache_dir', metavar='DIR',
+    parser.add_argument('--cache_dir', type=os.path.expanduser, metavar='DIR',
                         help='folder of the file (default: benchmarks/results)')
     _bench.add_flags(parser, 'prefix_cache', DEFAULT_MODELS, rounds=5, batch_size=True)
     args = _bench.parsed(parser, argv)

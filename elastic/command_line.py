@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import warnings
 
 from elastic.errors import UserError, in_one_line
@@ -55,7 +56,8 @@ def with_files(argv=None):
 def _flags_in(path):
     """Returns the words in a file of flags."""
     try:
-        with open(path, 'rb') as file:  # may be a pipe, such as @<(echo "--rho 0.5")
+        # It may be a pipe, such as @<(echo "--rho 0.5").
+        with open(os.path.expanduser(path), 'rb') as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "
@@ -78,10 +80,13 @@ def run(main, argv=None):
 
     If nobody reads the output any more (`| head -1`), exits with the status of SIGPIPE.
     """
+    if main.__module__ == '__main__':
+        _use_utf_8()
     warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files that are not UTF-8
     try:
+        _find_home()
         status = main(argv)
         print(end='', flush=True)  # here, where an output that cannot be written has its one line
     except UserError as error:
@@ -100,6 +105,29 @@ def run(main, argv=None):
         print('error: {}'.format(line), file=sys.stderr)
         status = 2
     sys.exit(status)
+
+
+def _use_utf_8():
+    """Starts this script again where names of files are not UTF-8, as TensorFlow takes them to be.
+
+    Output keeps the encoding of the terminal; what that lacks becomes \\u.. codes.
+    """
+    output = getattr(sys.stdout, 'encoding', None) or 'utf-8'
+    encodings = [sys.getfilesystemencoding()] + [output] * (sys.version_info < (3, 7))
+    again = dict(os.environ, PYTHONUTF8='1', LC_ALL='C.UTF-8',
+                 PYTHONIOENCODING=output + ':backslashreplace')
+    if os.environ != again and {each.lower() for each in encodings} != {'utf-8'}:
+        with open('/proc/self/cmdline', 'rb') as file:
+            os.execve(sys.executable, file.read().split(b'\0')[:-1], again)
+
+
+def _find_home():
+    """Makes ~ the folder of temporary files for a user without a home folder, as in containers."""
+    home = os.path.expanduser('~')
+    if not (os.path.isabs(home) and os.path.isdir(home)):
+        os.environ['HOME'] = tempfile.gettempdir()
+        warnings.warn('this user has no home folder: {} stands in for it; to choose another, set '
+                      'HOME'.format(os.environ['HOME']))
 
 
 def drop_output(*numbers):

@@ -12,6 +12,8 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, 
                errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RESUME = 'run the same command to resume from the last checkpoint, if there is one'
+NO_TEMPORARY = ('no folder for temporary files, such as /tmp, can be written: set TMPDIR to one '
+                'that can, perhaps in --logs_dir')
 MEMORY_REMEDY = '; it does not fit in memory: use a smaller --batch_size or --input_size'
 DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 
@@ -58,6 +60,8 @@ def in_one_line(error):
     """
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return _of_file(error)
+    if isinstance(error, OSError) and 'temporary directory' in str(error):
+        return NO_TEMPORARY
     chain = _chain_of(error)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
     layer = _layer(chain, frames)

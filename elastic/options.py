@@ -3,6 +3,9 @@
 import argparse
 import math
 import operator
+import os
+
+as_path = os.path.expanduser  # the argparse type of a path, in which ~ is the home folder
 
 
 def boolean(text):

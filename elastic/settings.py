@@ -6,7 +6,7 @@ Imports nothing heavy: `--help` and a wrong flag answer at once.
 import os
 from typing import NamedTuple, Tuple
 
-from elastic.options import Flag, number
+from elastic.options import Flag, as_path, number
 from elastic.texts import duration
 
 LOGS_DIR = 'logs'
@@ -27,12 +27,12 @@ PAPER_SETS = {  # the paper's: classes, training images, test images
 class ModelSettings(NamedTuple):
     """Says how models.build_model makes a network."""
     model_name: Flag(
-        str, 'resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, any keras.applications '
+        as_path, 'resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, any keras.applications '
         'class, or the path of a saved Keras model', 'NAME') = 'resnet50'
     input_size: Flag(number(int, low=8), 'images are resized to this square', 'PIXELS') = 224
     weights: Flag(
-        str, 'start from ImageNet, from random weights, or from a .npz of this project or a .h5 '
-        'of keras.applications', 'imagenet|none|PATH') = 'imagenet'
+        as_path, 'start from ImageNet, from random weights, or from a .npz of this project or a '
+        '.h5 of keras.applications', 'imagenet|none|PATH') = 'imagenet'
     alpha: Flag(number(float, above=0), 'width multiplier of the MobileNet families') = 1.0
     bn_statistics: Flag(  # None: decided by statistics_of
         ('frozen', 'train'),
@@ -164,7 +164,7 @@ class DataSettings(NamedTuple):
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
     share: (i, n) trains on part i of the images, from 0, of n equal parts.
     """
-    data_dir: Flag(str, 'folder of TensorFlow Datasets', 'DIR') = None
+    data_dir: Flag(as_path, 'folder of TensorFlow Datasets', 'DIR') = None
     seed: int = TRAINING.seed
     steps_per_epoch: Flag(
         number(int, low=1), 'end each epoch after N steps; every epoch has other images (default: '
@@ -195,9 +195,9 @@ class DataSettings(NamedTuple):
         'images are used once, at the end (default: the test images judge each epoch, as in the '
         'paper)', label='validation_share {}') = None
     class_weight: Flag(
-        str, 'multiply the loss of each training image by the weight of its class: balanced gives '
-        'all classes the same influence (images / (classes x images of the class)); a CSV file '
-        'has lines of name,weight (default: no weights)', 'balanced|FILE',
+        as_path, 'multiply the loss of each training image by the weight of its class: balanced '
+        'gives all classes the same influence (images / (classes x images of the class)); a CSV '
+        'file has lines of name,weight (default: no weights)', 'balanced|FILE',
         label='class_weight {}') = None
     skip_bad_images: Flag(
         bool, 'leave out images of a folder that cannot be read when the run starts; the summary '
@@ -226,7 +226,7 @@ class CacheSettings(NamedTuple):
         'each image and selection, and reuse their output: auto where images come back unchanged; '
         'on sets --views held', of=CACHED, label='cache {}') = 'auto'
     cache_dir: Flag(
-        str, 'folder for a prefix cache that does not fit into memory (default: --logs_dir)',
+        as_path, 'folder for a prefix cache that does not fit into memory (default: --logs_dir)',
         'DIR', decides=False) = None
     cache_gb: Flag(
         number(float, above=0), 'the most disk that it may take (default: half of what is free)',
@@ -235,7 +235,7 @@ class CacheSettings(NamedTuple):
 
 class RecordSettings(NamedTuple):
     """Says where a run is recorded, and what is kept of it."""
-    logs_dir: Flag(str, 'folder of runs and timing tables', 'DIR', decides=False) = LOGS_DIR
+    logs_dir: Flag(as_path, 'folder of runs and timing tables', 'DIR', decides=False) = LOGS_DIR
     run_name: Flag(
         str, 'folder under --logs_dir (default: made from model, data and scheme)', 'NAME',
         decides=False) = 'auto'
@@ -255,7 +255,7 @@ class RecordSettings(NamedTuple):
     save_txt: Flag(
         bool, 'also write epochs.txt, the table of epochs', decides=False) = False
     meter_csv: Flag(
-        str, 'log of an external power meter, written while training runs: columns timestamp '
+        as_path, 'log of an external power meter, written while training runs: columns timestamp '
         '(seconds since 1970) and watts', 'FILE', decides=False) = None
 
     @property

@@ -24,7 +24,7 @@ from elastic.errors import UserError
 from elastic.export.predictor import check_names, open_predictor
 from elastic.figures.confusion import draw_confusion
 from elastic.files import check_writable, make_folder, read_json
-from elastic.options import add_flag, number
+from elastic.options import add_flag, as_path, number
 from elastic.runs.classes import Predictions, report, write_predictions
 from elastic.runs.folder import run_folder
 from elastic.settings import LOGS_DIR, DataSettings
@@ -36,19 +36,19 @@ SMALLEST = 1e-7  # bounds the loss of one image where rounding made a probabilit
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(
         description='Tests a trained network on the test images of a data set.')
-    parser.add_argument('model', metavar='MODEL',
+    parser.add_argument('model', type=as_path, metavar='MODEL',
                         help='a run, a saved Keras model or a LiteRT file')
     parser.add_argument('--dataset_name', metavar='NAME',
                         help="as for main.py (default: a run's own)")
-    parser.add_argument('--data_dir', metavar='DIR',
+    parser.add_argument('--data_dir', type=as_path, metavar='DIR',
                         help="folder of TensorFlow Datasets (default: a run's own)")
-    parser.add_argument('--csv', metavar='FILE',
+    parser.add_argument('--csv', type=as_path, metavar='FILE',
                         help='also write the prediction for each image')
-    parser.add_argument('--output', metavar='figures/NAME',
+    parser.add_argument('--output', type=as_path, metavar='figures/NAME',
                         help='also draw the confusion matrix, as `plot.py confusion`')
     parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
                         help='for a model that takes images of any size')
-    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
+    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR',
                         help='folder of the runs (default: %(default)s)')
     add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
     add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read')

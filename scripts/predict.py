@@ -24,7 +24,7 @@ from elastic.data.photo import read_image
 from elastic.errors import UserError
 from elastic.export.predictor import check_names, open_predictor
 from elastic.files import check_writable, make_folder, printable, whole
-from elastic.options import add_flag, number
+from elastic.options import add_flag, as_path, number
 from elastic.runs.folder import run_folder
 from elastic.settings import LOGS_DIR
 
@@ -33,16 +33,17 @@ AT_ONCE = 32  # images in a batch
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description='Prints the most likely classes of photos.')
-    parser.add_argument('model', metavar='RUN', help='a run, a saved Keras model or a LiteRT file')
-    parser.add_argument('photos', nargs='+', metavar='PHOTO',
+    parser.add_argument('model', type=as_path, metavar='RUN',
+                        help='a run, a saved Keras model or a LiteRT file')
+    parser.add_argument('photos', nargs='+', type=as_path, metavar='PHOTO',
                         help='images, folders of images, or - for a list on standard input')
     parser.add_argument('--top', type=number(int, low=1), default=5, metavar='N',
                         help='classes to show for each photo (default: %(default)s)')
-    parser.add_argument('--csv', metavar='FILE',
+    parser.add_argument('--csv', type=as_path, metavar='FILE',
                         help='also write all probabilities, one row per photo')
     parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
                         help='for a model that takes images of any size')
-    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR',
+    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR',
                         help='folder of the runs (default: %(default)s)')
     add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
     return parser.parse_args(argv)
@@ -53,7 +54,7 @@ def paths_of(photos):
     found = []
     for photo in photos:
         if photo == '-':
-            found += paths_of(filter(None, (line.rstrip('\n') for line in sys.stdin)))
+            found += paths_of(filter(None, os.fsdecode(sys.stdin.buffer.read()).split('\n')))
         elif os.path.isdir(photo):
             left_out = collections.Counter()
             files = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))

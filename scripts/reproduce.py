@@ -22,7 +22,7 @@ import time
 import _root
 from elastic import command_line, errors, texts
 from elastic.errors import UserError
-from elastic.options import number
+from elastic.options import as_path, number
 from elastic.settings import ELASTIC, PAPER_SETS, settings_of
 from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 
@@ -289,10 +289,10 @@ def parse_arguments(argv=None):
     parser.add_argument('--only', metavar='PATTERN', help='only runs whose name contains this')
     parser.add_argument('--seeds', type=number(int, low=1), default=1, metavar='N',
                         help='seeds of each run; the figure shows mean and spread (default: 1)')
-    instead.add_argument('--jobs', metavar='FILE', help='run nothing; write the commands of the '
-                         'unfinished runs, one per line (- for the terminal)')
-    parser.add_argument('--meter_csv', metavar='FILE', help='log of an external power meter: '
-                        'columns timestamp (seconds since 1970) and watts')
+    instead.add_argument('--jobs', type=as_path, metavar='FILE', help='run nothing; write the '
+                         'commands of the unfinished runs, one per line (- for the terminal)')
+    parser.add_argument('--meter_csv', type=as_path, metavar='FILE', help='log of an external '
+                        'power meter: columns timestamp (seconds since 1970) and watts')
     parser.add_argument('--check', action='store_true', help='check these arguments and stop')
     args = parser.parse_args(argv)
     errors.one_of(args.figure, list(FIGURES), 'figure')

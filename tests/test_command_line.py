@@ -10,6 +10,7 @@ import pytest
 import profiler
 from elastic import command_line, errors, flags, options, texts
 from elastic.errors import UserError
+from elastic.runs.names import checked_run_name
 from elastic.settings import DEFAULTS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -138,12 +139,13 @@ def test_a_failed_import_of_tensorflow_shows_its_notices(tmp_path):
     assert 'ImportError: broken installation' in result.stderr
 
 
+@pytest.mark.thorough
 def test_a_log_level_of_the_user_is_kept():
     result = python('import os, sys; from elastic.compat import start\n'
                     'start.quiet_tensorflow()\n'
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
                     TF_CPP_MIN_LOG_LEVEL='1')
-    assert result.stdout == '1 False\n'
+    assert result.stdout == '1 True\n'
 
 
 @pytest.mark.parametrize('parse', [flags.parse_arguments, profiler.parse_arguments])
@@ -176,3 +178,113 @@ def test_output_that_cannot_be_written_ends_a_script_without_a_traceback(command
     assert child.returncode == status and child.stderr.startswith(says)
     assert child.stderr.count('\n') == bool(says)
     assert child.stdout.count('\n') == command.count('head')
+
+
+# ------------------------------------------------- what other projects and containers set
+
+KERAS = """
+import sys
+from elastic import command_line
+from elastic.compat import start
+def main(argv):
+    start.quiet_tensorflow()
+    from tensorflow import keras
+    import os
+    x = keras.layers.Conv2D(2, 3)(keras.Input((8, 8, 3)))
+    print(tuple(x.shape), keras.backend.floatx(), os.environ.get('KERAS_HOME'))
+command_line.run(main)
+"""
+
+
+@pytest.mark.parametrize('variables, settings, named', [
+    ({'TF_USE_LEGACY_KERAS': '1', 'KERAS_BACKEND': 'openvino', 'KERAS_MAX_EPOCHS': 'many'},
+     '{"floatx": "float16", "image_data_format": "channels_first", "backend": "theano", '
+     '"epsilon": 1}',
+     ['TF_USE_LEGACY_KERAS=1', 'KERAS_BACKEND=openvino', 'KERAS_MAX_EPOCHS=many',
+      "floatx 'float16' in ", "image_data_format 'channels_first'", "backend 'theano'"]),
+    pytest.param({'KERAS_BACKEND': 'torch', 'KERAS_NNX_ENABLED': '1'}, '{"floatx": ',
+                 ['KERAS_BACKEND=torch', "content 'not JSON' in "],
+                 marks=pytest.mark.thorough),
+    pytest.param({'KERAS_BACKEND': 'tensorflow', 'TF_USE_LEGACY_KERAS': '0'},
+                 '{"floatx": "float32", "epsilon": 1e-07, "backend": "tensorflow", '
+                 '"image_data_format": "channels_last"}', [], marks=pytest.mark.thorough)])
+def test_settings_of_keras_of_other_projects_are_named_and_not_used(
+        tmp_path, variables, settings, named):
+    (tmp_path / 'keras.json').write_text(settings)
+    result = python(KERAS, KERAS_HOME=str(tmp_path), **variables)
+    assert result.stdout == '(None, 6, 6, 2) float32 {}\n'.format(tmp_path), result.stderr
+    assert result.returncode == 0 and result.stderr.count('\n') == bool(named)
+    assert all(words in result.stderr for words in named)
+    assert (tmp_path / 'keras.json').read_text() == settings
+
+
+def test_without_a_home_folder_temporary_files_are_its_place(tmp_path):
+    code = ('import os\nfrom elastic import command_line\n'
+            'command_line.run(lambda argv: print(os.path.expanduser("~/a")))')
+    for home in (str(tmp_path / 'none'), '~'):
+        result = python(code, HOME=home, TMPDIR=str(tmp_path))
+        assert (result.returncode, result.stdout) == (0, '{}/a\n'.format(tmp_path))
+        assert result.stderr.startswith('warning: this user has no home folder: {} '.format(
+            tmp_path)) and result.stderr.count('\n') == 1
+    assert python(code, HOME=str(tmp_path)).stderr == ''
+
+
+def test_without_a_place_for_temporary_files_one_line_names_tmpdir():
+    code = ('import tempfile\nfrom elastic import command_line\n'
+            'command_line.run(lambda argv: tempfile.TemporaryFile())')
+    child = subprocess.run(
+        ['bash', '-c', 'ulimit -f 0; exec "$0" -c "$1"', sys.executable, code], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert child.returncode == 2 and child.stderr.count('\n') == 1
+    assert child.stderr.startswith('error: no folder for temporary files') and (
+        'set TMPDIR' in child.stderr)
+
+
+PATHS = {'--logs_dir': '~/logs', '--data_dir': '~/data', '--weights': '~/w.npz',
+         '--model_name': '~/m.keras', '--class_weight': '~/w.csv', '--cache_dir': '~',
+         '--meter_csv': '~/meter.csv'}
+
+
+def test_in_each_flag_of_a_path_the_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'flags.txt').write_text('\n'.join(
+        '{} "{}"'.format(*item) for item in PATHS.items()))
+    for argv in (['{}={}'.format(*item) for item in PATHS.items()],
+                 [word for item in PATHS.items() for word in item], ['@~/flags.txt']):
+        given = vars(flags.parse_arguments(argv))
+        for flag, path in PATHS.items():
+            assert given[flag[2:]] == path.replace('~', str(tmp_path))
+    assert profiler.parse_arguments(['--logs_dir=~/x']).logs_dir == str(tmp_path / 'x')
+
+
+def test_no_run_is_named_after_the_home_folder(tmp_path):
+    for name in ('~', '~/run', 'a/~'):
+        with pytest.raises(UserError, match='leaves'):
+            checked_run_name(name, str(tmp_path))
+    assert checked_run_name('~a', str(tmp_path)) == '~a'
+
+
+NAMES = r"""
+import os, sys
+from elastic import command_line
+def main(argv):
+    print(sys.getfilesystemencoding(), os.path.isfile(sys.argv[1]))
+    print('\u65e5\u672c', os.fsdecode(b'\xff'))
+command_line.run(main)
+"""
+
+
+@pytest.mark.parametrize('environment', [
+    dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0'),
+    dict(LC_ALL='POSIX'), dict(LANG='C', LC_ALL=''), dict(PYTHONIOENCODING='ascii')],
+    ids=['ascii', 'POSIX', 'C', 'ascii output'])
+def test_names_of_files_are_utf_8_in_every_locale_and_output_never_fails(tmp_path, environment):
+    (tmp_path / 'names.py').write_text(NAMES)
+    place = os.path.join(os.fsencode(str(tmp_path)), b'gr\xc3\xbcn \xff')
+    open(place, 'w').close()
+    result = subprocess.run([sys.executable, str(tmp_path / 'names.py'), place], cwd=ROOT,
+                            env=dict(os.environ, PYTHONPATH=ROOT, **environment),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = result.stdout.split(b'\n')
+    assert (result.returncode, result.stderr, lines[0]) == (0, b'', b'utf-8 True')
+    assert lines[1] in (b'\\u65e5\\u672c \\udcff', b'\xe6\x97\xa5\xe6\x9c\xac \\udcff')

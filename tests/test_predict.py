@@ -88,7 +88,8 @@ def test_a_bad_photo_is_named_and_the_others_are_predicted(trained, tmp_path, ca
     _, run, _ = trained
     write(tmp_path / 'bad.jpg', b'<html>')
     write(tmp_path / 'good.png', photo(COLOURS['plum'], 7))
-    monkeypatch.setattr(sys, 'stdin', io.StringIO('{0}/bad.jpg\n\n{0}/good.png\n'.format(tmp_path)))
+    listed = '{0}/bad.jpg\n\n{0}/good.png\n'.format(tmp_path).encode()
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(listed)))
     assert predict.main([str(run), '-', '--top', '1']) == 1
     printed = capsys.readouterr()
     assert printed.out.startswith('{}  plum '.format(tmp_path / 'good.png'))

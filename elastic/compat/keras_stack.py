@@ -6,7 +6,6 @@ Notes on Keras 2.7 also hold for 2.6, unless they name it.
 import contextlib
 import functools
 import importlib
-import os
 import random
 
 import numpy as np
@@ -144,6 +143,14 @@ def functional(model):
     """Returns the functional model itself or inside a Sequential; None if there is no graph."""
     model = getattr(model, '_functional', None) or model
     return model if getattr(model, '_nodes_by_depth', None) else None
+
+
+def without_dicts(model):
+    """Returns a model whose one input and one output are arrays, where it has them in a dict."""
+    graph, ends = functional(model), '_{}s_struct' if KERAS_3 else '_nested_{}s'
+    in_dicts = graph is not None and len(graph.inputs) == len(graph.outputs) == 1 and any(
+        isinstance(getattr(graph, ends.format(end)), dict) for end in ('input', 'output'))
+    return keras.Model(graph.inputs[0], graph.outputs[0]) if in_dicts else model
 
 
 def graph_nodes(network):
@@ -287,14 +294,6 @@ def downloads_by(get_file):
     finally:
         for module, usual in zip(modules, before):
             module.get_file = usual
-
-
-def cache_folder():
-    """Returns the folder of Keras' downloads; Keras 2.7 ignores KERAS_HOME, and may use /tmp."""
-    if KERAS_3:
-        return os.environ.get('KERAS_HOME', os.path.join('~', '.keras'))
-    home = os.path.join('~', '.keras')
-    return home if os.access(os.path.expanduser(home), os.W_OK) else os.path.join('/tmp', '.keras')
 
 
 @contextlib.contextmanager

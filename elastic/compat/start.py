@@ -1,11 +1,16 @@
 """Starts TensorFlow without its notices, with the threads and the seed of a run."""
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
+import warnings
 
 from elastic.errors import UserError
+
+KERAS_JSON = dict(backend='tensorflow', floatx='float32', image_data_format='channels_last',
+                  epsilon=1e-7)
 
 
 @contextlib.contextmanager
@@ -34,14 +39,49 @@ def quiet(after_error=False):
 
 
 def quiet_tensorflow():
-    """Imports TensorFlow without its start-up notices, unless TF_CPP_MIN_LOG_LEVEL is set."""
-    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ or 'tensorflow' in sys.modules:
+    """Imports TensorFlow without its start-up notices, unless TF_CPP_MIN_LOG_LEVEL is set.
+
+    Also imports Keras, with the settings that training needs.
+    """
+    if 'tensorflow' in sys.modules:
         return
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-    with quiet():
+    noisy = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    with _settings_of_keras(), contextlib.ExitStack() if noisy else quiet():
         import tensorflow
-        tensorflow.get_logger().setLevel('ERROR')
-        tensorflow.config.list_physical_devices()
+        tensorflow.keras.backend.floatx()  # imports Keras, which reads its settings only now
+        if not noisy:
+            tensorflow.get_logger().setLevel('ERROR')
+            tensorflow.config.list_physical_devices()
+
+
+def keras_home():
+    """Returns the folder of Keras' settings and of downloaded weights."""
+    return os.path.expanduser(os.environ.get('KERAS_HOME') or '~/.keras')
+
+
+@contextlib.contextmanager
+def _settings_of_keras():
+    """Within this context, Keras has its default settings; warns of those of other projects."""
+    path, home = os.path.join(keras_home(), 'keras.json'), os.environ.pop('KERAS_HOME', None)
+    names = [name for name in os.environ if name.startswith(('KERAS_', 'TF_USE_LEGACY_KERAS'))]
+    found = ['='.join(item) for item in [(name, os.environ.pop(name)) for name in names]
+             if item[1].lower() not in ('', '0', 'false', 'tensorflow')]
+    try:
+        with open(path, encoding='utf-8') as file:
+            content = dict(json.load(file))
+    except (OSError, ValueError, TypeError, RecursionError):
+        content = {'content': 'not JSON'} if os.path.exists(path) else {}
+    found += ['{} {!r:.40} in {}'.format(key, value, path) for key, value in content.items()
+              if KERAS_JSON.get(key) != value]
+    if found:
+        warnings.warn('not used are these settings of Keras: ' + ', '.join(found))
+    os.environ['KERAS_HOME'] = os.devnull  # where no keras.json can be read or written
+    try:
+        yield
+    finally:
+        del os.environ['KERAS_HOME']
+        os.environ.update({'KERAS_HOME': home} if home else {})
 
 
 def start_tensorflow(inter_op_threads=0, deterministic=False, seed=None):

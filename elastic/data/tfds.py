@@ -14,6 +14,7 @@ from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAME
 from elastic.data.records import Records
 from elastic.data.split import SPLIT_SEED, train_and_test
 from elastic.errors import UserError, first_line, nearest, one_of
+from elastic.files import check_writable
 from elastic.settings import PAPER_SETS
 
 TFDS = 'tfds:'  # prefix of the data set's name
@@ -223,6 +224,7 @@ def _prepare(builder, name, root):
     servers are tried first, unless some archives are there already.
     """
     import tensorflow_datasets
+    check_writable(root, '--data_dir', folder=True)
     manual_dir = os.path.join(root, 'downloads', 'manual')
     # An archive may have several addresses. The current one is the first by name, so it comes last.
     url_of = {info.filename: url for url, info in sorted(

@@ -49,30 +49,38 @@ def check_meter(path):
 def _header(path, rows):
     """Returns the names of the columns: those expected if there is no line yet."""
     line, header = next(rows, (1, list(COLUMNS)))
-    if not set(COLUMNS) <= set(header):
+    names = [name.lower() for name in header]
+    if not set(COLUMNS) <= set(names):
         raise UserError('{}, line {}: a meter log has the columns timestamp (seconds since 1970) '
                         'and watts, not {:.80}'.format(path, line, repr(','.join(header))))
-    return header
+    return names
 
 
 def _rows(path):
     """Yields (line number, cells) of the lines that are not blank.
 
-    An incomplete last line does not count: the log may still grow.
+    An incomplete last line does not count: the log may still grow. The first line shows whether
+    semicolons, tabs, commas or blanks separate columns. A comma within a number is decimal.
     """
-    number = 1
+    number, separator = 1, None
     try:
-        with open(path, encoding='utf-8-sig', errors='replace', newline='') as file:
+        with open(path, 'rb') as file:
+            wide = file.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as some spreadsheets save it
+        with open(path, encoding='utf-16' if wide else 'utf-8-sig',
+                  errors='replace', newline='') as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ''), 1):
                 if len(line) == LONGEST_LINE:
                     raise csv.Error('the line is too long')
-                if not line.endswith('\n'):
+                if line[-1] not in '\r\n':
                     return
+                line = line.strip(' \r\n\ufeff')
+                separator = separator or next((each for each in ';\t, ' if each in line), None)
                 # Line by line, so that a stray quote does not swallow those that follow.
-                cells = next(csv.reader([line], skipinitialspace=True, strict=True), [])
+                cells = next(csv.reader([line], delimiter=separator or ',', skipinitialspace=True,
+                                        strict=True), [])
                 cells = [cell.strip() for cell in cells]
                 if any(cells):
-                    yield number, cells
+                    yield number, [cell.replace(',', '.') for cell in cells]
     except csv.Error as error:
         raise _fault(path, number, error)
     except OSError as error:

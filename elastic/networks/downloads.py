@@ -3,8 +3,9 @@
 import os
 import sys
 
-from elastic.compat import keras_stack
+from elastic.compat.start import keras_home
 from elastic.errors import UserError, first_line
+from elastic.files import check_writable
 
 STALL_SECONDS = 60  # without a byte, before a download is given up
 RETRIES = 2
@@ -13,12 +14,12 @@ RETRIES = 2
 def weights_file(name, origin, cache_subdir='models', file_hash=None, retries=RETRIES, **_):
     """Returns the path of the file `name`, downloaded from the address `origin` if needed.
 
-    cache_subdir: folder in that of Keras. file_hash: MD5 or SHA-256, in hexadecimal, or None.
+    cache_subdir: folder in keras_home. file_hash: MD5 or SHA-256, in hexadecimal, or None.
     retries: after a download that fails.
     A file of another hash is replaced. Raises UserError if there is no whole one.
     """
     import pooch
-    folder = os.path.join(os.path.expanduser(keras_stack.cache_folder()), cache_subdir)
+    folder = os.path.join(keras_home(), cache_subdir)
     known = file_hash and '{}:{}'.format('sha256' if len(file_hash) == 64 else 'md5', file_hash)
     pooch.get_logger().setLevel('WARNING')
     store = pooch.create(folder, '', registry={name: known}, urls={name: origin},
@@ -27,6 +28,7 @@ def weights_file(name, origin, cache_subdir='models', file_hash=None, retries=RE
         path = store.fetch(name, downloader=pooch.HTTPDownloader(
             progressbar=sys.stderr.isatty(), timeout=STALL_SECONDS))
     except (OSError, ValueError) as error:  # ValueError: of another hash
+        check_writable(folder, 'folder as KERAS_HOME', folder=True)
         raise UserError(
             'the ImageNet weights could not be downloaded from {} ({}): put {} into {} by hand, or '
             'use --weights none or --weights FILE'.format(

@@ -28,8 +28,7 @@ def from_saved_model(path, input_shape, num_classes, bn_statistics, trust=False,
     pool: what the head reads, as in _pooled; None: the output of the network.
     Raises UserError if there is code and no trust, and for a model that cannot be used.
     """
-    model = load_saved(path, trust)
-    _check(path, model, input_shape)
+    model = load_saved(path, trust, input_shape)
     if not keep_frozen:
         _unfreeze(model)
     keras_stack.weights_were_set(model)  # on loading an .h5 file Keras may leave it out
@@ -99,16 +98,18 @@ def count_trainable(model):
                if layer.name != PREPROCESSING)
 
 
-def load_saved(path, trust=False):
+def load_saved(path, trust=False, input_shape=None):
     """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
     try:
         if not trust:
             check_model(path)
-        return keras_stack.load_model(path, trust)
-    except UserError:
-        raise
+        model = keras_stack.without_dicts(keras_stack.load_model(path, trust))
     except Exception as error:
-        raise _readable(path, error)
+        raise error if isinstance(error, UserError) else _readable(path, error)
+    fault = _fault(model, input_shape)
+    if fault is not None:
+        raise UserError("'{}' {}".format(path, fault))
+    return model
 
 
 def _readable(path, error):
@@ -125,20 +126,38 @@ def _readable(path, error):
         path, textwrap.shorten(text, MOST_TEXT, placeholder=' ...')))
 
 
-def _check(path, model, input_shape):
-    """Raises UserError unless the model maps such images to class scores or a feature map."""
+def _fault(model, input_shape):
+    """Returns why a model does not map such images to scores or a feature map; None if it does.
+
+    input_shape: None for any square of pixels.
+    """
     inputs, outputs = [getattr(model, ends, None) or [] for ends in ('inputs', 'outputs')]
     if len(inputs) != 1 or len(outputs) != 1:
-        raise UserError("'{}' has {} inputs and {} outputs; needed is a functional or Sequential "
-                        'model from one batch of images to one output'.format(
-                            path, len(inputs) or 'unknown', len(outputs) or 'unknown'))
+        return ('has {} inputs and {} outputs; needed is a functional or Sequential model from one '
+                'batch of images to one output'.format(len(inputs) or 'unknown',
+                                                       len(outputs) or 'unknown'))
     given, output = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape)
+    size = next(filter(None, given), None)
+    input_shape = input_shape or (size, size, 3)
+    shown, wanted = ['x'.join(map(str, shape)) for shape in (given, input_shape)]
     if len(given) != 3 or given[2] not in (None, input_shape[2]):
-        raise UserError("'{}' takes arrays of {}; needed is a model of colour images, height x "
-                        'width x 3'.format(path, 'x'.join(map(str, given))))
+        first = ': put keras.layers.Permute((3, 1, 2)) in front of it' * (given[:1] == (3,))
+        return ('takes arrays of {}; needed is a model of colour images, height x width x 3{}'
+                .format(shown, first))
     if any(own not in (None, asked) for own, asked in zip(given, input_shape)):
-        raise UserError("'{}' takes images of {}, not {}: set --input_size".format(
-            path, 'x'.join(map(str, given)), 'x'.join(map(str, input_shape))))
-    if len(output) not in (2, 4):
-        raise UserError("'{}' returns arrays of {}; needed is a vector of class scores, or a "
-                        'feature map, for each image'.format(path, 'x'.join(map(str, output[1:]))))
+        if len(set(given[:2]) - {None}) > 1:
+            return ('takes images of {}, but all are squares here: put keras.layers.Resizing({}, '
+                    '{}) in front of it, and set --input_size'.format(shown, *given))
+        return 'takes images of {}, not {}: set --input_size {}'.format(
+            shown, wanted, given[0] or given[1])
+    fixed = inputs[0].shape[0] or output[0]
+    try:
+        taken = fixed and model(keras.Input(given, fixed + 1)).shape[0] - 1
+    except Exception:  # of any layer
+        taken = None
+    if taken != fixed:
+        return ('computes only on {} image(s) at once, by the shape in one of its layers: build it '
+                'without that number, from keras.Input({})'.format(fixed, given))
+    return None if len(output) in (2, 4) else (
+        'returns arrays of {}; needed is a vector of class scores, or a feature map, for each '
+        'image'.format('x'.join(map(str, output[1:]))))

@@ -234,8 +234,10 @@ def is_finished(folder, settings, restart=False):
         return False
     changed = changed_settings(read_json(path), settings)
     if changed:
-        raise fault(folder, 'exists with other settings ({}); choose another --run_name, or start '
-                    'over with --restart'.format(changed))
+        path = os.path.join(folder, 'checkpoint', 'weights.npz')
+        raise fault(folder, 'exists with other settings ({}); choose another --run_name{}, or '
+                    'start over with --restart'.format(changed, os.path.exists(path) * (
+                        ' (with --weights {} to train on from there)'.format(path))))
     path = os.path.join(folder, 'summary.json')
     if not os.path.exists(path) or not os.path.getsize(path):  # a power cut may leave an empty file
         return False

@@ -18,6 +18,7 @@ from elastic.device.energy import NO_SENSOR, PERIOD, Meter, find_sensors
 from elastic.device.meter_log import metered_joules, read_meter
 from elastic.errors import UserError
 from elastic.files import read_json, write_json
+from elastic.options import as_path
 from elastic.runs.folder import read_run, run_folder
 from elastic.settings import LOGS_DIR
 
@@ -27,9 +28,10 @@ WAKING = 10  # s that the driver of a GPU may take if no other program uses it
 def main(argv=None):
     parser = argparse.ArgumentParser('python -m elastic.runs.metered', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('runs', nargs='*', metavar='RUN', help='name under --logs_dir, or a path')
-    parser.add_argument('--meter_csv', metavar='FILE', help='log of an external meter')
-    parser.add_argument('--logs_dir', default=LOGS_DIR, metavar='DIR')
+    parser.add_argument('runs', nargs='*', type=as_path, metavar='RUN',
+                        help='name under --logs_dir, or a path')
+    parser.add_argument('--meter_csv', type=as_path, metavar='FILE', help='log of a power meter')
+    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR')
     args = parser.parse_args(argv)
     if bool(args.runs) != bool(args.meter_csv):
         raise UserError('runs and --meter_csv belong together; only {} given, add the other'.format(

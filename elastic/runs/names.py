@@ -13,7 +13,7 @@ def checked_run_name(name, logs_dir):
     """Returns the name as a plain path; raises UserError unless it lies below `logs_dir`."""
     plain = os.path.normpath(name)
     if not name.strip() or os.path.isabs(name) or plain == '.' or (
-            '..' in name.replace('\\', '/').split('/')):
+            {'..', '~'}.intersection(name.replace('\\', '/').split('/'))):
         raise UserError("run name '{}' leaves {}/; allowed: a name below it".format(name, logs_dir))
     return plain
 

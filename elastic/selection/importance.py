@@ -12,7 +12,7 @@ from elastic.selection.items import layers_of
 from elastic.selection.metrics import METRICS
 from elastic.settings import TRAINING
 from elastic.steps.masked_step import StepMaker
-from elastic.steps.training_step import NUM_RESULTS, StepResult
+from elastic.steps.training_step import NUM_RESULTS, StepResult, as_batch
 
 SMALLEST_SCALE = 2.0 ** -10  # of a trial update; it bounds how often one is halved
 EASILY = 1.25  # if the drops agree within this factor, twice the update would likely hold too
@@ -202,7 +202,7 @@ class Probe:
 
     def _drawn(self):
         """Returns the list of batches; makes the Evaluator if there is none."""
-        self._batches = list(self._batches)
+        self._batches = [as_batch(self._model, *batch) for batch in self._batches]
         if not self._batches:
             raise ValueError('at least one probe batch is needed')
         if self._evaluator is None:

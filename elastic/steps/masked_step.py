@@ -27,6 +27,7 @@ from elastic.steps.training_step import (
     NUM_RESULTS,
     StepResult,
     TrainingStep,
+    as_batch,
     checked_mask,
 )
 
@@ -77,7 +78,7 @@ class StepMaker(ModelState):
     """Makes the training step of a model for any mask, its forward pass, and its gradients.
 
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
-        inputs is an array, or a list, tuple or dict of them, as the model takes it.
+        inputs is an array, or a list, tuple or dict of them, as the model takes it; see as_batch.
     optimizer: may be None where only gradients are needed.
     weight_decay, penalty, loss_scale, class_weight: as for TrainingStep.
     mean: workers.step_mean.StepMean, to average each step over several workers; None: this process
@@ -88,6 +89,7 @@ class StepMaker(ModelState):
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
                  loss_scale=None, class_weight=None, mean=None):
         super().__init__(model, optimizer, mean)
+        inputs, labels = as_batch(model, inputs, labels)
         self.penalty, self.class_weight = penalty, class_weight
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
@@ -106,7 +108,9 @@ class StepMaker(ModelState):
         function = inlined(concrete.function_def, self.library)
         untie(function)
         self.cutter = Cutter(function)
-        self.shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten((inputs, labels))]
+        batch = tf.nest.flatten((inputs, labels))
+        self.shapes = [tuple(leaf.shape) for leaf in batch]
+        self.dtypes = [leaf.dtype for leaf in batch]
         dropouts = {product.op.name for product in products}
         self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
                         for name, node in self.cutter.nodes.items() if name in dropouts}
@@ -279,7 +283,11 @@ class MaskedStep(GraphFunction):
         return self._shapes[-1][0] * (self._maker.mean.size if self._maker.mean else 1)
 
     def __call__(self, inputs, labels):
-        batch = tf.nest.flatten((inputs, labels))
+        batch, maker = tf.nest.flatten((inputs, labels)), self._maker
+        if self._shapes is maker.shapes and not (
+                all(map(tf.is_tensor, batch)) and [leaf.dtype for leaf in batch] == maker.dtypes):
+            batch = tf.nest.flatten(as_batch(maker.model, inputs, labels))
+            batch = list(map(tf.cast, batch, maker.dtypes))
         shapes = [tuple(leaf.shape) for leaf in batch]
         if shapes != self._shapes:
             raise ValueError('this step was made for inputs and labels of shapes {}, not {}'.format(

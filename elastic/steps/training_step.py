@@ -124,10 +124,34 @@ def _check_predictions(labels, predictions):
     if predictions.shape.rank != 2 or (predictions.shape[1] or 2) < 2:
         raise UserError('the model returns an array of shape {}; needed are scores of at least two '
                         'classes for each example'.format(tuple(predictions.shape)))
+    _check_labels(labels)
+
+
+def _check_labels(labels):
     if not labels.dtype.is_integer or labels.shape.rank != 1:
         raise UserError('labels are {} of shape {}; needed is one integer for each example, the '
                         'index of its class (for one-hot labels: their argmax)'.format(
                             labels.dtype.name, tuple(labels.shape)))
+
+
+def as_batch(model, inputs, labels):
+    """Returns (inputs, labels) as tensors; a tf.TensorSpec stays one.
+
+    inputs: arrays in the structure that the model takes; if that is one array, also a list of
+    examples. labels: integers, which become int64 unless they are int32; UserError for others.
+    """
+    if len(getattr(model, 'inputs', None) or ()) == 1 and isinstance(inputs, (list, tuple)) and (
+            len(inputs) != 1 or not hasattr(inputs[0], 'shape')):
+        inputs = tf.convert_to_tensor(inputs)
+    inputs, labels = tf.nest.map_structure(_tensor, inputs), _tensor(labels)
+    _check_labels(labels)
+    odd = tf.is_tensor(labels) and labels.dtype not in (tf.int32, tf.int64)
+    return inputs, tf.cast(labels, tf.int64) if odd else labels
+
+
+def _tensor(value):
+    known = tf.is_tensor(value) or isinstance(value, tf.TypeSpec)
+    return value if known else tf.convert_to_tensor(value)
 
 
 def checked_mask(mask, num_tensors):

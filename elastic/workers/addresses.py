@@ -10,6 +10,7 @@ from typing import NamedTuple, Tuple
 from elastic.errors import UserError
 
 EXAMPLE = 'pi1:2222,pi2:2222'
+ROLES = ('chief', 'master', 'worker')  # in TF_CONFIG, in order; master is the chief's former name
 SECOND = 1.0  # the longest wait for one answer
 SAID_AFTER = 3.0  # s of waiting, after which a line says for whom
 
@@ -70,19 +71,26 @@ def workers_of(args, environment=None):
 
 
 def _of_tf_config(text):
-    """Returns (addresses, index) of TF_CONFIG; (None, None) if it names no cluster."""
+    """Returns (addresses, index) of TF_CONFIG; (None, None) if it names no other machine."""
     try:
         config = json.loads(text)
-        cluster, task = config.get('cluster', {}), config.get('task', {})
-        if not cluster:
+        cluster, task = config.get('cluster') or {}, config.get('task') or {}
+        kind = task.get('type')
+        if kind == 'evaluator':
+            raise UserError('TF_CONFIG makes this machine an evaluator, which does not train: '
+                            'start the others alone, they test after each epoch')
+        jobs = {job: list(machines) for job, machines in cluster.items() if job != 'evaluator'}
+        if not jobs or list(jobs) == [kind] and len(jobs[kind]) == 1:
             return None, None
-        unknown = sorted(set(cluster) - {'chief', 'worker'})
+        unknown = sorted(set(jobs) - set(ROLES))
         if unknown:
-            raise UserError("TF_CONFIG has jobs '{}'; allowed: chief, worker".format(
-                "', '".join(unknown)))
-        chief, workers = list(cluster.get('chief', [])), list(cluster.get('worker', []))
-        return chief + workers, int(task['index']) + len(chief) * (task['type'] == 'worker')
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError("TF_CONFIG has jobs '{}'; allowed: {}".format(
+                "', '".join(unknown), ', '.join(ROLES)))
+        addresses = [address for job in ROLES for address in jobs.get(job, [])]
+        return addresses, addresses.index(jobs[kind][int(task['index'])])
+    except UserError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError('TF_CONFIG is not as TensorFlow defines it ({}: {}); unset it, or use '
                         '--workers'.format(type(error).__name__, error))
 

@@ -111,3 +111,24 @@ def test_images_that_do_not_fit_into_a_container_are_decoded_in_each_epoch():
             ['bash', '-c', 'echo $$ > {} && exec "$0" -c "$1"'.format(joins), sys.executable,
              code], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True)
     assert (child.returncode, child.stdout) == (0, '(4, 224, 224, 3)\n')
+
+
+@pytest.mark.thorough
+def test_the_quota_of_a_real_group_is_part_of_the_host_in_the_key_of_timing_tables():
+    folder = '/sys/fs/cgroup/cpu/elastic_test_{}'.format(os.getpid())
+    code = ('from elastic.timing.table_key import host_description\n'
+            'print(host_description())')
+    try:
+        os.mkdir(folder)
+        with open(folder + '/cpu.cfs_quota_us', 'w') as file:
+            file.write('50000')
+    except OSError as error:
+        pytest.skip('no control groups can be made here: {}'.format(error))
+    try:
+        described = [subprocess.check_output(
+            ['bash', '-c', command + 'exec "$0" -c "$1"', sys.executable, code], cwd=ROOT,
+            universal_newlines=True) for command in (
+                'echo $$ > {}/cgroup.procs && '.format(folder), '')]
+    finally:
+        os.rmdir(folder)
+    assert ', 0.5 of them at a time' in described[0] and described[0] != described[1]

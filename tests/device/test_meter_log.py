@@ -99,3 +99,14 @@ def test_the_command_lists_the_sensors_of_this_device(capsys):
     metered.main([])
     out = capsys.readouterr().out
     assert 'power (W)' in out or NO_SENSOR in out
+
+
+@pytest.mark.parametrize('content', [
+    'timestamp;watts\r\n100,0;2,0\r\n101,0;4,0\r\n', '\n \n timestamp\twatts \n100\t2\n101\t4\n',
+    'Timestamp watts\n100 2 \n 101  4\n', 'timestamp,watts\r100,2\r101,4\r'])
+@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16'])
+def test_logs_of_spreadsheets_and_other_meters_are_read(tmp_path, content, encoding):
+    (tmp_path / 'meter.csv').write_bytes(content.encode(encoding))
+    check_meter(str(tmp_path / 'meter.csv'))
+    times, watts = read_meter(str(tmp_path / 'meter.csv'))
+    assert (list(times), list(watts)) == ([100, 101], [2, 4])

@@ -13,7 +13,7 @@ from tensorflow import keras
 import models
 from elastic.compat import keras_stack
 from elastic.errors import UserError
-from elastic.networks.saved_model import count_trainable, from_saved_model
+from elastic.networks.saved_model import count_trainable, from_saved_model, load_saved
 from elastic.steps.training_step import evaluation_function
 from small_models import (
     DATA,
@@ -247,3 +247,63 @@ def test_a_layer_of_the_users_own_is_named_with_what_to_do(tmp_path):
     assert done.returncode == 2
     assert re.search('needs (mine>)?Scaled, a Python class .*: from Python, import it, .*'
                      'docs/python.md shows$', done.stderr.strip()), done.stderr
+
+
+# --- ends and inputs of other shapes
+
+def network(inputs):
+    x = keras.layers.Conv2D(4, 3, strides=2)(keras.layers.Rescaling(1 / 255.0)(inputs))
+    return keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x))
+
+
+def test_a_dict_of_one_output_or_one_input_is_trained_as_that_array(tmp_path):
+    inputs = keras.Input(SMALL, name='image')
+    outputs = network(inputs)
+    for ends in ((inputs, {'scores': outputs}), ({'image': inputs}, outputs)):
+        path = saved(keras.Model(*ends), tmp_path)
+        model = models.build_model(path, SMALL, 2)
+        assert model.output_shape == (None, 2) and len(model.trainable_weights) == 4
+        assert train(model, photos(SMALL), 2)[-1] > 0
+        with pytest.warns(UserWarning, match='data has 3 classes'):
+            assert models.build_model(path, SMALL, 3).output_shape == (None, 3)
+    path = saved(keras.Model(inputs, {'scores': outputs, 'more': network(inputs)}), tmp_path)
+    with pytest.raises(UserError, match='has 1 inputs and 2 outputs; needed is'):
+        models.build_model(path, SMALL, 2)
+
+
+def test_what_to_put_in_front_of_a_network_of_other_arrays_is_said_and_works(tmp_path):
+    oblong = keras.Input((8, 24, 3))
+    path = saved(keras.Model(oblong, network(oblong)), tmp_path)
+    for load in (lambda: models.build_model(path, SMALL, 2), lambda: load_saved(path)):
+        with pytest.raises(UserError, match=r'8x24x3, but all are squares here: put '
+                           r'keras.layers.Resizing\(8, 24\) in front of it'):
+            load()
+    front = keras.Sequential([keras.Input(SMALL), keras.layers.Resizing(8, 24),
+                              keras.models.load_model(path)])
+    model = models.build_model(saved(front, tmp_path), SMALL, 2)
+    assert train(model, photos(SMALL), 2)[-1] > 0
+    channels_first = keras.Input((3, 16, 16))
+    turned = keras.layers.Permute((2, 3, 1))(channels_first)
+    path = saved(keras.Model(channels_first, network(turned)), tmp_path)
+    with pytest.raises(UserError, match=r'3x16x16; .* put keras.layers.Permute\(\(3, 1, 2\)\)'):
+        models.build_model(path, SMALL, 2)
+    front = keras.Sequential([keras.Input(SMALL), keras.layers.Permute((3, 1, 2)),
+                              keras.models.load_model(path)])
+    model = models.build_model(saved(front, tmp_path), SMALL, 2)
+    assert train(model, photos(SMALL), 2)[-1] > 0
+
+
+@pytest.mark.parametrize('options', [dict(batch_size=1), dict(batch_size=8), dict(dtype='uint8')])
+def test_a_network_saved_for_one_batch_or_for_bytes_is_trained(tmp_path, options):
+    inputs = keras.Input(SMALL, **options)
+    model = models.build_model(saved(keras.Model(inputs, network(inputs)), tmp_path), SMALL, 2)
+    assert train(model, photos(SMALL), 2)[-1] > 0
+
+
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='keras.ops came with Keras 3')
+def test_a_network_whose_layers_fix_the_number_of_images_is_refused(tmp_path):
+    inputs = keras.Input(SMALL, batch_size=1)
+    outputs = keras.layers.Dense(2)(keras.ops.reshape(inputs, (1, -1)))
+    path = saved(keras.Model(inputs, outputs), tmp_path)
+    with pytest.raises(UserError, match=r'only on 1 image\(s\) at once, by the shape in one'):
+        models.build_model(path, SMALL, 2)

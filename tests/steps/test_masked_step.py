@@ -10,7 +10,10 @@ import tensorflow as tf
 from tensorflow import keras
 from tensorflow.python.eager import context
 
+import profiler
 from elastic.compat import keras_stack
+from elastic.errors import UserError
+from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import NUM_RESULTS, TrainingStep
@@ -218,3 +221,53 @@ def test_wrong_masks_and_batches_are_refused():
         maker.step([True] * (N + 1))
     with pytest.raises(ValueError, match='of shapes .*4, 12, 12, 3.*not .*3, 12'):
         maker.step(mask_of(HEAD_BIAS))(*batch(size=3))
+
+
+# ---------------------------------------------------------------- batches as people have them
+
+def classifier_of_bytes():
+    return keras.Sequential([
+        keras.Input((8, 8, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Conv2D(2, 3),
+        keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)])
+
+
+IMAGES = np.random.RandomState(0).randint(0, 255, (6, 8, 8, 1))
+LABELS = np.arange(6) % 3
+
+
+@pytest.mark.parametrize('inputs, labels', [
+    (IMAGES.astype(np.float32), LABELS), (IMAGES.astype(np.uint8), LABELS.astype(np.uint8)),
+    (IMAGES.astype(np.float64), LABELS.astype(np.int16)), (IMAGES.tolist(), LABELS.tolist()),
+    (list(IMAGES.astype(np.float32)), LABELS.astype(np.uint64)),
+    (tf.constant(IMAGES, tf.float32), tf.constant(LABELS, tf.int8))],
+    ids=['arrays', 'bytes', 'float64', 'lists', 'list of images', 'tensors'])
+def test_arrays_lists_and_any_integers_train_alike(inputs, labels):
+    model = classifier_of_bytes()
+    before = values(model.variables)
+    results = []
+    for given in ((inputs, labels), (tf.constant(IMAGES, tf.float32), tf.constant(LABELS))):
+        for variable, value in zip(model.variables, before):
+            variable.assign(value)
+        optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+        maker = StepMaker(model, optimizer, 0.0, *given)
+        importance = evaluate_importance(model, optimizer, [given], evaluator=Evaluator(maker))
+        step = maker.step(np.ones(len(importance), bool))
+        results.append([importance, float(step(*given).loss), float(step(inputs, labels).loss)])
+        assert profiler.profile_model(model, batch=given, num_steps=2, seconds=0).t_fp > 0
+    for mine, usual in zip(*results):
+        np.testing.assert_allclose(mine, usual, rtol=1e-4)
+
+
+@pytest.mark.parametrize('labels', [
+    np.eye(3)[LABELS], LABELS[:, None], LABELS / 1.0, list('abcabc'), 3],
+    ids=['one-hot', 'column', 'floats', 'names', 'one number'])
+def test_labels_that_are_no_class_numbers_are_refused_where_they_are_given(labels):
+    model, images = classifier_of_bytes(), IMAGES.astype(np.float32)
+    optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
+    step = StepMaker(model, optimizer, 0.0, images, LABELS).step([1, 1, 1, 1])
+    for give in (lambda: StepMaker(model, optimizer, 0.0, images, labels),
+                 lambda: profiler.profile_model(model, batch=(images, labels)),
+                 lambda: evaluate_importance(model, optimizer, [(images, labels)]),
+                 lambda: step(images, labels)):
+        with pytest.raises(UserError, match='labels'):
+            give()

@@ -117,3 +117,27 @@ def test_a_worker_that_does_not_answer_is_named():
             wait_for_all(Workers(addresses, 0), 0.5)
     assert str(refused.value).startswith('worker 1 ({}) does not answer after 0.5 s'.format(
         addresses[1]))
+
+
+def test_a_lone_machine_trains_alone_whatever_its_role_is_called():
+    for role in ('chief', 'master', 'worker', 'workerpool0'):
+        assert given(config=config(role, 0, **{role: ['algo-1:8888']})) is None
+
+
+@pytest.mark.parametrize('kind, index, place', [('master', 0, 0), ('worker', 0, 1)])
+def test_a_master_is_the_chief_and_an_evaluator_no_worker(kind, index, place):
+    found = config(kind, index, worker=['pi2:2222'], master=['pi1:2222'], evaluator=['pi3:2222'])
+    assert given(config=found) == Workers(TWO, place)
+
+
+@pytest.mark.parametrize('found, message', [
+    (config('evaluator', 0, chief=['a:1'], worker=['b:1']), 'an evaluator, which does not train'),
+    (config('evaluator', 0, chief=['a:1']), 'an evaluator, which does not train'),
+    (config('ps', 0, chief=['a:1'], ps=['b:1']), "TF_CONFIG has jobs 'ps'; allowed: chief, master"),
+    (config('chief', 0, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it'),
+    (config('worker', 2, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it'),
+    (config(None, None, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it')])
+def test_a_role_that_does_not_train_is_refused(found, message):
+    with pytest.raises(UserError) as refused:
+        given(config=found)
+    assert message in str(refused.value) and '\n' not in str(refused.value)
