@@ -16,7 +16,10 @@ from elastic.runs.tally import Tally
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice
 from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
+from elastic.settings import AUTO
 from elastic.steps.epoch import Diverged, EpochProgress, run_epoch, validate
+from elastic.steps.optimizer import UNTESTED
+from elastic.steps.rates import MARGIN, STEPS, range_test
 from elastic.steps.training_step import evaluation_function
 from elastic.workers.addresses import WorkerLost
 from elastic.workers.agreement import average_statistics
@@ -61,6 +64,12 @@ class Run:
         """Returns whether this epoch solves the output layer."""
         return self.settings.solves and self.epoch == 1
 
+    @property
+    def tests_rates(self):
+        """Returns whether a test finds the learning rate before this epoch, by its tensors."""
+        firsts = 1, 1 + self.settings.first_epochs
+        return self.settings.learning_rate == AUTO and self.epoch in firsts
+
     # ------------------------------------------------------------------------------- an epoch
 
     def solve(self):
@@ -83,7 +92,9 @@ class Run:
             if self.choice_is_new:
                 self.choice = choice
                 self._make_step()
-            if self.settings.solves and self.epoch == 2:
+            if self.tests_rates:
+                self._find_rate()
+            elif self.settings.solves and self.epoch == 2:
                 self._keep_steady()
         self.progress = EpochProgress()
 
@@ -104,6 +115,18 @@ class Run:
         if scale < 1:
             print('learning rate times {:.2g}: the first steps from the solved head would raise '
                   'the loss'.format(scale))
+
+    def _find_rate(self):
+        """Finds the learning rate for the tensors that train from now on."""
+        schedule, order = keras_stack.schedule(self.maker.optimizer), self.dataset.order(self.epoch)
+        numbers = np.resize(order, (STEPS, order.shape[1]))
+        test = range_test(
+            self.step, schedule, lambda: self.dataset.batches(
+                numbers, self.dataset.view(self.epoch)), self.maker, self.cluster)
+        schedule.scale.assign(test.rate / UNTESTED)
+        self.session.recorder.range_test(test, self.epoch)
+        print('learning rate {:.2g}: the largest at which the loss fell in a test, {:.2g}, divided '
+              'by {:g}'.format(test.rate, test.largest, MARGIN))
 
     def announce(self):
         """Prints what was chosen before this epoch."""
