@@ -16,6 +16,7 @@ from elastic.runs.names import checked_run_name, default_run_name
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.metrics import METRICS
 from elastic.settings import (
+    AUTO,
     CACHED,
     CHOSEN,
     DEFAULTS,
@@ -65,9 +66,11 @@ def parse_arguments(argv=None):
     for title, names in GROUPS.items():
         command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
     args = parser.parse_args(command_line.with_files(argv), argparse.Namespace(
-        **dict.fromkeys(PLANNED + ('head', 'importance'))))
+        **dict.fromkeys(PLANNED + ('head', 'importance', 'learning_rate'))))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     args.head = args.head or (LAST if args.deadline is None else STAGES)
+    if args.learning_rate is None:
+        args.learning_rate = DEFAULTS['learning_rate'] if args.deadline is None else AUTO
     for name in set(PLANNED).difference(args.planned):
         setattr(args, name, DEFAULTS[name])
     return args

@@ -82,8 +82,9 @@ class Settings(NamedTuple):
         ('sgd', 'adam'), 'SGD with momentum 0.9, or Adam (recommended for vit), both with '
         'decoupled weight decay') = 'sgd'
     learning_rate: Flag(
-        number(float, low=0, word=AUTO), 'the peak; decays to 0 on a cosine; auto: found before '
-        'training, in seconds, by a test of rates', label='rate {}') = 1e-4
+        number(float, low=0, word=AUTO), 'the peak; decays to 0 on a cosine; auto, the default '
+        'with --deadline: found by a test of rates before training, in seconds',
+        label='rate {}') = 1e-4
     warmup_steps: Flag(
         number(int, low=0),
         'raise the learning rate linearly to its peak over the first N steps') = 0

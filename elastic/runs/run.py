@@ -4,6 +4,7 @@
 """
 
 import functools
+import time
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Run:
         self._use(scheme.maker)
         self.epoch, self.choice, self.choice_is_new = 1, None, False
         self.progress = self.result = self.head = None
+        self.test_seconds = 0.0  # of the range test before this epoch
         self.before, self.importance_before = dict.fromkeys(self.clock.seconds, 0.0), 0.0
 
     def _use(self, maker):
@@ -82,7 +84,7 @@ class Run:
 
     def choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
-        self.importance_before = self.scheme.importance_seconds
+        self.importance_before, self.test_seconds = self.scheme.importance_seconds, 0.0
         if self.head is not None:
             keras_stack.assign_arrays(output_layer(self.maker.model).weights, self.head)
             self.head = None
@@ -118,6 +120,7 @@ class Run:
 
     def _find_rate(self):
         """Finds the learning rate for the tensors that train from now on."""
+        begin = time.perf_counter()
         schedule, order = keras_stack.schedule(self.maker.optimizer), self.dataset.order(self.epoch)
         numbers = np.resize(order, (STEPS, order.shape[1]))
         test = range_test(
@@ -125,6 +128,7 @@ class Run:
                 numbers, self.dataset.view(self.epoch)), self.maker, self.cluster)
         schedule.scale.assign(test.rate / UNTESTED)
         self.session.recorder.range_test(test, self.epoch)
+        self.test_seconds = time.perf_counter() - begin
         print('learning rate {:.2g}: the largest at which the loss fell in a test, {:.2g}, divided '
               'by {:g}'.format(test.rate, test.largest, MARGIN))
 
