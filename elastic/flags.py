@@ -203,6 +203,10 @@ def check_validation(args):
         raise UserError('{} needs --validation_share, such as 0.1: an epoch chosen by the test '
                         'images would make their accuracy optimistic'.format(
                             '--keep best' if best else '--patience'))
+    if args.validation_share is None and args.head_start == SOLVED and args.num_epochs > 1 and (
+            args.learning_rate == AUTO):
+        raise UserError('--learning_rate auto needs --validation_share, such as 0.1, beside '
+                        '--head_start solved: the head is right on the training images already')
     if best and args.train_type == PRUNE:
         raise UserError('--keep best does not fit prune_training, which changes the network: the '
                         'best epoch may be one before channels were removed; leave it out')

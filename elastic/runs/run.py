@@ -20,7 +20,7 @@ from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
 from elastic.settings import AUTO
 from elastic.steps.epoch import Diverged, EpochProgress, run_epoch, validate
 from elastic.steps.optimizer import UNTESTED
-from elastic.steps.rates import MARGIN, STEPS, range_test
+from elastic.steps.rates import JUDGED, STEPS, range_test
 from elastic.steps.training_step import evaluation_function
 from elastic.workers.addresses import WorkerLost
 from elastic.workers.agreement import average_statistics
@@ -123,14 +123,19 @@ class Run:
         begin = time.perf_counter()
         schedule, order = keras_stack.schedule(self.maker.optimizer), self.dataset.order(self.epoch)
         numbers = np.resize(order, (STEPS, order.shape[1]))
+        images = list(self.dataset.validation.take(JUDGED)) if self.settings.solves else []
+
+        def judge():
+            return validate(self.evaluate, images).loss
         test = range_test(
             self.step, schedule, lambda: self.dataset.batches(
-                numbers, self.dataset.view(self.epoch)), self.maker, self.cluster)
+                numbers, self.dataset.view(self.epoch)), self.maker, self.cluster,
+            judge if images else None)
         schedule.scale.assign(test.rate / UNTESTED)
         self.session.recorder.range_test(test, self.epoch)
         self.test_seconds = time.perf_counter() - begin
-        print('learning rate {:.2g}: the largest at which the loss fell in a test, {:.2g}, divided '
-              'by {:g}'.format(test.rate, test.largest, MARGIN))
+        print('learning rate {:.2g}: in a test of {} steps, the loss fell up to {:.2g}'.format(
+            test.rate, len(test.rates), test.largest))
 
     def announce(self):
         """Prints what was chosen before this epoch."""

@@ -14,48 +14,56 @@ from elastic.compat import keras_stack
 from elastic.errors import UserError
 
 STEPS = 40
+JUDGED = 4  # batches of validation images, where the head was solved on the training images
 LOWEST, HIGHEST = 1e-5, 1.0  # rates that are tried
 SMOOTHING = 0.8  # weight of the steps before in a moving mean
 FLAT = 10  # first steps, whose rates are too small to change much: their changes are noise
 WORSE = 1.0  # the test ends where the loss of a batch has risen by this, smoothed
-MARGIN = 3.0  # the rate is the largest at which the loss fell, divided by this
+SHARE = 0.8  # of the largest fall: the margin to the rate where the loss falls no further
 
 
 class RangeTest(NamedTuple):
     """Holds a range test of K steps.
 
-    rates: (K,). changes: (K,) of the loss of each step's batch by the steps before it.
-    smoothed: (K,), their moving mean. largest: rate at which that still fell.
+    rates: (K,). changes: (K,) of the loss by the steps before. smoothed: (K,), their moving mean.
     """
     rates: np.ndarray
     changes: np.ndarray
     smoothed: np.ndarray
-    largest: float
+
+    @property
+    def largest(self):
+        """Returns the largest rate at which the loss still fell."""
+        return self.rates[int(np.argmin(self.smoothed))]
 
     @property
     def rate(self):
-        """Returns the learning rate to train with."""
-        return self.largest / MARGIN
+        """Returns the rate to train with: there, the loss had fallen by SHARE of its fall."""
+        return self.rates[int(np.argmax(self.smoothed <= SHARE * self.smoothed.min()))]
 
 
-def range_test(step, schedule, batches, maker, cluster):
+def range_test(step, schedule, batches, maker, cluster, judge=None):
     """Returns the RangeTest of a step; nothing is left changed.
 
     step: MaskedStep of `maker`. schedule: optimizer.WarmupCosine with a `scale`. batches: () ->
     iterable of STEPS (inputs, labels), the same each time. cluster: workers.cluster.Cluster, whose
-    mean loss counts.
+    mean loss counts. judge: () -> loss of images on which nothing was fitted; default: the loss of
+    each step's batch counts, compared with that in a pass at rate 0.
     Raises UserError if the loss does not fall by more than noise at any rate.
     """
     rates, before, changes = np.geomspace(LOWEST, HIGHEST, STEPS), [], []
 
     def loss(batch, rate):
         schedule.at(maker.optimizer.iterations, rate)
-        return float(cluster.mean(np.array(float(step(*batch).loss))))
-    with tqdm(desc='learning rate', total=2 * STEPS, unit='step', leave=False, disable=None) as bar:
+        own = float(step(*batch).loss)
+        return float(cluster.mean(np.array(own if judge is None else judge())))
+    with tqdm(desc='learning rate', total=(2 - (judge is not None)) * STEPS, unit='step',
+              leave=False, disable=None) as bar:
         with keras_stack.restored_afterwards(maker.everything):
-            for batch in batches():
+            for batch in batches() if judge is None else ():
                 before.append(loss(batch, 0.0))
                 bar.update()
+        before = before or [float(cluster.mean(np.array(judge())))] * STEPS
         with keras_stack.restored_afterwards(maker.everything):
             for batch, rate in zip(batches(), rates):
                 changes.append(loss(batch, rate) - before[len(changes)])
@@ -84,8 +92,8 @@ def found_in(rates, changes):
     mean, rates = smoothed(changes), rates[:len(changes)]
     if len(mean) > FLAT:
         noise = changes[:FLAT].std() / FLAT ** 0.5
-        if mean.min() < changes[:FLAT].mean() - 2 * noise:
-            return RangeTest(rates, changes, mean, rates[int(np.argmin(mean))])
+        if mean.min() < -4 * noise:
+            return RangeTest(rates, changes, mean)
     raise UserError(
         '--learning_rate auto cannot tell: at rates from {:g} to {:g}, the loss did not fall by '
         'more than chance; give a rate'.format(LOWEST, HIGHEST))
