@@ -16,6 +16,7 @@ from elastic.runs.names import checked_run_name, default_run_name
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.metrics import METRICS
 from elastic.settings import (
+    AUTO,
     CACHED,
     CHOSEN,
     DEFAULTS,
@@ -65,9 +66,11 @@ def parse_arguments(argv=None):
     for title, names in GROUPS.items():
         command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
     args = parser.parse_args(command_line.with_files(argv), argparse.Namespace(
-        **dict.fromkeys(PLANNED + ('head', 'importance'))))
+        **dict.fromkeys(PLANNED + ('head', 'importance', 'learning_rate'))))
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     args.head = args.head or (LAST if args.deadline is None else STAGES)
+    if args.learning_rate is None:
+        args.learning_rate = DEFAULTS['learning_rate'] if args.deadline is None else AUTO
     for name in set(PLANNED).difference(args.planned):
         setattr(args, name, DEFAULTS[name])
     return args
@@ -200,6 +203,10 @@ def check_validation(args):
         raise UserError('{} needs --validation_share, such as 0.1: an epoch chosen by the test '
                         'images would make their accuracy optimistic'.format(
                             '--keep best' if best else '--patience'))
+    if args.validation_share is None and args.head_start == SOLVED and args.num_epochs > 1 and (
+            args.learning_rate == AUTO):
+        raise UserError('--learning_rate auto needs --validation_share, such as 0.1, beside '
+                        '--head_start solved: the head is right on the training images already')
     if best and args.train_type == PRUNE:
         raise UserError('--keep best does not fit prune_training, which changes the network: the '
                         'best epoch may be one before channels were removed; leave it out')

@@ -17,15 +17,21 @@ def boolean(text):
     return value
 
 
-def number(kind, low=None, high=None, above=None, below=None):
-    """Returns an argparse type: finite numbers of `kind`, low <= x <= high, above < x < below."""
+def number(kind, low=None, high=None, above=None, below=None, word=None):
+    """Returns an argparse type: finite numbers of `kind`, low <= x <= high, above < x < below.
+
+    word: a text that is allowed, too, and returned as it is.
+    """
     limits = [limit for limit in (
         ('at least', low, operator.ge), ('above', above, operator.gt),
         ('at most', high, operator.le), ('below', below, operator.lt)) if limit[1] is not None]
     allowed = '{} {}'.format('a whole number' if kind is int else 'a number', ', '.join(
         '{} {}'.format(*limit) for limit in limits))
+    allowed += ' or ' + word if word else ''
 
     def parse(text):
+        if text == word:
+            return word
         try:
             value = kind(text)
         except ValueError:
@@ -34,7 +40,7 @@ def number(kind, low=None, high=None, above=None, below=None):
                 or not all(holds(value, bound) for _, bound, holds in limits)):
             raise argparse.ArgumentTypeError("{} is not {}".format(text, allowed))
         return value
-    parse.metavar = 'N' if kind is int else 'X'
+    parse.metavar = 'N' if kind is int else 'X|' + word if word else 'X'
     return parse
 
 

@@ -15,6 +15,7 @@ VIEWS = ('auto', 'fresh', 'held')
 KEPT = ('last', 'best')  # the epoch whose weights are kept
 HEADS = LAST, STAGES = 'last', 'stages'  # what the output layer reads
 STARTS = RANDOM, SOLVED = 'random', 'solved'  # the output layer before training
+AUTO = 'auto'  # a learning rate found by a test
 EXPORTS = ('litert', 'litert_int8')
 BASELINES = ('full_training', 'traditional_tl_training', 'bn_plus_bias_training')
 ELASTIC, PRUNE, CHOSEN = 'elastic_training', 'prune_training', 'chosen_tensors'
@@ -81,7 +82,9 @@ class Settings(NamedTuple):
         ('sgd', 'adam'), 'SGD with momentum 0.9, or Adam (recommended for vit), both with '
         'decoupled weight decay') = 'sgd'
     learning_rate: Flag(
-        number(float, low=0), 'the peak; decays to 0 on a cosine', label='rate {:g}') = 1e-4
+        number(float, low=0, word=AUTO), 'the peak; decays to 0 on a cosine; auto, the default '
+        'with --deadline: found by a test of rates before training, in seconds',
+        label='rate {}') = 1e-4
     warmup_steps: Flag(
         number(int, low=0),
         'raise the learning rate linearly to its peak over the first N steps') = 0

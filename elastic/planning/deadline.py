@@ -13,6 +13,7 @@ from elastic.compat import keras_stack
 from elastic.planning.dates import due_epochs
 from elastic.schemes.solved_head import views_of
 from elastic.steps.epoch import validate
+from elastic.steps.rates import STEPS
 from elastic.texts import duration_text
 
 # EfficientNet-Lite0 on Fashion-MNIST with the prefix cache: rho 0.5 loses nothing against full
@@ -43,7 +44,8 @@ class Pace(NamedTuple):
 
     steps: per epoch. full_step: of full training. epoch: beside its steps, as for validation.
     selection: one of them. interval: epochs from one to the next; 0: there is one.
-    lows: smallest rho in reach, of a single epoch, and of several. head: to solve it, at first.
+    lows: smallest rho in reach, of a single epoch, and of several. head: to solve it, and to find
+    the learning rate, at first.
     image: to judge one image. validation_images, test_images: how many are judged after each epoch,
     and in the final test.
     """
@@ -99,16 +101,18 @@ def carried_on(found, seconds, each, done):
     return found._replace(num_epochs=math.ceil(end - WORTH_WHILE)), end
 
 
-def first_pace(table, dataset, batch_size, interval, lows, export=None):
+def first_pace(table, dataset, batch_size, interval, lows, export=None, tests_rates=False):
     """Returns (Pace by the timing table, seconds to keep for saving at the end of the run).
 
     table: TensorTimings. dataset: datasets.Dataset. lows: as in Pace. export: of RecordSettings.
+    tests_rates: whether the learning rate is found by a test.
     """
     full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
     pace = Pace(dataset.steps, full_step, judged * one_image, SELECTION[0]
                   + SELECTION[1] * full_step, interval, lows, SOLVING
-                  + views_of(dataset) * dataset.num_images * one_image, one_image, judged,
+                  + views_of(dataset) * dataset.num_images * one_image
+                  + tests_rates * 2 * STEPS * ENOUGH * full_step, one_image, judged,
                   dataset.test_size)
     return pace, FINISH + (EXPORT if export else 0.0)
 
@@ -229,7 +233,7 @@ class Deadline(AllEpochs):
     def after(self, row, judged, run):
         """Takes what an epoch cost, and plans what is left; prints a Plan that differs."""
         choice, settings, images = run.choice, run.settings, len(judged.labels)
-        self._learn(row, choice, run.result, run.choice_is_new, images)
+        self._learn(row, run, images)
         done, self._end = row['epoch'], math.inf
         ended = self.plan._replace(num_epochs=done)
         if self.stopped or done >= MOST:
@@ -259,8 +263,8 @@ class Deadline(AllEpochs):
             print('deadline: {} left; {} instead of {}'.format(
                 duration_text(max(0.0, self.left)), found, before))
 
-    def _learn(self, row, choice, result, selected, images):
-        used, pace = self.used, self.pace
+    def _learn(self, row, run, images):
+        used, pace, choice, result = self.used, self.pace, run.choice, run.result
         if self._epoch_ended is not None:  # the first one also has first calls
             beside = used - self._epoch_ended - row['step_seconds'] - row['selection_seconds']
             pace = pace._replace(epoch=max(0.0, beside),
@@ -274,8 +278,8 @@ class Deadline(AllEpochs):
         mean_ms = sum(result.step_ms) / len(result.step_ms)
         pace = pace._replace(full_step=choice.timings.t_step / 1e3
                                * mean_ms / (predicted / steps))
-        if selected:
-            pace = pace._replace(selection=row['selection_seconds'])
+        if run.choice_is_new:
+            pace = pace._replace(selection=row['selection_seconds'] - run.test_seconds)
         self.pace = pace
 
     def state(self):

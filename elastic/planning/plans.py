@@ -17,7 +17,7 @@ from elastic.planning.deadline import (
 )
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.items import layers_of, out_of_reach, smallest_rho
-from elastic.settings import CHOSEN
+from elastic.settings import AUTO, CHOSEN
 from elastic.texts import duration_text
 
 
@@ -139,7 +139,8 @@ def deadline_of(settings, table, layers, dataset, resumed):
         views='fresh' if settings.data.views == 'fresh' else 'held')), dataset, table, layers)
     least = smallest_rho(table, layers)
     pace, saving = first_pace(table, dataset, settings.batch_size, training.interval,
-                              (least, least if cached.why_not else 0.0), settings.records.export)
+                              (least, least if cached.why_not else 0.0), settings.records.export,
+                              training.learning_rate == AUTO)
     if resumed is None:
         deadline = Deadline(training.deadline, pace, saving)
         deadline.begin()

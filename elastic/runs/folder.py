@@ -5,6 +5,7 @@
     flags.txt       the same and all others that were given, for main.py @FILE
     epochs.csv      one row per epoch, written when it ends
     selections.csv  one row per tensor and selection
+    rates.csv       one row per step of a test of learning rates (steps/rates.py)
     predictions.csv one row per test image, after the last epoch (classes.py)
     classes.csv     one row per class, computed from it
     summary.json    written last; a folder without it is an unfinished run
@@ -28,6 +29,7 @@ from elastic.settings import FLAGS, VARIED
 
 TRAINED_BY = 'trained_by'
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
+RATE_COLUMNS = ('epoch', 'learning_rate', 'change_of_loss', 'smoothed', 'chosen')
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS

@@ -24,6 +24,7 @@ from elastic.runs.classes import (
 )
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
+    RATE_COLUMNS,
     Run,
     SelectionRow,
     epoch_columns,
@@ -74,7 +75,7 @@ def open_run(folder, settings, resumed=None, restart=False, photos=None):
 def records_of(folder):
     """Returns the names of the files that grow while a run trains."""
     return [name for name in os.listdir(folder) if name.startswith('events.out.')
-            or name in ('epochs.csv', 'selections.csv')]
+            or name in ('epochs.csv', 'selections.csv', 'rates.csv')]
 
 
 def _clear(folder):
@@ -120,6 +121,14 @@ class Recorder:
     def elastic(self, scalars, epoch):
         """Records scalars, name -> value, in TensorBoard as elastic/<name>."""
         self._scalars({'elastic/' + name: value for name, value in scalars.items()}, epoch)
+
+    def range_test(self, test, epoch):
+        """Records a rate.RangeTest before this epoch: rates.csv, and TensorBoard."""
+        rows = list(zip(test.rates, test.changes, test.smoothed))
+        self._append('rates.csv', RATE_COLUMNS, [(epoch,) + row + (test.rate,) for row in rows])
+        for number, row in enumerate(rows):
+            self._scalars(dict(zip(('range_test/rate', 'range_test/change_of_loss',
+                                    'range_test/smoothed'), row)), number)
 
     def _scalars(self, values, epoch):
         with self._for_tensorboard():

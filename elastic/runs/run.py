@@ -4,6 +4,7 @@
 """
 
 import functools
+import time
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from elastic.runs.tally import Tally
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice
 from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
+from elastic.settings import AUTO
 from elastic.steps.epoch import Diverged, EpochProgress, run_epoch, validate
+from elastic.steps.optimizer import UNTESTED
+from elastic.steps.rates import JUDGED, STEPS, range_test
 from elastic.steps.training_step import evaluation_function
 from elastic.workers.addresses import WorkerLost
 from elastic.workers.agreement import average_statistics
@@ -44,6 +48,7 @@ class Run:
         self._use(scheme.maker)
         self.epoch, self.choice, self.choice_is_new = 1, None, False
         self.progress = self.result = self.head = None
+        self.test_seconds = 0.0  # of the range test before this epoch
         self.before, self.importance_before = dict.fromkeys(self.clock.seconds, 0.0), 0.0
 
     def _use(self, maker):
@@ -61,6 +66,12 @@ class Run:
         """Returns whether this epoch solves the output layer."""
         return self.settings.solves and self.epoch == 1
 
+    @property
+    def tests_rates(self):
+        """Returns whether a test finds the learning rate before this epoch, by its tensors."""
+        firsts = 1, 1 + self.settings.first_epochs
+        return self.settings.learning_rate == AUTO and self.epoch in firsts
+
     # ------------------------------------------------------------------------------- an epoch
 
     def solve(self):
@@ -73,7 +84,7 @@ class Run:
 
     def choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
-        self.importance_before = self.scheme.importance_seconds
+        self.importance_before, self.test_seconds = self.scheme.importance_seconds, 0.0
         if self.head is not None:
             keras_stack.assign_arrays(output_layer(self.maker.model).weights, self.head)
             self.head = None
@@ -83,7 +94,9 @@ class Run:
             if self.choice_is_new:
                 self.choice = choice
                 self._make_step()
-            if self.settings.solves and self.epoch == 2:
+            if self.tests_rates:
+                self._find_rate()
+            elif self.settings.solves and self.epoch == 2:
                 self._keep_steady()
         self.progress = EpochProgress()
 
@@ -104,6 +117,25 @@ class Run:
         if scale < 1:
             print('learning rate times {:.2g}: the first steps from the solved head would raise '
                   'the loss'.format(scale))
+
+    def _find_rate(self):
+        """Finds the learning rate for the tensors that train from now on."""
+        begin = time.perf_counter()
+        schedule, order = keras_stack.schedule(self.maker.optimizer), self.dataset.order(self.epoch)
+        numbers = np.resize(order, (STEPS, order.shape[1]))
+        images = list(self.dataset.validation.take(JUDGED)) if self.settings.solves else []
+
+        def judge():
+            return validate(self.evaluate, images).loss
+        test = range_test(
+            self.step, schedule, lambda: self.dataset.batches(
+                numbers, self.dataset.view(self.epoch)), self.maker, self.cluster,
+            judge if images else None)
+        schedule.scale.assign(test.rate / UNTESTED)
+        self.session.recorder.range_test(test, self.epoch)
+        self.test_seconds = time.perf_counter() - begin
+        print('learning rate {:.2g}: in a test of {} steps, the loss fell up to {:.2g}'.format(
+            test.rate, len(test.rates), test.largest))
 
     def announce(self):
         """Prints what was chosen before this epoch."""

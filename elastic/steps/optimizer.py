@@ -4,6 +4,9 @@ import tensorflow as tf
 from tensorflow import keras
 
 from elastic.compat import keras_stack
+from elastic.settings import AUTO
+
+UNTESTED = 1e-3  # of --learning_rate auto, for the importance before its test
 
 
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
@@ -27,6 +30,10 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     def end_at(self, total_steps):
         """Lets the cosine reach 0 after this number of steps; functions traced before follow."""
         self._steps.assign(max(1, total_steps - self.begin - self.warmup_steps))
+
+    def at(self, step, rate):
+        """Sets the scale so that the rate after `step` steps is `rate`."""
+        self.scale.assign(rate / max(float(self._usual(step)), 1e-12))
 
     def __call__(self, step):
         rate = self._usual(step)
@@ -65,7 +72,9 @@ def optimizer_with(name, rate, variables, clip_norm=None):
 
 def optimizer_for(dataset, settings, variables):
     """Returns the optimizer of a run on this datasets.Dataset with these settings.Settings."""
-    rate = WarmupCosine(settings.learning_rate, settings.num_epochs * dataset.steps,
-                        settings.warmup_steps, settings.first_epochs * dataset.steps,
-                        settings.deadline is not None, settings.solves)
+    auto = settings.learning_rate == AUTO
+    rate = WarmupCosine(UNTESTED if auto else settings.learning_rate,
+                        settings.num_epochs * dataset.steps, settings.warmup_steps,
+                        settings.first_epochs * dataset.steps, settings.deadline is not None,
+                        settings.solves or auto)
     return optimizer_with(settings.optimizer, rate, variables, settings.clip_norm)

@@ -1,0 +1,96 @@
+"""Tests the range test of --learning_rate auto: what it finds, leaves as it was, and records."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastic.compat import keras_stack
+from elastic.errors import UserError
+from elastic.flags import check_arguments, parse_arguments
+from elastic.runs.folder import read_rows
+from elastic.settings import AUTO, Settings
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import optimizer_for
+from elastic.steps.rates import HIGHEST, LOWEST, SHARE, STEPS, found_in, range_test
+from elastic.workers.cluster import ALONE
+from small_runs import outcome, quick_flags, script
+from small_steps import N, batch, conv_stack
+
+RATES = np.geomspace(LOWEST, HIGHEST, STEPS)
+
+
+class Epochs:
+    """Stands for the length of a run."""
+    steps = 10
+
+
+@pytest.mark.parametrize('turn', [20, 25, 35])
+def test_the_largest_rate_at_which_the_loss_falls_is_found(turn):
+    changes = np.random.RandomState(0).normal(0, 0.01, STEPS)
+    changes -= 0.1 * np.clip(np.arange(STEPS) - 8, 0, turn - 8)
+    changes[turn:] += np.arange(STEPS - turn) ** 2.0
+    test = found_in(RATES, changes)
+    assert RATES[turn - 2] <= test.largest <= RATES[turn + 2]
+    assert RATES[8] < test.rate < test.largest
+    assert test.smoothed[RATES == test.rate] <= SHARE * test.smoothed.min()
+
+
+def test_what_is_not_a_number_ends_the_test():
+    changes = np.append(-0.01 * np.arange(20.0), [np.nan] * 3)
+    assert found_in(RATES, changes).largest == RATES[19]
+
+
+@pytest.mark.parametrize('changes', [
+    np.zeros(STEPS), np.linspace(0, 3, STEPS), np.random.RandomState(1).normal(0, 1, STEPS),
+    -np.ones(5)])
+def test_a_loss_that_does_not_fall_is_refused(changes):
+    with pytest.raises(UserError, match='--learning_rate auto cannot tell: .*; give a rate'):
+        found_in(RATES, changes)
+
+
+def test_nothing_is_left_changed_and_the_rate_that_is_found_lowers_the_loss():
+    model, (inputs, labels) = conv_stack(), batch()
+    optimizer = optimizer_for(Epochs, Settings(learning_rate=AUTO, warmup_steps=5),
+                              model.trainable_variables)
+    maker = StepMaker(model, optimizer, 0.0, inputs, labels)
+    step, schedule = maker.step(np.arange(N) > 1), keras_stack.schedule(optimizer)
+    before = [variable.numpy() for variable in maker.everything]
+    test = range_test(step, schedule, lambda: [(inputs, labels)] * STEPS, maker, ALONE)
+    for old, variable in zip(before, maker.everything):
+        assert np.array_equal(old, variable.numpy())
+    assert LOWEST < test.rate < HIGHEST and test.changes.min() < -0.05
+    schedule.at(tf.constant(0), test.rate)
+    assert float(keras_stack.learning_rate(optimizer)) == pytest.approx(test.rate)
+    losses = [float(step(inputs, labels).loss) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_records_its_test_and_repeats_it(tmp_path):
+    flags = quick_flags(tmp_path, '--train_type', 'full_training', '--learning_rate', AUTO,
+                        '--save_model')
+    for name in ('a', 'b'):
+        status, output, error = script('main.py', *flags, '--run_name', name)
+        assert status == 0, error
+        assert 'learning rate ' in output
+    assert outcome(str(tmp_path / 'a')) == outcome(str(tmp_path / 'b'))
+    rows = read_rows(str(tmp_path / 'a'), 'rates.csv', {'chosen': float, 'learning_rate': float})
+    assert 0 < len(rows) <= STEPS and len({row['chosen'] for row in rows}) == 1
+    first = read_rows(str(tmp_path / 'a'), 'epochs.csv', {'learning_rate': float})[0]
+    assert 0 < first['learning_rate'] < rows[0]['chosen']
+    status, output, error = script('plot.py', 'rates', 'a', '--logs_dir', str(tmp_path),
+                                   '--output', str(tmp_path / 'rates'))
+    assert status == 0, error
+    assert os.path.getsize(str(tmp_path / 'rates.png')) > 10000
+
+
+def test_a_deadline_finds_its_rate_unless_one_is_given():
+    assert parse_arguments(['--deadline', '5m']).learning_rate == AUTO
+    assert parse_arguments(['--deadline', '5m', '--learning_rate', '0.1']).learning_rate == 0.1
+    assert parse_arguments([]).learning_rate == Settings().learning_rate
+    with pytest.raises(SystemExit):
+        parse_arguments(['--learning_rate', 'automatic'])
+    with pytest.raises(UserError, match='--learning_rate auto needs --validation_share'):
+        check_arguments(parse_arguments(
+            ['--learning_rate', AUTO, '--head_start', 'solved', '--dataset_name', 'digits']))
