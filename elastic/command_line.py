@@ -56,8 +56,7 @@ def with_files(argv=None):
 def _flags_in(path):
     """Returns the words in a file of flags."""
     try:
-        # It may be a pipe, such as @<(echo "--rho 0.5").
-        with open(os.path.expanduser(path), 'rb') as file:
+        with open(os.path.expanduser(path), 'rb') as file:  # or a pipe: @<(echo "--rho 0.5")
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError("cannot read flags from '{}': {}; a value that begins with @ is given as "

@@ -12,8 +12,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, 
                errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RESUME = 'run the same command to resume from the last checkpoint, if there is one'
-NO_TEMPORARY = ('no folder for temporary files, such as /tmp, can be written: set TMPDIR to one '
-                'that can, perhaps in --logs_dir')
+NO_TEMPORARY = 'no folder for temporary files can be written, such as /tmp: set TMPDIR to one'
 MEMORY_REMEDY = '; it does not fit in memory: use a smaller --batch_size or --input_size'
 DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 

@@ -30,7 +30,8 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='*', type=as_path, metavar='RUN',
                         help='name under --logs_dir, or a path')
-    parser.add_argument('--meter_csv', type=as_path, metavar='FILE', help='log of a power meter')
+    parser.add_argument('--meter_csv', type=as_path, metavar='FILE',
+                        help='log of an external meter')
     parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR')
     args = parser.parse_args(argv)
     if bool(args.runs) != bool(args.meter_csv):

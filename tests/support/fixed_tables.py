@@ -75,7 +75,8 @@ def store_table(flags, *ms):
     start_tensorflow(settings.inter_op_threads)
     images = main.images_of(settings)
     features = main.features_to_read(settings, images, ALONE, None)
-    model, dataset = main.model_of(settings, images, features), main.load_data(settings, images)
+    model = main.model_of(settings, len(images.class_names), features)
+    dataset = main.load_data(settings, images)
     step, folder = main.timed_step(settings, dataset)
     table = fixed_profile(model, step.image_shape, step.num_classes, step.batch_size,
                           step.optimizer, weight_decay=step.weight_decay, clip_norm=step.clip_norm,
