@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.errors import UserError
 from elastic.networks.backbone import output_layer
 from elastic.runs.checkpoint import Interrupted
 from elastic.runs.judge import judge_of
@@ -17,7 +18,7 @@ from elastic.runs.tally import Tally
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice
 from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
-from elastic.settings import AUTO
+from elastic.settings import AUTO, TRAINING
 from elastic.steps.epoch import Diverged, EpochProgress, run_epoch, validate
 from elastic.steps.optimizer import UNTESTED
 from elastic.steps.rates import JUDGED, STEPS, range_test
@@ -127,15 +128,22 @@ class Run:
 
         def judge():
             return validate(self.evaluate, images).loss
-        test = range_test(
-            self.step, schedule, lambda: self.dataset.batches(
-                numbers, self.dataset.view(self.epoch)), self.maker, self.cluster,
-            judge if images else None)
-        schedule.scale.assign(test.rate / UNTESTED)
-        self.session.recorder.range_test(test, self.epoch)
+        try:
+            test = range_test(
+                self.step, schedule, lambda: self.dataset.batches(
+                    numbers, self.dataset.view(self.epoch)), self.maker, self.cluster,
+                judge if images else None)
+        except UserError as error:
+            if self.settings.deadline is None:
+                raise
+            rate, why = TRAINING.learning_rate, str(error)  # the solved head is kept at least
+        else:
+            rate, why = test.rate, 'in a test of {} steps, the loss fell up to {:.2g}'.format(
+                len(test.rates), test.largest)
+            self.session.recorder.range_test(test, self.epoch)
+        schedule.scale.assign(rate / UNTESTED)
         self.test_seconds = time.perf_counter() - begin
-        print('learning rate {:.2g}: in a test of {} steps, the loss fell up to {:.2g}'.format(
-            test.rate, len(test.rates), test.largest))
+        print('learning rate {:.2g}: {}'.format(rate, why))
 
     def announce(self):
         """Prints what was chosen before this epoch."""

@@ -138,8 +138,6 @@ def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
     assert deadline.stopped == (steps < 7)
 
 
-
-
 # ---------------------------------------------------------------- real runs
 
 @pytest.mark.thorough
@@ -148,10 +146,13 @@ def test_a_run_ends_before_its_deadline_with_its_best_epoch(tmp_path, capsys):
     at = given.index('--num_epochs')
     seconds = int(passed) + 600
     given[at:at + 2] = ['--deadline', str(seconds), '--validation_share', '0.3']
+    at = given.index('--learning_rate')
+    del given[at:at + 2]
     store_table(given)
     assert main.main(given) == 0
     said = capsys.readouterr().out
     assert 'solved first, then rho 0.50 for {} epochs; more would gain'.format(MOST) in said
+    assert '\nlearning rate ' in said
     summary = json.loads((tmp_path / 'timed' / 'summary.json').read_text())
     assert summary['seconds_used'] < seconds and summary['epochs'] <= MOST
     assert summary['keep'] == 'best' and summary['kept_epoch'] <= summary['epochs']
