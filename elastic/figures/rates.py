@@ -29,7 +29,7 @@ def _draw(figure, rows):
         axis.plot(rates, mean, color=colour, label='before epoch {:.0f}'.format(epoch))
         axis.axvline(chosen[0], color=colour, linestyle='--', linewidth=0.9)
     axis.set(xscale='log', xlabel='learning rate (dashed: chosen)',
-             ylabel='change of the loss', ylim=(1.2 * min(row[3] for row in rows) - 0.05, 0.6))
+             ylabel='change of the loss (nats)', ylim=(1.2 * min(row[3] for row in rows) - 0.05, 0.6))
     axis.grid(True)
     axis.legend(loc='upper left')
     figure.tight_layout()
