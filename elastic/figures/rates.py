@@ -24,12 +24,15 @@ def range_tests(run_folder, output):
 def _draw(figure, rows):
     axis = figure.add_subplot()
     for colour, epoch in zip(COLOURS, sorted({row[0] for row in rows})):
-        rates, changes, mean, chosen = zip(*(row[1:] for row in rows if row[0] == epoch))
-        axis.plot(rates, changes, 'o', markersize=2.5, color=colour, alpha=0.4)
-        axis.plot(rates, mean, color=colour, label='before epoch {:.0f}'.format(epoch))
+        rates, before, losses, change, chosen = zip(*(row[1:] for row in rows if row[0] == epoch))
+        axis.plot(rates, [100 * (loss / old - 1) for loss, old in zip(losses, before)], 'o',
+                  markersize=2.5, color=colour, alpha=0.4)
+        axis.plot(rates, [100 * share for share in change], color=colour,
+                  label='before epoch {:.0f}'.format(epoch))
         axis.axvline(chosen[0], color=colour, linestyle='--', linewidth=0.9)
+    lowest = 100 * min(row[4] for row in rows)
     axis.set(xscale='log', xlabel='learning rate (dashed: chosen)',
-             ylabel='change of the loss (nats)', ylim=(1.2 * min(row[3] for row in rows) - 0.05, 0.6))
+             ylabel='change of the loss (%)', ylim=(1.3 * lowest, -0.6 * lowest))
     axis.grid(True)
     axis.legend(loc='upper left')
     figure.tight_layout()

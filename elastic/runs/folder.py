@@ -29,7 +29,7 @@ from elastic.settings import FLAGS, VARIED
 
 TRAINED_BY = 'trained_by'
 DEVICE_COLUMNS = ('temperature_c', 'cpu_mhz', 'throttled')  # empty if the device reports none
-RATE_COLUMNS = ('epoch', 'learning_rate', 'change_of_loss', 'smoothed', 'chosen')
+RATE_COLUMNS = ('epoch', 'learning_rate', 'loss_before', 'loss', 'change', 'chosen')
 EPOCH_COLUMNS = ('epoch', 'learning_rate', 'train_accuracy', 'train_loss', 'train_penalty',
                  'test_accuracy', 'test_loss', 'step_ms', 'step_seconds', 'selection_seconds',
                  'importance_seconds', 'validation_seconds', 'train_seconds') + DEVICE_COLUMNS

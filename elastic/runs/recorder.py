@@ -124,11 +124,11 @@ class Recorder:
 
     def range_test(self, test, epoch):
         """Records a rate.RangeTest before this epoch: rates.csv, and TensorBoard."""
-        rows = list(zip(test.rates, test.changes, test.smoothed))
+        rows = list(zip(test.rates, test.before, test.losses, test.change))
         self._append('rates.csv', RATE_COLUMNS, [(epoch,) + row + (test.rate,) for row in rows])
         for number, row in enumerate(rows):
-            self._scalars(dict(zip(('range_test/rate', 'range_test/change_of_loss',
-                                    'range_test/smoothed'), row)), number)
+            self._scalars({'range_test/' + name: value for name, value in zip(
+                RATE_COLUMNS[1:], row)}, number)
 
     def _scalars(self, values, epoch):
         with self._for_tensorboard():

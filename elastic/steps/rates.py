@@ -16,30 +16,32 @@ from elastic.errors import UserError
 STEPS = 40
 JUDGED = 4  # batches of validation images, where the head was solved on the training images
 LOWEST, HIGHEST = 1e-5, 1.0  # rates that are tried
-SMOOTHING = 0.8  # weight of the steps before in a moving mean
+SMOOTHING = 0.8  # weight of the steps before in moving means
 FLAT = 10  # first steps, whose rates are too small to change much: their changes are noise
-WORSE = 1.0  # the test ends where the loss of a batch has risen by this, smoothed
+WORSE = 0.5  # the test ends where the loss has risen by this share
 SHARE = 0.8  # of the largest fall: the margin to the rate where the loss falls no further
 
 
 class RangeTest(NamedTuple):
     """Holds a range test of K steps.
 
-    rates: (K,). changes: (K,) of the loss by the steps before. smoothed: (K,), their moving mean.
+    rates: (K,). before, losses: (K,), of each step's batch before the test, and after the steps
+    before it. change: (K,), the share by which the loss has changed, of moving means.
     """
     rates: np.ndarray
-    changes: np.ndarray
-    smoothed: np.ndarray
+    before: np.ndarray
+    losses: np.ndarray
+    change: np.ndarray
 
     @property
     def largest(self):
         """Returns the largest rate at which the loss still fell."""
-        return self.rates[int(np.argmin(self.smoothed))]
+        return self.rates[int(np.argmin(self.change))]
 
     @property
     def rate(self):
         """Returns the rate to train with: there, the loss had fallen by SHARE of its fall."""
-        return self.rates[int(np.argmax(self.smoothed <= SHARE * self.smoothed.min()))]
+        return self.rates[int(np.argmax(self.change <= SHARE * self.change.min()))]
 
 
 def range_test(step, schedule, batches, maker, cluster, judge=None):
@@ -51,7 +53,7 @@ def range_test(step, schedule, batches, maker, cluster, judge=None):
     each step's batch counts, compared with that in a pass at rate 0.
     Raises UserError if the loss does not fall by more than noise at any rate.
     """
-    rates, before, changes = np.geomspace(LOWEST, HIGHEST, STEPS), [], []
+    rates, before, losses = np.geomspace(LOWEST, HIGHEST, STEPS), [], []
 
     def loss(batch, rate):
         schedule.at(maker.optimizer.iterations, rate)
@@ -66,34 +68,35 @@ def range_test(step, schedule, batches, maker, cluster, judge=None):
         before = before or [float(cluster.mean(np.array(judge())))] * STEPS
         with keras_stack.restored_afterwards(maker.everything):
             for batch, rate in zip(batches(), rates):
-                changes.append(loss(batch, rate) - before[len(changes)])
+                losses.append(loss(batch, rate))
                 bar.update()
-                mean = smoothed(changes)
-                if not mean[-1] <= mean[0] + WORSE:  # also where it is not a number
+                if not change_of(losses, before)[-1] <= WORSE:  # also where it is not a number
                     break
-    return found_in(rates, np.array(changes))
+    return found_in(rates, np.array(before), np.array(losses))
 
 
-def smoothed(changes):
-    """Returns the moving mean of changes, (K,), without a bias to 0 at the begin."""
-    weight, total, found = 0.0, 0.0, []
-    for change in changes:
-        weight, total = SMOOTHING * weight + 1, SMOOTHING * total + change
-        found.append(total / weight)
+def change_of(losses, before):
+    """Returns (K,), the share by which the moving mean of K losses differs from that before."""
+    now = then = 0.0
+    found = []
+    for loss, old in zip(losses, before):
+        now, then = SMOOTHING * now + loss, SMOOTHING * then + old
+        found.append(now / then - 1)
     return np.array(found)
 
 
-def found_in(rates, changes):
-    """Returns the RangeTest of these rates, of which the first K have changes, (K,).
+def found_in(rates, before, losses):
+    """Returns the RangeTest of K losses, (K,); rates and losses before may be more.
 
     Raises UserError as range_test does.
     """
-    changes = changes[np.isfinite(changes)]
-    mean, rates = smoothed(changes), rates[:len(changes)]
-    if len(mean) > FLAT:
-        noise = changes[:FLAT].std() / FLAT ** 0.5
-        if mean.min() < -4 * noise:
-            return RangeTest(rates, changes, mean)
+    losses = losses[np.isfinite(losses)]
+    rates, before = rates[:len(losses)], before[:len(losses)]
+    change = change_of(losses, before)
+    if len(losses) > FLAT:
+        noise = (losses / before)[:FLAT].std() / FLAT ** 0.5
+        if change.min() < -4 * noise:
+            return RangeTest(rates, before, losses, change)
     raise UserError(
         '--learning_rate auto cannot tell: at rates from {:g} to {:g}, the loss did not fall by '
         'more than chance; give a rate'.format(LOWEST, HIGHEST))
