@@ -163,19 +163,20 @@ def _through_identities(nodes, tensor):
 def _touches(nodes, outside, wanted, owners):
     """Returns name -> bits of the tensors it serves, for the nodes `outside` both passes.
 
-    A node serves a tensor that it reads, writes or descends from. The first round finds variables
-    written for one tensor alone, such as its momentum; in the second, that tensor owns them.
+    A node serves a tensor that it reads, writes or descends from. There are two rounds. Say that
+    the momentum m of weight k is decayed, gets k's gradient, and is subtracted from k. The first
+    round, by weights, finds that the write of m serves k alone. So k owns m, and in the second
+    round, by weights and slots, the decay serves k, too, which reads nothing but m.
     """
     owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}
-    touches = _propagate(nodes, outside, wanted, owned)
-    written = {}  # by argument, the bits of its writers
+    by_weight, writers = _propagate(nodes, outside, wanted, owned), {}
     for name in outside:
         if nodes[name].op.startswith(WRITES) and nodes[name].data[0] not in owned:
-            written.setdefault(nodes[name].data[0], set()).add(touches[name])
-    owned.update((argument, bits) for argument, (bits, *others) in written.items()
-                 if not others and _single(bits))
-    return _propagate(nodes, outside, wanted, owned)
+            writers.setdefault(nodes[name].data[0], set()).add(by_weight[name])
+    slots = {argument: bits for argument, (bits, *others) in writers.items()
+             if not others and _single(bits)}
+    return _propagate(nodes, outside, wanted, dict(owned, **slots))
 
 
 def _single(bits):

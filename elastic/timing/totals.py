@@ -68,9 +68,11 @@ def build_table(names, shapes, times, totals, key, prefix=None):
 def explained(group_tensors, traced, t_up, full, totals):
     """Returns (fixed ms of every step, (G,) ms of the groups) that explain `totals`.
 
-    Weight gradients have one scale; the path of the error gradient has one for each stretch between
-    timed tensors. With several inter-op threads, weight gradients partly overlap with the error
-    gradient, and cost less than in the trace, where ops run one at a time.
+    The model: ms of a step = fixed ms + sum over parts of scale x traced ms. The scales are those
+    at which the M timed steps come out. Weight gradients are one part; the path of the error
+    gradient has one for each stretch between timed tensors. With several inter-op threads, weight
+    gradients partly overlap with the error gradient, and cost less than in the trace, where ops run
+    one at a time.
     traced: (G,) ms, > 0. t_up: (N,) ms. full: ms of the full step without forward pass and update.
     """
     tensors = list(totals.tensors)
