@@ -63,6 +63,7 @@ def _confine(cores):
 def run_model(name, input_size, rho, rounds, seed):
     """Returns the result of one network: a row for each condition."""
     prepared = _bench.prepare(name, input_size, seed, data='digits')
+    from elastic.selection.closed_loop import Steps
     from elastic.selection.items import rho_or_smallest
     from profiler import profile_model
     from selection_solver_DP import choose_tensors
@@ -76,13 +77,12 @@ def run_model(name, input_size, rho, rounds, seed):
     rows = []
     for title in ('idle', 'one core') + tuple(HOGS) + ('idle again',):
         with condition(title):
-            ran = {}
+            ran = None
             for _ in range(SELECTIONS):
-                drift = loop.update(*batch, **ran)
+                drift = loop.update(*batch, steps=ran)
                 held = choose(loop.timings)
                 step = maker.step(held)
-                ran = dict(mask=held, step_ms=[step.milliseconds(*batch)
-                                               for _ in range(1 + STEPS)][1:])
+                ran = Steps(held, [step.milliseconds(*batch) for _ in range(1 + STEPS)][1:])
             oracle = choose(profile_model(prepared.model, batch=batch, seconds=ORACLE_SECONDS))
             steps = [_bench.call(maker.step(mask), prepared) for mask in (fixed, held, oracle)]
             for function in [full] + steps:

@@ -21,7 +21,7 @@ from elastic.workers.cluster import ALONE
 from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import saved
-from small_runs import outcome, quick_flags, script, stopped_at
+from small_runs import final_of, outcome, quick_flags, script, stopped_at
 from worker_processes import ended, free_addresses, workers
 
 STARTS = ' on digits, '  # the first words that a run prints once signals wait
@@ -157,8 +157,7 @@ def test_workers_solve_one_head(tmp_path):
     flags = head_flags(tmp_path, *SOLVED, '--class_weight', 'balanced', '--save_model')
     found = ended(workers(free_addresses(2), *(flags + ['--run_name', 'run'])))
     assert [status for status, _ in found] == [0, 0], found
-    last = [output.strip().split('\n')[-1].split(', trained')[0] for _, output in found]
-    assert last[0] == last[1]
+    assert len({final_of(output) for _, output in found}) == 1
     assert main.main(flags + ['--run_name', 'alone']) == 0
     run, alone = [read_run(str(tmp_path / name)) for name in ('run', 'alone')]
     for column in ('train_loss', 'test_loss'):  # other images were left out

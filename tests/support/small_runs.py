@@ -67,6 +67,12 @@ def stopped_at(words, flags):
         assert main.main(flags) == 128 + signal.SIGTERM, output.getvalue()
 
 
+def final_of(output):
+    """Returns what a run printed of its final test."""
+    return next(line.split(', trained')[0] for line in output.split('\n')
+                if line.startswith('final test accuracy'))
+
+
 def outcome(folder):
     """Returns the records of a run without times, and its weights."""
     records = []

@@ -9,7 +9,7 @@ import pytest
 from elastic.runs.folder import read_run
 from elastic.workers.addresses import tables_folder
 from fixed_tables import store_table
-from small_runs import outcome, quick_flags
+from small_runs import final_of, outcome, quick_flags
 from worker_processes import ended, free_addresses, output_of, workers
 
 pytestmark = pytest.mark.thorough
@@ -39,7 +39,7 @@ def elastic(tmp_path_factory):
 def test_elastic_training_on_two_workers(elastic):
     folder, found = elastic
     assert [status for status, _ in found] == [0, 0], found
-    assert len({one_line(output).split(', trained')[0] for _, output in found}) == 1
+    assert len({final_of(output) for _, output in found}) == 1
     selected = [[line.split(':')[0] for line in output.split('\n')
                  if line.startswith('selected')] for _, output in found]
     assert selected[0] == selected[1] and len(selected[0]) == 3
