@@ -26,7 +26,7 @@ def main():
         'in at most 0.2 of its time': stages['train_seconds'] <= 0.2 * full['train_seconds'],
         'rho 0.35 from there loses at most 2 points': lost <= 2,
         'in at most 0.8 of its time': share <= 0.8}
-    print('full training {:.1f} %; rho 0.35 from the solved stages loses {:.1f} points, in {:.2f} of '
+    print('full training {:.1f} %; rho 0.35 from the solved head loses {:.1f} points, in {:.2f} of '
           'its time'.format(100 * full['final_accuracy'], lost, share))
     for what, holds in checks.items():
         print('{:42} {}'.format(what, 'yes' if holds else 'NO'))
