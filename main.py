@@ -40,7 +40,7 @@ from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 def join_and_run(settings, signals):
     """Joins the other workers, if there are any, and runs; returns the exit status."""
     start.start_tensorflow(settings.inter_op_threads, settings.deterministic,
-                                  settings.training.seed)
+                           settings.training.seed)
     from elastic.runs.session import here
     from elastic.workers.agreement import check_flags
     from elastic.workers.cluster import Cluster

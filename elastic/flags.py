@@ -78,8 +78,8 @@ def parse_arguments(argv=None):
 
 def check_arguments(args):
     """Returns the arguments with names and defaults resolved; raises UserError if one is wrong."""
-    args.train_type = errors.one_of(ALIASES.get(args.train_type, args.train_type),
-                                          list(SCHEMES), 'train type')
+    args.train_type = errors.one_of(ALIASES.get(args.train_type, args.train_type), list(SCHEMES),
+                                    'train type')
     check_chosen(args)
     check_head(args)
     check_planned(args)

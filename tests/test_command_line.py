@@ -77,7 +77,7 @@ def test_a_typo_is_refused_with_the_most_similar_name():
 
 def test_a_table_has_aligned_columns_without_trailing_spaces():
     text = texts.table(['tensor', 'time (ms)', 'share'],
-                              [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
+                       [['a/kernel', '12.50', '3 %'], ['longer_name/bias', '0.5', '100 %']])
     assert text.split('\n') == ['tensor            time (ms)  share',
                                 '----------------  ---------  -----',
                                 'a/kernel              12.50    3 %',

@@ -11,6 +11,8 @@ import plot
 from benchmarks._accuracy_figure import _draw_points, accuracy_against_time
 from elastic.errors import UserError
 from elastic.runs.folder import read_run, selection_per_epoch
+from elastic.runs.labels import label_of
+from elastic.settings import VARIED
 from made_runs import (
     EPOCHS,
     MASKS,
@@ -208,3 +210,11 @@ def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):
     assert list(joined.get_xdata()) == [41.0, 56.0]  # those at the learning rate of all schemes
     with pytest.raises(UserError, match='no run'):
         accuracy_against_time([], str(tmp_path / 'nothing'))
+
+
+@pytest.mark.parametrize('rate, shown', [(0.0, 'rate 0'), (0.003, 'rate 0.003'),
+                                         ('auto', 'rate auto')])
+def test_a_rate_is_shown_as_people_write_it(rate, shown):
+    keys = [('full_training', None, 'mobilenetv2') + tuple(
+        value if name == 'learning_rate' else None for name in VARIED) for value in (rate, 0.5)]
+    assert label_of(keys[0], keys).split(', ')[-1] == shown

@@ -18,6 +18,7 @@ def label_of(key, keys=(), n=1):
     label += f', {key[2]}' if len({other[2] for other in keys}) > 1 else ''
     rivals = [other[3:] for other in keys if other[0] == key[0]]
     for name, value in distinctions(key[3:], rivals):
-        text = FLAGS[name].label.format(value)
+        shown = '{:g}'.format(value) if isinstance(value, float) else value
+        text = FLAGS[name].label.format(shown)
         label += ', ' + (text.replace('1 epochs', '1 epoch') if value == 1 else text)
     return label + (f', n = {n}' if n > 1 else '')

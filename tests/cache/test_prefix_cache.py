@@ -95,7 +95,7 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
     settings = Settings(num_epochs=4, interval=4, rho=0.6, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
     scheme = train.elastic_scheme(train.step_maker(model, dataset, settings), dataset.probe,
-                                 timings, settings, cache)
+                                  timings, settings, cache)
     # The device is as fast as in the table, except that reading steps take three times as long.
     scheme._loop.measure = lambda *_: (timings.t_fp, timings.t_bp)
 

@@ -57,15 +57,21 @@ def test_bad_images_are_left_out_on_request(tmp_path):
     assert all(np.isfinite(images).all() for images, _ in arrays(data.train))
 
 
-def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monkeypatch, capsys):
-    write_photos(tmp_path / 'photos')
+def flags_of_run(tmp_path, epochs):
+    """Returns the flags of a run `run` of a tiny network on the folder `photos`."""
     inputs = keras.Input(SHAPE)
     outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
-    keras.Model(inputs, outputs).save(str(tmp_path / keras_stack.MODEL_FILE))
-    arguments = ['--model_name', str(tmp_path / keras_stack.MODEL_FILE), '--dataset_name',
-                 'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
-                 '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '3',
-                 '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
+    path = str(tmp_path / keras_stack.MODEL_FILE)
+    keras.Model(inputs, outputs).save(path)
+    return ['--model_name', path, '--dataset_name', 'folder:{}'.format(tmp_path / 'photos'),
+            '--train_type', 'full_training', '--input_size', str(SHAPE[0]), '--batch_size', '8',
+            '--num_epochs', str(epochs), '--checkpoint_minutes', '1e-9', '--run_name', 'run',
+            '--logs_dir', str(tmp_path)]
+
+
+def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monkeypatch, capsys):
+    write_photos(tmp_path / 'photos')
+    arguments = flags_of_run(tmp_path, epochs=3)
     victim = tmp_path / 'photos' / 'cat' / '3.png'
     monkeypatch.setattr(datasets, 'MEMORY_SHARE', 0)  # images are decoded in each epoch
     with at_line('epoch 1/', lambda: victim.write_bytes(b'nothing')):
@@ -104,14 +110,7 @@ def test_a_run_neither_ends_nor_resumes_on_other_photos(tmp_path, finished, caps
             for i in range(count):
                 write(tmp_path / 'photos' / part / name / 'cam' / '{}{}.png'.format(c, i),
                       encoded(100 * c + i, 'png'))
-    inputs = keras.Input(SHAPE)
-    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
-    keras.Model(inputs, outputs).save(str(tmp_path / keras_stack.MODEL_FILE))
-    arguments = ['--model_name', str(tmp_path / keras_stack.MODEL_FILE), '--dataset_name',
-                 'folder:{}'.format(tmp_path / 'photos'), '--train_type', 'full_training',
-                 '--input_size', str(SHAPE[0]), '--batch_size', '8', '--num_epochs', '2',
-                 '--checkpoint_minutes', '1e-9', '--run_name', 'run', '--logs_dir', str(tmp_path)]
-
+    arguments = flags_of_run(tmp_path, epochs=2)
     if finished:
         assert main.main(arguments) == 0
     else:
