@@ -76,8 +76,10 @@ def test_a_run_records_its_test_and_repeats_it(tmp_path):
     assert outcome(str(tmp_path / 'a')) == outcome(str(tmp_path / 'b'))
     rows = read_rows(str(tmp_path / 'a'), 'rates.csv', {'chosen': float, 'learning_rate': float})
     assert 0 < len(rows) <= STEPS and len({row['chosen'] for row in rows}) == 1
-    first = read_rows(str(tmp_path / 'a'), 'epochs.csv', {'learning_rate': float})[0]
+    first, second = read_rows(str(tmp_path / 'a'), 'epochs.csv', dict.fromkeys(
+        ('learning_rate', 'train_loss'), float))
     assert 0 < first['learning_rate'] < rows[0]['chosen']
+    assert second['train_loss'] < first['train_loss']  # it neither diverges nor stands still
     status, output, error = script('plot.py', 'rates', 'a', '--logs_dir', str(tmp_path),
                                    '--output', str(tmp_path / 'rates'))
     assert status == 0, error
