@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 import models
-from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import statistics_from_batch
 from small_models import MOBILENET_VARIABLES, backbones, described, photos, values
@@ -61,14 +60,13 @@ def test_a_width_multiplier_is_refused_where_the_family_has_none():
 @pytest.mark.parametrize('keras_home', [
     '.keras', pytest.param('elsewhere', marks=pytest.mark.thorough)])
 def test_a_failed_download_names_the_file_and_its_folder(tmp_path, monkeypatch, keras_home):
-    (tmp_path / '.keras').mkdir()  # Keras 2 makes it as it is imported
     for name, value in (('HOME', str(tmp_path)), ('KERAS_HOME', str(tmp_path / keras_home)),
                         ('http_proxy', 'http://127.0.0.1:9'), ('no_proxy', ''),
                         ('https_proxy', 'http://127.0.0.1:9')):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError) as error:
         models.build_model('mobilenetv2', (96, 96, 3), 3, 'imagenet', alpha=0.35)
-    folder = tmp_path / (keras_home if keras_stack.KERAS_3 else '.keras') / 'models'
+    folder = tmp_path / keras_home / 'models'
     assert ('put mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_96_no_top.h5 into {} by hand'
             .format(folder)) in str(error.value)
     assert '--weights none' in str(error.value) and folder.is_dir()
