@@ -27,7 +27,7 @@ from elastic.figures.bars import device_bars, timing_bars
 from elastic.figures.confusion import confusion_of_run
 from elastic.figures.rates import range_tests
 from elastic.figures.selection import selection_map
-from elastic.figures.style import write_figure
+from elastic.figures.style import WIDTH, write_figure
 from elastic.files import check_writable
 from elastic.options import as_path
 from elastic.runs.folder import judged_on, read_runs, run_folder
@@ -92,7 +92,7 @@ def accuracy_over_time(run_folders, output):
     half = math.ceil(len(texts) / 2)
     columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
     height = 3.36 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
-    return write_figure(output, (7.2, height), lambda figure: figure.legend(
+    return write_figure(output, (WIDTH, height), lambda figure: figure.legend(
         _draw_curves(figure, curves, unit, seconds) + marks, texts, loc='lower center',
         ncol=columns, borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
 

@@ -19,7 +19,6 @@ from elastic import command_line, options, texts
 
 PREDICTION_ERROR = 0.04
 OVER_ASKED = 0.08
-DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 
 
 def run_model(name, input_size, rhos, rounds, seed, bn_statistics, batch_size):
@@ -95,7 +94,7 @@ def main(argv=None):
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=options.number(float, above=0, high=1))
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen')
-    _bench.add_flags(parser, 'achieved_speedup', DEFAULT_MODELS, rounds=11, batch_size=True)
+    _bench.add_flags(parser, 'achieved_speedup', _bench.TWO_MODELS, rounds=11, batch_size=True)
     args = _bench.parsed(parser, argv)
     results = list(_bench.each('achieved_speedup', _bench.calls(
         args, args.rhos, args.rounds, args.seed, args.bn_statistics, args.batch_size)))

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from elastic import command_line, options, texts
 
-DEFAULT_MODELS = ['resnet50', 'mobilenetv2']
 GOAL_POINTS = 3.0
 WORST_POINTS = 10.0
 
@@ -88,7 +87,7 @@ def report(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    _bench.add_flags(parser, 'time_model', DEFAULT_MODELS, rounds=9)
+    _bench.add_flags(parser, 'time_model', _bench.TWO_MODELS, rounds=9)
     parser.add_argument('--masks', type=options.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
     args = _bench.parsed(parser, argv)

@@ -1,6 +1,7 @@
 """Writes files completely or not at all, even if the code, the process or the power fails."""
 
 import contextlib
+import csv
 import errno
 import io
 import json
@@ -173,7 +174,13 @@ def write_json(path, content):
         out.write('{\n' + ',\n'.join(lines) + '\n}\n')
 
 
-# ---------------------------------------------------------------- arrays
+# ---------------------------------------------------------------- tables and arrays
+
+def write_rows(path, rows, mode='w'):
+    """Writes rows as CSV; with the mode 'a', adds them to those in the file."""
+    with open(path, mode, encoding='utf-8', newline='') as out:
+        csv.writer(out, lineterminator='\n').writerows(rows)
+
 
 def write_npz(path, kind, arrays, before=None):
     """Writes arrays as a .npz file, without pickle, one at a time.

@@ -1,4 +1,4 @@
-"""Times such as 90s, 45m or 1h30m, read and written, and aligned tables."""
+"""Times such as 90s, 45m or 1h30m, read and written, short lists, and aligned tables."""
 
 import argparse
 import math
@@ -30,6 +30,12 @@ def duration_text(seconds):
         return '{}s'.format(seconds)
     return '{}{}{}'.format('{}h'.format(hours) * bool(hours), '{}m'.format(minutes) * bool(minutes),
                            '{}s'.format(seconds % 60) * bool(seconds % 60))
+
+
+def shortened(names, most=3):
+    """Returns the first names, and how many more there are."""
+    more = len(names) - most
+    return ', '.join(names[:most]) + (' and {} more'.format(more) if more > 0 else '')
 
 
 def table(header, rows, align=None):

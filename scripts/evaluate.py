@@ -12,24 +12,24 @@ import os
 
 import numpy as np
 
-import _root  # noqa: F401
+import _root
 from elastic import command_line
 from elastic.compat import start
 from elastic.data.class_names import matches
-from elastic.data.image_folder import shortened, without_bad_images
+from elastic.data.image_folder import without_bad_images
 from elastic.data.images import check_dataset_name, load_images
 from elastic.data.photo import first_fault, unreadable
 from elastic.data.photo_list import changes
 from elastic.errors import UserError
-from elastic.export.predictor import check_names, open_predictor
+from elastic.export.predictor import AT_ONCE, check_names, open_predictor
 from elastic.figures.confusion import draw_confusion
 from elastic.files import check_writable, make_folder, read_json
-from elastic.options import add_flag, as_path, number
+from elastic.options import add_flag, as_path
 from elastic.runs.classes import Predictions, report, write_predictions
 from elastic.runs.folder import run_folder
-from elastic.settings import LOGS_DIR, DataSettings
+from elastic.settings import DataSettings
+from elastic.texts import shortened
 
-AT_ONCE = 32  # images in a batch
 SMALLEST = 1e-7  # bounds the loss of one image where rounding made a probability 0, as Keras does
 
 
@@ -46,11 +46,7 @@ def parse_arguments(argv=None):
                         help='also write the prediction for each image')
     parser.add_argument('--output', type=as_path, metavar='figures/NAME',
                         help='also draw the confusion matrix, as `plot.py confusion`')
-    parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
-                        help='for a model that takes images of any size')
-    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR',
-                        help='folder of the runs (default: %(default)s)')
-    add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
+    _root.add_model_flags(parser)
     add_flag(parser, '--skip_bad_images', 'leave out images of a folder that cannot be read')
     return parser.parse_args(argv)
 

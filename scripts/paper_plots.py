@@ -15,7 +15,7 @@ import _root  # noqa: F401
 from elastic import command_line
 from elastic.errors import UserError
 from elastic.figures.selection import IDLE, TRAINED
-from elastic.figures.style import write_figure
+from elastic.figures.style import ORANGE, WIDTH, write_figure
 from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 from elastic.schemes.fixed import SCHEMES
@@ -31,8 +31,6 @@ from plot import (
     legend_of_marks,
     scale_loss,
 )
-
-WIDTH = 7.2  # inches
 
 
 class Bar:
@@ -324,7 +322,7 @@ def _draw_stability(figure, runs, rows):
             axes[0][column].bar(x, mean, 0.6, color=TRAINED, error_kw={'linewidth': 0.8},
                                 yerr=np.maximum(0, [[mean - least], [most - mean]])
                                 if single else std)
-            axes[1][column].bar(x, 100 * cost, 0.6, color='#E69F00', error_kw={'linewidth': 0.8},
+            axes[1][column].bar(x, 100 * cost, 0.6, color=ORANGE, error_kw={'linewidth': 0.8},
                                 yerr=None if single else 100 * cost_std)
         for axis in axes[:, column]:
             axis.set_xticks(range(len(shown)))

@@ -11,24 +11,20 @@ list of paths on standard input, one a line.
 
 import argparse
 import collections
-import csv
 import os
 import sys
 
 import numpy as np
 
-import _root  # noqa: F401
+import _root
 from elastic import command_line
 from elastic.data.image_folder import images_among, left_out_note
 from elastic.data.photo import read_image
 from elastic.errors import UserError
-from elastic.export.predictor import check_names, open_predictor
-from elastic.files import check_writable, make_folder, printable, whole
-from elastic.options import add_flag, as_path, number
+from elastic.export.predictor import AT_ONCE, check_names, open_predictor
+from elastic.files import check_writable, make_folder, printable, whole, write_rows
+from elastic.options import as_path, number
 from elastic.runs.folder import run_folder
-from elastic.settings import LOGS_DIR
-
-AT_ONCE = 32  # images in a batch
 
 
 def parse_arguments(argv=None):
@@ -41,11 +37,7 @@ def parse_arguments(argv=None):
                         help='classes to show for each photo (default: %(default)s)')
     parser.add_argument('--csv', type=as_path, metavar='FILE',
                         help='also write all probabilities, one row per photo')
-    parser.add_argument('--input_size', type=number(int, low=8), metavar='PIXELS',
-                        help='for a model that takes images of any size')
-    parser.add_argument('--logs_dir', type=as_path, default=LOGS_DIR, metavar='DIR',
-                        help='folder of the runs (default: %(default)s)')
-    add_flag(parser, '--trust_model', 'load a saved model that holds code, which then runs')
+    _root.add_model_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -110,9 +102,8 @@ def main(argv=None):
         rows.append([printable(path), names[best[0]]] + ['{:.6g}'.format(p) for p in found])
     if args.csv and rows:
         make_folder(os.path.dirname(args.csv) or '.')
-        with whole(args.csv) as part, open(part, 'w', newline='', encoding='utf-8') as file:
-            csv.writer(file, lineterminator='\n').writerows(
-                [['photo', 'prediction'] + list(names)] + rows)
+        with whole(args.csv) as part:
+            write_rows(part, [['photo', 'prediction'] + list(names)] + rows)
     return 1 if bad else 0
 
 

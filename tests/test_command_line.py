@@ -12,8 +12,7 @@ from elastic import command_line, errors, flags, options, texts
 from elastic.errors import UserError
 from elastic.runs.names import checked_run_name
 from elastic.settings import DEFAULTS
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from small_runs import ROOT, script
 
 
 def python(code, **environment):
@@ -232,12 +231,10 @@ def test_without_a_home_folder_temporary_files_are_its_place(tmp_path):
 def test_without_a_place_for_temporary_files_one_line_names_tmpdir():
     code = ('import tempfile\nfrom elastic import command_line\n'
             'command_line.run(lambda argv: tempfile.TemporaryFile())')
-    child = subprocess.run(
-        ['bash', '-c', 'ulimit -f 0; exec "$0" -c "$1"', sys.executable, code], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    assert child.returncode == 2 and child.stderr.count('\n') == 1
-    assert child.stderr.startswith('error: no folder for temporary files') and (
-        'set TMPDIR' in child.stderr)
+    code = 'import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n' + code
+    status, _, errors = script('-c', code)
+    assert status == 2 and errors.count('\n') == 1 and 'set TMPDIR' in errors
+    assert errors.startswith('error: no folder for temporary files')
 
 
 PATHS = {'--logs_dir': '~/logs', '--data_dir': '~/data', '--weights': '~/w.npz',

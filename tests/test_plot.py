@@ -1,8 +1,6 @@
 """Tests that the numbers of figures equal the records, and that their files are complete."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from matplotlib.figure import Figure
@@ -24,6 +22,7 @@ from made_runs import (
     read_csv,
     watched_figures,
 )
+from small_runs import script
 from timing_tables import stored
 
 
@@ -176,12 +175,9 @@ def test_an_unknown_figure_is_refused_at_once():
     code = ("import sys, plot; from elastic import command_line\n"
             "try: command_line.run(plot.main, ['curve', 'run', '--output', 'x'])\n"
             "finally: print([m for m in ('matplotlib', 'tensorflow') if m in sys.modules])")
-    result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, universal_newlines=True,
-                            cwd=os.path.dirname(os.path.abspath(plot.__file__)))
-    assert result.returncode == 2 and result.stdout.split() == ['[]']
-    assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-                             'curves, selection, confusion, timings, devices, rates, table\n')
+    assert script('-c', code) == (
+        2, '[]\n', "error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
+        'curves, selection, confusion, timings, devices, rates, table\n')
 
 
 def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):

@@ -21,7 +21,7 @@ from elastic.settings import ELASTIC
 from elastic.timing.table import TensorTimings
 from figure_grid import CUB, DOGS, FIGURES, PET, Cell, runs_of
 from made_runs import make_run
-from small_runs import ROOT
+from small_runs import ROOT, script
 from timing_tables import op_times, table_of
 
 # The number of runs of a figure and of its elastic runs, and what they differ in, apart from the
@@ -265,11 +265,9 @@ def test_wrong_arguments_are_refused_before_anything_heavy():
             "    try: command_line.run(reproduce.main, arguments)\n"
             "    except SystemExit as stop: print(stop.code, file=sys.stderr)\n"
             "print([m for m in ('numpy', 'tensorflow') if m in sys.modules])")
-    result = subprocess.run(
-        [sys.executable, '-c', code.format([arguments for arguments, _ in WRONG])], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    assert result.stdout.split() == ['[]'], result.stderr
-    errors = result.stderr.split('\n2\n')[:-1]
+    _, out, said = script('-c', code.format([arguments for arguments, _ in WRONG]))
+    assert out == '[]\n', said
+    errors = said.split('\n2\n')[:-1]
     assert len(errors) == len(WRONG)
     assert all(says in error for (_, says), error in zip(WRONG, errors))
 

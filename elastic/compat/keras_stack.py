@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import random
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -285,15 +286,9 @@ def weights_were_set(model):
 def downloads_by(get_file):
     """Within this context, networks of Keras and vit-keras get their weights by this function."""
     name = 'keras.src.utils.file_utils' if KERAS_3 else 'keras.utils.data_utils'
-    modules = [importlib.import_module(name), keras.utils]
-    before = [module.get_file for module in modules]
-    try:
-        for module in modules:
-            module.get_file = get_file
+    with mock.patch.object(importlib.import_module(name), 'get_file', get_file), (
+            mock.patch.object(keras.utils, 'get_file', get_file)):
         yield
-    finally:
-        for module, usual in zip(modules, before):
-            module.get_file = usual
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from elastic.data.class_names import matches
 from elastic.errors import UserError, finite, nearest
-from elastic.texts import table
+from elastic.texts import shortened, table
 
 BALANCED = 'balanced'
 SHOWN = 20  # classes in the table that a run prints
@@ -54,20 +54,15 @@ def class_weights(given, class_names, labels):
     wrong = [name for name in weights if name not in meant]
     if wrong:
         raise UserError("--class_weight {}: '{}' is no class{}; the classes are {}".format(
-            given, wrong[0], nearest(wrong[0], class_names), _listed(class_names)))
+            given, wrong[0], nearest(wrong[0], class_names), shortened(class_names, NAMED)))
     weights = {meant[name]: weight for name, weight in weights.items()}
     if len(weights) < len(meant):
         raise UserError('--class_weight {}: two of the names mean the same class'.format(given))
     missing = [name for name in class_names if name not in weights]
     if missing:
         raise UserError('--class_weight {}: no weight for {}; every class needs one'.format(
-            given, _listed(missing)))
+            given, shortened(missing, NAMED)))
     return ClassWeights(images, np.array([weights[name] for name in class_names]))
-
-
-def _listed(names):
-    more = len(names) - NAMED
-    return ', '.join(names[:NAMED]) + (' and {} more'.format(more) if more > 0 else '')
 
 
 def check_class_weight(given):

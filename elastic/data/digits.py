@@ -6,7 +6,7 @@ draw their test images from the same originals, which no training image shows.
 
 import numpy as np
 
-from elastic.data.split import SPLIT_SEED, Split, train_and_test
+from elastic.data.split import SPLIT_SEED, Split, stratified
 
 DIGIT_NAMES = ('digits', 'digits_shifted', 'digits_inverted')
 DIGIT_TEST_SHARE = 0.25
@@ -27,10 +27,7 @@ def digit_splits(name, input_size, data_dir):
 def digit_originals(part):
     """Returns the numbers of scikit-learn's 1,797 digits that 'train' or 'test' images show."""
     from sklearn.datasets import load_digits
-    labels, rng = load_digits().target, np.random.RandomState(SPLIT_SEED)
-    parts = [train_and_test(np.flatnonzero(labels == label), DIGIT_TEST_SHARE, rng)
-             for label in range(10)]
-    return np.sort(np.concatenate([each[part == 'test'] for each in parts]))
+    return stratified(load_digits().target, DIGIT_TEST_SHARE)[part == 'test']
 
 
 def _rendering(name, part, input_size):

@@ -16,12 +16,12 @@ from elastic.data.photo import fault_of, first_fault, read_image, unreadable, wh
 from elastic.data.split import SPLIT_SEED, Split, train_and_test
 from elastic.errors import UserError, nearest
 from elastic.files import printable
+from elastic.texts import shortened
 
 FOLDER = 'folder:'  # prefix of the data set's name; the path follows
 TEST_SHARE = 0.2
 TRAIN_NAMES = ('train', 'training')
 TEST_NAMES = ('test', 'testing', 'val', 'valid', 'validation', 'dev', 'eval')  # the best first
-SHOWN = 3  # names in a message
 nfc = functools.partial(unicodedata.normalize, 'NFC')  # so that names sort alike on any disk
 
 
@@ -108,12 +108,6 @@ def _as_in_training(test, train, place):
             raise UserError('test class {!r} has no training images{}; add them in {}'.format(
                 name, nearest(name, train), os.path.join(place, shown(name))))
     return found
-
-
-def shortened(names):
-    """Returns the first few names, and how many more there are."""
-    return ', '.join(names[:SHOWN]) + (
-        ' and {} more'.format(len(names) - SHOWN) if len(names) > SHOWN else '')
 
 
 def images_among(files, left_out):

@@ -3,10 +3,10 @@
 import os
 import zlib
 
-from elastic.data.image_folder import shortened
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.files import read_json
+from elastic.texts import shortened
 
 PHOTOS = 'images.json'  # in the folder of a run
 SAMPLE = 2 ** 13  # bytes; a checksum covers as many at the beginning and in the middle of a photo

@@ -71,15 +71,8 @@ class Split(NamedTuple):
         return self.only(np.sort(shuffled[np.argsort(rank[shuffled], kind='mergesort')][:count]))
 
     def parted(self, share):
-        """Returns the Splits of 1 - share and of `share` of the images of each class.
-
-        The choice depends on no seed. A class of two or more images is in both.
-        """
-        labels, rng = self.labels(), np.random.RandomState(SPLIT_SEED)
-        classes = [train_and_test(np.flatnonzero(labels == label), share, rng)
-                   for label in np.unique(labels)]
-        return tuple(self.only(np.sort(np.concatenate(parts).astype(np.int64)))
-                     for parts in zip(*classes))
+        """Returns the Splits of 1 - share and of `share` of the images; see `stratified`."""
+        return tuple(map(self.only, stratified(self.labels(), share)))
 
     def part(self, index, count):
         """Returns the Split of part `index`, from 0, of `count` parts of equal size.
@@ -124,6 +117,19 @@ class Split(NamedTuple):
         # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.
         return self._replace(kept=True, fetch=lambda indices: tf.numpy_function(
             lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
+
+
+def stratified(labels, share):
+    """Returns the numbers, in order, of 1 - share and of `share` of the images of each class.
+
+    labels: (n,) int. The choice depends on no seed. A class of two or more images is in both.
+    Without images, returns [].
+    """
+    rng = np.random.RandomState(SPLIT_SEED)
+    classes = [train_and_test(np.flatnonzero(labels == label), share, rng)
+               for label in np.unique(labels)]
+    return [np.sort(np.concatenate(parts).astype(np.int64)) for parts in zip(*classes)]
+
 
 def train_and_test(members, test_share, rng):
     """Splits the members of one class into a training and a test part, in their given order.

@@ -10,12 +10,13 @@ import urllib.request
 import numpy as np
 
 from elastic.data.digits import DIGIT_NAMES
-from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES, shortened
+from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES
 from elastic.data.records import Records
-from elastic.data.split import SPLIT_SEED, train_and_test
+from elastic.data.split import stratified
 from elastic.errors import UserError, first_line, nearest, one_of
 from elastic.files import check_writable
 from elastic.settings import PAPER_SETS
+from elastic.texts import shortened
 
 TFDS = 'tfds:'  # prefix of the data set's name
 # Any other colon is refused: TensorFlow Datasets would load what others wrote, as of huggingface:.
@@ -93,16 +94,11 @@ def tfds_splits(name, input_size, data_dir):
 
 def _halves(records, input_size, name):
     """Returns the training and the test Split of records that have no split for testing."""
-    labels, rng, whole = records.labels(), np.random.RandomState(SPLIT_SEED), records.split(
-        input_size)
-    classes = [train_and_test(np.flatnonzero(labels == label), TEST_SHARE, rng)
-               for label in np.unique(labels)]
-    parts = [np.array(sorted(i for each in part for i in each), np.int64)
-             for part in zip(*classes)]
-    if not classes or not len(parts[1]):
+    parts = stratified(records.labels(), TEST_SHARE)
+    if not parts or not len(parts[1]):
         raise UserError('{} has {:,} image(s), and no class has two of them; choose another data '
                         'set'.format(name, len(records)))
-    return [whole.only(part) for part in parts]
+    return [records.split(input_size).only(part) for part in parts]
 
 
 def unprepared(name, data_dir=None):

@@ -10,6 +10,7 @@ from elastic.files import names_in, read_json
 CHECKPOINT = 'checkpoint'  # the folder of the next four, within that of a run
 WEIGHTS = 'weights.npz'
 KERAS_FILES = ('model.keras', 'model.h5')  # of Keras 3 and 2
+AT_ONCE = 32  # images in a batch
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
 
 

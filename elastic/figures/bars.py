@@ -1,10 +1,9 @@
 """Draws timing tables as bars: t_dw and t_dy of every tensor, on one device or several."""
 
 from elastic.errors import UserError
-from elastic.figures.style import write_figure
+from elastic.figures.style import BLUE, ORANGE, WIDTH, write_figure
 from elastic.timing.table import TensorTimings
 
-OWN, CARRIED = '#0072B2', '#E69F00'
 LEGEND = {'loc': 'upper left', 'ncol': 2, 'borderaxespad': 0, 'borderpad': 0}
 SAME = ('model', 'alpha', 'input_size', 'batch_size', 'num_classes')  # in all tables of a figure
 HEADER = ('model', 'tensor', 'name', 't_dw_ms', 't_dy_ms', 't_fp_ms', 't_bp_ms', 't_update_ms')
@@ -24,7 +23,7 @@ def timing_bars(path, output):
         figure.text(0.075, 0.985, '{}: {}'.format(table.key.get('model', path), _totals_of(table)),
                     va='top', fontsize=9)
         figure.legend(bbox_to_anchor=(0.075, 0.94), **LEGEND)
-    return write_figure(output, (7.2, 3), draw, HEADER, _rows(table, path))
+    return write_figure(output, (WIDTH, 3), draw, HEADER, _rows(table, path))
 
 
 def device_bars(paths, output):
@@ -60,7 +59,7 @@ def device_bars(paths, output):
                       bbox_to_anchor=(0.09, 1 - 0.22 / height), **LEGEND)
     rows = [[table.key['host'], table.key['tensorflow']] + row
             for path, table in zip(paths, tables) for row in _rows(table, path)]
-    return write_figure(output, (7.2, 1.3 + 1.75 * len(tables)), draw,
+    return write_figure(output, (WIDTH, 1.3 + 1.75 * len(tables)), draw,
                         ('host', 'tensorflow') + HEADER, rows)
 
 
@@ -98,8 +97,8 @@ def _totals_of(table):
 def _draw_bars(axis, table, of_dw='', of_dy=''):
     """Draws the bars; of_dw, of_dy: ends of their labels."""
     numbers = range(len(table.names))
-    axis.bar(numbers, table.t_dw, width=0.9, color=OWN, label='t_dw, weight gradient' + of_dw)
-    axis.bar(numbers, table.t_dy, width=0.9, bottom=table.t_dw, color=CARRIED,
+    axis.bar(numbers, table.t_dw, width=0.9, color=BLUE, label='t_dw, weight gradient' + of_dw)
+    axis.bar(numbers, table.t_dy, width=0.9, bottom=table.t_dw, color=ORANGE,
              label='t_dy, path of the error gradient to it' + of_dy)
     axis.set(xlim=(-0.8, len(numbers) - 0.2),
              xlabel='tensor index (left: input, right: classifier)')

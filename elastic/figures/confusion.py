@@ -7,16 +7,16 @@ import numpy as np
 
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo import read_image
-from elastic.figures.style import write_figure
+from elastic.figures.style import BLUE, WIDTH, write_figure
 from elastic.runs.classes import MOST_PAIRS, MOST_PHOTOS, read_predictions, report
 from elastic.runs.folder import read_run
 
-WIDTH, TITLE, LEFT, GAP, LINE = 7.2, 0.55, 0.35, 0.12, 0.14  # inches
+TITLE, LEFT, GAP, LINE = 0.55, 0.35, 0.12, 0.14  # inches
 NUMBERED = 20  # classes up to which the cells of the matrix hold numbers
 NAMED = 40  # classes up to which the axes hold names
 LONGEST = 1.5  # inches of a name at an axis
 PHOTO_COLUMNS, PHOTO_PIXELS = 6, 192
-BAR, MEAN = '#0072B2', '#222222'
+MEAN = '#222222'  # colour of the line at the mean
 
 
 def confusion_of_run(folder, output):
@@ -164,7 +164,7 @@ class _Matrix:
 
     def _draw_accuracy(self, axis):
         rows = self._predictions.classes()
-        axis.barh(range(self._size), [100 * (row[3] or 0) for row in rows], color=BAR, linewidth=0,
+        axis.barh(range(self._size), [100 * (row[3] or 0) for row in rows], color=BLUE, linewidth=0,
                   height=0.8 if self._named else 1)
         axis.axvline(100 * self._predictions.accuracy, color=MEAN, linewidth=0.8, linestyle='--')
         axis.set(xlim=(0, 100), xlabel='accuracy (%)')

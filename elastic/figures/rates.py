@@ -3,10 +3,8 @@
 import os
 
 from elastic.errors import finite
-from elastic.figures.style import write_figure
+from elastic.figures.style import BLUE, VERMILION, write_figure
 from elastic.runs.folder import RATE_COLUMNS, fault, read_rows
-
-COLOURS = ('#0072B2', '#D55E00')
 
 
 def range_tests(run_folder, output):
@@ -23,7 +21,7 @@ def range_tests(run_folder, output):
 
 def _draw(figure, rows):
     axis = figure.add_subplot()
-    for colour, epoch in zip(COLOURS, sorted({row[0] for row in rows})):
+    for colour, epoch in zip((BLUE, VERMILION), sorted({row[0] for row in rows})):
         rates, before, losses, change, chosen = zip(*(row[1:] for row in rows if row[0] == epoch))
         axis.plot(rates, [100 * (loss / old - 1) for loss, old in zip(losses, before)], 'o',
                   markersize=2.5, color=colour, alpha=0.4)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from elastic.figures.style import write_figure
+from elastic.figures.style import BLUE, WIDTH, write_figure
 from elastic.runs.folder import fault, read_run, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 
-TRAINED, PALE, IDLE, NEUTRAL = '#0072B2', '#A8CBE6', '#E9E9E9', '#8C8C8C'
+PALE, IDLE, NEUTRAL = '#A8CBE6', '#E9E9E9', '#8C8C8C'
 
 def selection_map(run_folder, output):
     """Draws which tensors were trained in which epoch; returns the paths written.
@@ -23,7 +23,7 @@ def selection_map(run_folder, output):
     rows = [[epoch + 1, tensor, names[tensor], int(mask[epoch, tensor]),
              float(share[epoch, tensor])] for epoch, tensor in np.ndindex(*mask.shape)]
     return write_figure(
-        output, (7.2, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
+        output, (WIDTH, 4.8), lambda figure: _draw_selection(figure, run, mask, share),
         ['epoch', 'tensor', 'name', 'selected', 'time_share'], rows)
 
 
@@ -33,7 +33,7 @@ def _draw_selection(figure, run, mask, share):
     grid = figure.add_gridspec(2, 2, width_ratios=[4.6, 1], height_ratios=[1, 4.6], left=0.085,
                                right=0.985, top=0.93, bottom=0.115, wspace=0.05, hspace=0.07)
     tensors = figure.add_subplot(grid[1, 0])
-    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, TRAINED]), vmin=0, vmax=1, aspect='auto',
+    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, BLUE]), vmin=0, vmax=1, aspect='auto',
                    origin='lower', interpolation='nearest',
                    extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
     starts = sorted({row.epoch for row in run.selections} - {1})
@@ -62,7 +62,7 @@ def _draw_share_per_epoch(axis, mask, share):
     axis.bar(np.arange(epochs) + 1, 100 * mask.mean(axis=1), width=1, color=PALE)
     axis.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel='trained (%)')
     axis.tick_params(labelbottom=False)
-    handles = [Patch(color=TRAINED, label='trained'), Patch(color=IDLE, label='not trained'),
+    handles = [Patch(color=BLUE, label='trained'), Patch(color=IDLE, label='not trained'),
                Patch(color=PALE, label=f'% of {count} tensors')]
     if not np.isnan(share).any():
         time = 100 * np.where(mask, share, 0).sum(axis=1)

@@ -1,12 +1,13 @@
 """Writes a figure as a PNG, a PDF, and a CSV with its numbers, all in one style."""
 
 import contextlib
-import csv
 import os
 
 from elastic.errors import UserError
-from elastic.files import make_folder, whole
+from elastic.files import make_folder, whole, write_rows
 
+WIDTH = 7.2  # inches of a figure as wide as a page
+BLUE, ORANGE, VERMILION = '#0072B2', '#E69F00', '#D55E00'  # of Okabe and Ito
 RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 8,
              'xtick.labelsize': 8, 'ytick.labelsize': 8, 'axes.linewidth': 0.7,
              'axes.spines.top': False, 'axes.spines.right': False, 'axes.axisbelow': True,
@@ -36,9 +37,8 @@ def write_figure(output, size, draw, header, rows):
                 draw(figure)
                 figure.savefig(png, dpi=150, format='png')
                 figure.savefig(pdf, metadata={'CreationDate': None}, format='pdf')
-            with open(table, 'w', encoding='utf-8', newline='') as file:
-                csv.writer(file, lineterminator='\n').writerows(
-                    [['' if cell != cell else cell for cell in row] for row in [header] + rows])
+            write_rows(table, [['' if cell != cell else cell for cell in row]
+                               for row in [header] + rows])
     except OSError as error:
         raise UserError(f'cannot write {stem}: {error}')
     return paths

@@ -1,5 +1,8 @@
 """Makes backbones with frozen or trained batch statistics, and classifiers on top of them."""
 
+import contextlib
+from unittest import mock
+
 from tensorflow import keras
 
 from elastic.compat import keras_stack
@@ -146,15 +149,10 @@ def statistics_from_batch(model, inputs):
     which some convolutions take ten times as long. Modes and momenta are restored, even after an
     error. inputs: one batch, in the structure that the model takes.
     """
-    layers = keras_stack.flat_layers(model)
-    changed = [(layer, 'train_statistics', True) for layer in layers if isinstance(layer, Backbone)]
-    changed += [(layer, 'momentum', 0.0) for layer in layers
-                if isinstance(layer, keras.layers.BatchNormalization)]
-    before = [getattr(layer, name) for layer, name, _ in changed]
-    try:
-        for layer, name, value in changed:
-            setattr(layer, name, value)
+    with contextlib.ExitStack() as changed:
+        for layer in keras_stack.flat_layers(model):
+            for kind, name, value in ((Backbone, 'train_statistics', True),
+                                      (keras.layers.BatchNormalization, 'momentum', 0.0)):
+                if isinstance(layer, kind):
+                    changed.enter_context(mock.patch.object(layer, name, value))
         model(inputs, training=True)
-    finally:
-        for (layer, name, _), value in zip(changed, before):
-            setattr(layer, name, value)

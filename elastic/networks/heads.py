@@ -25,7 +25,7 @@ def features_of(path, model, num_classes, replaced=False):
     if fits and not replaced:
         return None
     layer, features, are_scores = _head(model)
-    if isinstance(layer, keras.layers.Dense) and _activation(layer) in SCORES:
+    if isinstance(layer, keras.layers.Dense) and activation_of(layer) in SCORES:
         if fits:
             return features
         warnings.warn("'{}' ends in {} output{}, the data has {} classes: its last layer, {}, was "
@@ -49,17 +49,17 @@ def _head(model):
     layer, inputs = keras_stack.producer(tensor)
     while len(inputs) == 1 and not layer.weights and (
             tuple(inputs[0].shape) == tuple(tensor.shape)):
-        are_scores = are_scores or _activation(layer) in ('softmax', 'sigmoid')
+        are_scores = are_scores or activation_of(layer) in ('softmax', 'sigmoid')
         tensor = inputs[0]
         layer, inputs = keras_stack.producer(tensor)
     if isinstance(layer, keras.Model):
         layer, inner, inside = _head(keras_stack.functional(layer))
         return layer, keras.Model(model.inputs, inner(inputs[0])), are_scores or inside
-    are_scores = are_scores or _activation(layer) in ('softmax', 'sigmoid')
+    are_scores = are_scores or activation_of(layer) in ('softmax', 'sigmoid')
     return layer, keras.Model(model.inputs, inputs[0]), are_scores
 
 
-def _activation(layer):
+def activation_of(layer):
     """Returns the name of a layer's activation; '' if it has none."""
     if isinstance(layer, keras.layers.Softmax):
         return 'softmax'

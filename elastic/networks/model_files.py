@@ -131,10 +131,14 @@ def _check_class(path, found):
             raise UserError("'{}' holds a {} layer, which may run code or read files here: use "
                             '--trust_model if you trust its author'.format(path, name))
     elif not _only_computes(found):
-        raise UserError(
-            "'{}' needs {}, a Python class or function that Keras does not know: from Python, "
-            'import it, load the model, and train it as docs/python.md shows'.format(
-                path, 'the function {}'.format(content) if name == 'function' else name))
+        raise unknown(path, 'the function {}'.format(content) if name == 'function' else name)
+
+
+def unknown(path, name):
+    """Returns the UserError for a model that needs a class or function of its author."""
+    return UserError("'{}' needs {}, a Python class or function that Keras does not know: from "
+                     'Python, import it, load the model, and train it as docs/python.md shows'
+                     .format(path, name))
 
 
 def _only_computes(found):

@@ -10,7 +10,7 @@ from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import PREPROCESSING, Backbone, classifier
 from elastic.networks.heads import features_of
-from elastic.networks.model_files import check_model
+from elastic.networks.model_files import check_model, unknown
 from elastic.networks.stages import STANDARDISED, head_of, pooled
 
 MOST_TEXT = 300  # characters of an error of Keras in one line
@@ -118,10 +118,7 @@ def _readable(path, error):
     missing = re.search(r"(?:Could not locate (?:class|function)|Unknown \w+:?) ['\"]?([\w>]+)",
                         text)
     if missing:
-        return UserError(
-            "'{}' needs {}, a Python class or function that Keras does not know: from Python, "
-            'import it, load the model, and train it as docs/python.md shows'.format(
-                path, missing.group(1)))
+        return unknown(path, missing.group(1))
     return UserError("'{}' is not a saved Keras model that this stack can read: {}".format(
         path, textwrap.shorten(text, MOST_TEXT, placeholder=' ...')))
 

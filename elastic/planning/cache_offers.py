@@ -26,9 +26,7 @@ class Budget:
 
     def spend(self, choice, result):
         """Subtracts the predicted time of the steps in `result`, an EpochResult of this Choice."""
-        steps = result.counts
-        ms = sum(count * choice.predicted_of(kind)[0] for kind, count in steps.items())
-        self.left -= ms / sum(steps.values()) / choice.timings.t_step
+        self.left -= choice.mean_ms(result.counts) / choice.timings.t_step
 
     def rho(self, epoch):
         """Returns the mean share of a full step that each step from `epoch` on may take."""

@@ -268,16 +268,13 @@ class Deadline(AllEpochs):
         if self._epoch_ended is not None:  # the first one also has first calls
             beside = used - self._epoch_ended - row['step_seconds'] - row['selection_seconds']
             pace = pace._replace(epoch=max(0.0, beside),
-                                   image=row['validation_seconds'] / images)
+                                 image=row['validation_seconds'] / images)
         self._epoch_ended = used
         if choice.timings is None:  # the head was solved
             return
-        predicted = sum(count * choice.predicted_of(kind)[0]
-                        for kind, count in result.counts.items() if kind in result.ms)
-        steps = sum(result.counts.values())
         mean_ms = sum(result.step_ms) / len(result.step_ms)
         pace = pace._replace(full_step=choice.timings.t_step / 1e3
-                               * mean_ms / (predicted / steps))
+                             * mean_ms / choice.mean_ms(result.counts))
         if run.choice_is_new:
             pace = pace._replace(selection=row['selection_seconds'] - run.test_seconds)
         self.pace = pace

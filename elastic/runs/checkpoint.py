@@ -7,16 +7,13 @@ whatever fails. Reading runs no code from the file.
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
 
-import numpy as np
-
 from elastic.errors import UserError
 from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
-from elastic.trees import TREE, packed, unpacked
+from elastic.trees import from_arrays, to_arrays
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
 FORMAT = 'elastic-checkpoint-7'
@@ -51,9 +48,7 @@ def write(folder, tree):
     Raises OSError if it cannot be written, and TypeError if the tree holds anything else; nothing
     has changed then.
     """
-    place, arrays = os.path.join(folder, FOLDER), {}
-    text = json.dumps(packed(tree, arrays)).encode()
-    arrays[TREE] = np.frombuffer(text, np.uint8)
+    place, arrays = os.path.join(folder, FOLDER), to_arrays(tree)
     make_folder(place)
     write_npz(os.path.join(place, LAST), FORMAT, arrays, os.path.join(place, BEFORE))
 
@@ -67,11 +62,9 @@ def read(folder, records=()):
     Raises UserError if there are checkpoints but none is whole.
     """
     reasons, found = [], stamps(folder)
-    records = {kind.__name__: kind for kind in records}
     for path in _paths(folder):
         try:
-            arrays = read_npz(path, FORMAT)
-            tree = unpacked(json.loads(arrays[TREE].tobytes().decode()), arrays, records)
+            tree = from_arrays(read_npz(path, FORMAT), records)
             return dict(tree, stamps=found, damaged='; '.join(reasons) or None)
         except UserError as error:
             reasons.append(str(error))

@@ -4,13 +4,12 @@
     classes.csv       one row per class, computed from it by scikit-learn
 """
 
-import csv
 import os
 from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.files import whole
+from elastic.files import whole, write_rows
 from elastic.runs.folder import fault, read_rows
 from elastic.texts import table
 
@@ -78,14 +77,16 @@ class Predictions(NamedTuple):
 def write_predictions(path, predictions):
     """Writes Predictions as a CSV file with PREDICTION_COLUMNS."""
     names = predictions.class_names
-    _write(path, PREDICTION_COLUMNS, (
-        (image, names[label], names[predicted], '{:.6g}'.format(probability))
-        for image, label, predicted, probability in zip(*predictions[1:])))
+    rows = [(image, names[label], names[predicted], '{:.6g}'.format(probability))
+            for image, label, predicted, probability in zip(*predictions[1:])]
+    with whole(path) as part:
+        write_rows(part, [PREDICTION_COLUMNS] + rows)
 
 
 def write_classes(path, predictions):
     """Writes how well each class is known, as a CSV file with CLASS_COLUMNS."""
-    _write(path, CLASS_COLUMNS, predictions.classes())
+    with whole(path) as part:
+        write_rows(part, [CLASS_COLUMNS] + predictions.classes())
 
 
 def read_predictions(folder, class_names):
@@ -124,10 +125,3 @@ def report(predictions):
              '{:.1f}'.format(100 * predictions.probability[i])) for i in wrong[:MOST_PHOTOS]],
             '<<<>')]
     return lines + ['']
-
-
-def _write(path, header, rows):
-    with whole(path) as part, open(part, 'w', encoding='utf-8', newline='') as file:
-        writer = csv.writer(file, lineterminator='\n')
-        writer.writerow(header)
-        writer.writerows(rows)

@@ -2,6 +2,7 @@
 
 import os
 
+from elastic.data.image_folder import FOLDER
 from elastic.data.tfds import TFDS
 from elastic.errors import UserError
 from elastic.files import printable
@@ -24,7 +25,7 @@ def default_run_name(args):
         args.dataset_name)
     if data.startswith(TFDS):
         data = data[len(TFDS):].replace(':', '-')
-    data = data.replace('folder:', '').strip('/').replace('/', '-')
+    data = data.replace(FOLDER, '').strip('/').replace('/', '-')
     parts = [name, printable(data), args.train_type]
     if args.train_type.startswith('elastic'):
         parts.append('rho{:g}'.format(args.rho) if args.deadline is None else

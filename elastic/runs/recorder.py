@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from elastic import errors, texts
 from elastic.data.photo_list import PHOTOS, listed
-from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json
+from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json, write_rows
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
 from elastic.runs.classes import (
@@ -255,9 +255,4 @@ class Recorder:
 
     def _append(self, name, header, rows):
         path = self._path(name)
-        new = not os.path.exists(path)
-        with open(path, 'a', newline='') as out:
-            table = csv.writer(out, lineterminator='\n')
-            if new:
-                table.writerow(header)
-            table.writerows(rows)
+        write_rows(path, ([] if os.path.exists(path) else [header]) + list(rows), 'a')

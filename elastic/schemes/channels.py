@@ -14,6 +14,7 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.networks.backbone import Backbone
+from elastic.networks.heads import activation_of
 
 ACROSS_CHANNELS = ('softmax', 'log_softmax', 'sparsemax', 'glu')  # activations that mix channels
 
@@ -134,7 +135,7 @@ class _Analysis:
         writes.judged.append((layer.kernel, rank - 1))
         if layer.use_bias:
             writes.carried.append((layer.bias, 0))
-        writes.fixed = _activation(layer) in ACROSS_CHANNELS
+        writes.fixed = activation_of(layer) in ACROSS_CHANNELS
         self.widths[id(layer)] = 'filters' if rank == 4 else 'units', writes
         return reads, writes
 
@@ -163,10 +164,6 @@ def network_of(layer):
     return keras_stack.functional(layer.base if isinstance(layer, Backbone) else layer)
 
 
-def _activation(layer):
-    return getattr(getattr(layer, 'activation', None), '__name__', '')
-
-
 def _channels_last(layer):
     return getattr(layer, 'data_format', 'channels_last') == 'channels_last'
 
@@ -185,7 +182,7 @@ def _keeps_channels(layer, inputs, outputs):
         return _wide_axes(inputs[0]) == _wide_axes(outputs[0])
     if isinstance(layer, kinds.DepthwiseConv2D) and layer.depth_multiplier != 1:
         return False
-    return (_channels_last(layer) and _activation(layer) not in ACROSS_CHANNELS
+    return (_channels_last(layer) and activation_of(layer) not in ACROSS_CHANNELS
             and len({tensor.shape[-1] for tensor in inputs}) == 1 and isinstance(layer, (
                 kinds.DepthwiseConv2D, kinds.BatchNormalization, kinds.Activation, kinds.ReLU,
                 kinds.LeakyReLU, kinds.Dropout, kinds.MaxPooling2D, kinds.AveragePooling2D,

@@ -49,6 +49,11 @@ class Choice(NamedTuple):
         ms = table.reading_time if kind == READ else table.filling_time
         return ms(self.mask), self.predicted_ms / max(1 - fill if kind == READ else fill, 1e-9)
 
+    def mean_ms(self, counts):
+        """Returns the predicted mean ms of these steps. counts: kind -> number of steps."""
+        ms = sum(count * self.predicted_of(kind)[0] for kind, count in counts.items())
+        return ms / sum(counts.values())
+
 
 class Scheme:
     """Decides before each epoch which tensors are trained.

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -12,16 +11,10 @@ import tensorflow as tf
 
 from elastic.cache import stores
 from elastic.cache.stores import CacheLost, Field, FileStore, MemoryStore
+from small_runs import script
 from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.uint8, np.bool_)
-
-
-def run_python(code, *arguments, **kwargs):
-    return subprocess.run([sys.executable, '-c', code] + [str(each) for each in arguments],
-                          cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True, **kwargs)
 
 
 @both_kinds
@@ -114,8 +107,8 @@ def test_kill_9_leaves_no_file(tmp_path):
             'store.put(np.arange(50), [np.ones((50, 1000), np.float32)])\n'
             'assert store.bytes_written == 200000\n'
             'os.kill(os.getpid(), signal.SIGKILL)')
-    done = run_python(code, tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    status, _, errors = script('-c', code, str(tmp_path))
+    assert status == -signal.SIGKILL, errors
     assert os.listdir(str(tmp_path)) == []
 
 
@@ -138,10 +131,8 @@ assert not store.has([0]) and store.nbytes == 0 and 0 < store.bytes_written < 10
 
 
 def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
-    done = run_python(FILL, tmp_path, 99999)  # not a whole number of records
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == 'the prefix cache in {} cannot be written: File too large\n'.format(
-        tmp_path)
+    assert script('-c', FILL, str(tmp_path), '99999') == (  # not a whole number of records
+        0, 'the prefix cache in {} cannot be written: File too large\n'.format(tmp_path), '')
 
 
 @pytest.fixture
@@ -157,10 +148,9 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_ends_the_cache_with_one_line_and_frees_it(small_disk):
-    done = run_python(FILL, small_disk, 0)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ('the prefix cache in {} cannot be written: No space left on device\n'
-                           .format(small_disk))
+    assert script('-c', FILL, small_disk, '0') == (
+        0, 'the prefix cache in {} cannot be written: No space left on device\n'.format(small_disk),
+        '')
     fields = [Field((1000,), np.float32)]
     store = FileStore(fields, 1000, small_disk)
     with pytest.raises(CacheLost, match='No space left'):
@@ -222,11 +212,11 @@ def test_a_memory_limit_of_the_process_sends_the_cache_to_disk(tmp_path):
             'fields = [p.Field((1000, 1000), np.float32)]\n'
             'try: print(type(p.open_store(fields, 1000, sys.argv[1], 10 ** 6, 10 ** 13)).__name__)'
             '\nexcept p.CacheLost: print()')
-    done = run_python(code, tmp_path)
-    if done.stderr == 'no limits\n':
+    _, out, errors = script('-c', code, str(tmp_path))
+    if errors == 'no limits\n':
         pytest.skip('an emulator of processors takes no limit on memory')
     free = stores.room(str(tmp_path), 10 ** 6)[1]
-    assert done.stdout == ('FileStore\n' if free >= 4 * 10 ** 9 else '\n'), done.stderr
+    assert out == ('FileStore\n' if free >= 4 * 10 ** 9 else '\n'), errors
 
 
 @both_kinds

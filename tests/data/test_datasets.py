@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -14,8 +13,8 @@ from elastic.data import digits
 from elastic.data.images import check_dataset_name
 from elastic.errors import UserError
 from image_folders import arrays, encoded, load_photos, same, write, write_photos
+from small_runs import script
 
-ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
 PHOTO_SETS = {  # (classes, training images, test images) of the tiny archives
     'caltech_birds2011': (200, 8, 4), 'oxford_iiit_pet': (37, 14, 6),
     'stanford_dogs': (120, 120, 5)}
@@ -45,7 +44,7 @@ def test_names_are_checked_without_loading_tensorflow():
             'assert images.augmentation_of("tfds:cifar10") == "flip"\n'
             'heavy = {"tensorflow", "tensorflow_datasets", "sklearn", "tqdm"} & set(sys.modules)\n'
             'assert not heavy, heavy')
-    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
+    assert script('-c', code) == (0, '', '')
 
 
 @pytest.mark.parametrize('name, hint', [('stanford_dog', 'stanford_dogs'),

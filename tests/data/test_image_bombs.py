@@ -2,8 +2,6 @@
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
@@ -11,7 +9,7 @@ from PIL import Image
 
 from elastic.data.photo import MOST_DECODED, fault_of
 from image_folders import write
-from small_runs import ROOT
+from small_runs import script
 
 HUGE = 23000  # pixels; a square of it takes 1.6 GB as RGB
 # Reads each image, and prints the growth of the peak in bytes and its fault.
@@ -82,11 +80,10 @@ def test_a_bomb_is_refused_or_its_first_frame_read_in_little_memory(tmp_path):
     for name, (content, _) in attacks.items():
         write(tmp_path / name, content)
         assert len(content) < 2 * 10 ** 6
-    done = subprocess.run(
-        [sys.executable, '-c', READ] + [str(tmp_path / name) for name in attacks], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True, universal_newlines=True)
+    status, out, errors = script('-c', READ, *[str(tmp_path / name) for name in attacks])
     grown = 0
-    for line, (name, (_, words)) in zip(done.stdout.splitlines(), attacks.items()):
+    assert status == 0, errors
+    for line, (name, (_, words)) in zip(out.splitlines(), attacks.items()):
         size, fault = line.split(' ', 1)
         assert words in fault, (name, fault)
         grown += int(size)

@@ -2,8 +2,6 @@
 
 import io
 import os
-import subprocess
-import sys
 
 import numpy as np
 import PIL
@@ -14,6 +12,7 @@ from elastic.data.image_folder import scan_folder
 from elastic.data.photo import ORIENTATION, read_image
 from elastic.errors import UserError
 from image_folders import load_photos, write
+from small_runs import script
 
 
 def photo(kind='JPEG', colour=(200, 30, 60), size=(40, 30), **options):
@@ -216,10 +215,9 @@ def test_what_names_and_flags_show_is_refused_without_tensorflow(tmp_path, flags
     fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in 'ab' for i in range(3)])
     check = ('import sys, main\ntry:\n    main.main(sys.argv[1:])\nexcept Exception as error:\n'
              '    print(error)\nassert "tensorflow" not in sys.modules')
-    done = subprocess.run([sys.executable, '-c', check, '--dataset_name', 'folder:{}'.format(
-        tmp_path), '--logs_dir', str(tmp_path / 'logs')] + flags, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, universal_newlines=True)
-    assert done.returncode == 0 and said in done.stdout, done.stdout
+    status, out, errors = script('-c', check, '--dataset_name', 'folder:{}'.format(tmp_path),
+                                 '--logs_dir', str(tmp_path / 'logs'), *flags)
+    assert status == 0 and said in out, errors
 
 
 def test_a_model_that_does_not_fit_is_refused_before_a_photo_is_decoded(tmp_path):

@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ import main
 from elastic.data.augmentation import augment, augmentation_draws
 from elastic.errors import UserError
 from image_folders import arrays, encoded, same, write, write_photos
-
-ROOT = os.path.dirname(os.path.abspath(datasets.__file__))
+from small_runs import script
 
 
 @pytest.fixture
@@ -48,11 +45,10 @@ def test_another_process_draws_bit_identical_batches(photos):
             'for images, labels in data.train.concatenate(data.probe.take(2)):\n'
             '    print(hashlib.md5(images.numpy().tobytes() + labels.numpy().tobytes())'
             '.hexdigest())')
-    theirs = subprocess.run([sys.executable, '-c', code, str(photos)], cwd=ROOT, check=True,
-                            stdout=subprocess.PIPE).stdout.decode().split()
+    _, theirs, errors = script('-c', code, str(photos))
     data = load_photos(photos, seed=5)
-    assert theirs == [hashlib.md5(images.tobytes() + labels.tobytes()).hexdigest()
-                      for images, labels in arrays(data.train) + arrays(data.probe.take(2))]
+    assert theirs.split() == [hashlib.md5(images.tobytes() + labels.tobytes()).hexdigest()
+                      for images, labels in arrays(data.train) + arrays(data.probe.take(2))], errors
 
 
 def test_each_epoch_has_a_new_order_and_a_new_augmentation(photos):

