@@ -13,14 +13,10 @@ from elastic.runs.folder import read_run
 from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import SMALL, saved, user_classifier
-from small_runs import flags, quick_flags, stopped_at
+from small_runs import flags, quick_flags, run_settings_of, stopped_at
 
 FROZEN = ['--bn_statistics', 'frozen', '--steps_per_epoch', '2', '--train_images', '128',
           '--interval', '2', '--num_epochs', '4', '--validation_steps', '1']
-
-
-def checked(tmp_path, *more):
-    return main.check_arguments(main.parse_arguments(flags(tmp_path, *more)))
 
 
 # ---------------------------------------------------------------- bad input
@@ -41,17 +37,16 @@ def test_bad_flags_exit_2_in_one_line_before_anything_is_written(tmp_path, capsy
 
 
 def test_the_place_of_a_cache_does_not_change_the_settings_of_a_run(tmp_path):
-    one = checked(tmp_path, '--cache_dir', str(tmp_path), '--cache_gb', '0.5')
-    assert one.cache_gb == 0.5
-    assert main.decisive_settings(main.run_settings(one)) == main.decisive_settings(
-        main.run_settings(checked(tmp_path)))
+    one = run_settings_of(flags(tmp_path, '--cache_dir', str(tmp_path), '--cache_gb', '0.5'))
+    assert one.cache.cache_gb == 0.5
+    assert main.decisive_settings(one) == main.decisive_settings(run_settings_of(flags(tmp_path)))
 
 
 # ---------------------------------------------------------------- which runs have a cache
 
 def cache_of(tmp_path, *more):
     """Returns the PrefixCache, or NoCache, of a run on the digits with these flags."""
-    settings = main.run_settings(checked(tmp_path, *(FROZEN + list(more))))
+    settings = run_settings_of(flags(tmp_path, *(FROZEN + list(more))))
     return prefix_cache_of(settings, main.load_data(settings))
 
 
@@ -73,16 +68,18 @@ def test_a_deterministic_run_asks_the_cache_for_exact_bits(tmp_path):
 
 def test_views_stay_open_only_where_the_timing_table_decides(tmp_path):
     more = ['--bn_statistics', 'frozen', '--num_epochs', '4', '--interval', '2']
-    assert checked(tmp_path, *(more + AUGMENTED)).views == 'auto'
-    assert checked(tmp_path, *more).views == 'fresh'
-    assert checked(tmp_path, *(more + ['--prefix_cache', 'on'])).views == 'held'
+    assert run_settings_of(flags(tmp_path, *(more + AUGMENTED))).data.views == 'auto'
+    assert run_settings_of(flags(tmp_path, *more)).data.views == 'fresh'
+    held = run_settings_of(flags(tmp_path, *(more + ['--prefix_cache', 'on'])))
+    assert held.data.views == 'held'
 
 
 def test_prefix_cache_on_is_refused_where_no_image_comes_back(tmp_path):
     with pytest.raises(UserError, match='--prefix_cache on: no image comes back in one epoch'):
-        checked(tmp_path, *FROZEN, '--prefix_cache', 'on', '--num_epochs', '1')
+        run_settings_of(flags(tmp_path, *FROZEN, '--prefix_cache', 'on', '--num_epochs', '1'))
     with pytest.raises(UserError, match='--prefix_cache on: each epoch draws new augmentations'):
-        checked(tmp_path, *FROZEN, '--prefix_cache', 'on', '--interval', '1', *AUGMENTED)
+        run_settings_of(flags(tmp_path, *FROZEN, *AUGMENTED, '--prefix_cache', 'on', '--interval',
+                              '1'))
 
 
 # ---------------------------------------------------------------- runs

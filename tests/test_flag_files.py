@@ -11,11 +11,7 @@ from elastic.command_line import with_files
 from elastic.files import read_json
 from elastic.flags import flag_lines
 from image_folders import write_photos
-from small_runs import quick_flags
-
-
-def checked(flags):
-    return main.run_settings(main.check_arguments(main.parse_arguments(flags)))
+from small_runs import quick_flags, run_settings_of
 
 
 def written(tmp_path, content):
@@ -113,16 +109,17 @@ def test_flags_may_come_from_a_pipe():
     ['--dataset_name', 'tfds:eurosat/rgb:2.0.0', '--data_dir', '/some/where', '--clip_norm', '1'],
     ['--dataset_name', 'digits', '--logs_dir=-logs', '--inter_op_threads', '2']])
 def test_the_flags_of_a_run_give_the_same_settings(flags, tmp_path):
-    settings = checked(flags)
+    settings = run_settings_of(flags)
     lines = flag_lines(settings)
-    again = checked([written(tmp_path, '\n'.join(lines))])
+    again = run_settings_of([written(tmp_path, '\n'.join(lines))])
     without = settings.records._replace(restart=False)
     assert again == settings._replace(records=without) and flag_lines(again) == lines
     assert not any('restart' in line for line in lines)
 
 
 def test_flags_that_neither_decide_nor_were_given_are_left_out():
-    lines = flag_lines(checked(['--train_type', 'full_training', '--dataset_name', 'digits']))
+    flags = ['--train_type', 'full_training', '--dataset_name', 'digits']
+    lines = flag_lines(run_settings_of(flags))
     names = {line.split()[0] for line in lines}
     assert {'--train_type', '--learning_rate', '--seed', '--run_name', '--dataset_name'} <= names
     assert not names & {'--rho', '--prune_threshold', '--logs_dir', '--checkpoint_minutes'}
@@ -132,9 +129,9 @@ def test_names_that_are_not_utf_8_and_relative_paths_are_kept(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     folder = os.fsdecode(b'my \xff photos')
     write_photos(tmp_path / folder)
-    settings = checked(['--dataset_name', 'folder:' + folder, '--batch_size', '2'])
+    settings = run_settings_of(['--dataset_name', 'folder:' + folder, '--batch_size', '2'])
     lines = flag_lines(settings)
-    assert checked([written(tmp_path, os.fsencode('\n'.join(lines)))]) == settings
+    assert run_settings_of([written(tmp_path, os.fsencode('\n'.join(lines)))]) == settings
     assert "--dataset_name 'folder:{}'".format(folder) in lines
 
 

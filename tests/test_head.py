@@ -12,16 +12,14 @@ from cached_runs import network
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.errors import UserError
-from elastic.flags import check_arguments, parse_arguments
 from elastic.runs import checkpoint
 from elastic.runs.folder import read_run
 from elastic.runs.session import RECORDS
-from elastic.settings import run_settings
 from elastic.workers.cluster import ALONE
 from fixed_tables import store_table
 from refusals import assert_refused
 from small_models import saved
-from small_runs import final_of, outcome, quick_flags, script, stopped_at
+from small_runs import final_of, outcome, quick_flags, run_settings_of, script, stopped_at
 from worker_processes import ended, free_addresses, workers
 
 STARTS = ' on digits, '  # the first words that a run prints once signals wait
@@ -210,7 +208,7 @@ def test_where_memory_is_short_the_head_reads_fewer_features(tmp_path, capsys):
     stopped_at(STARTS, flags)
     about = checkpoint.read(str(tmp_path / 'run'), RECORDS)['about']
     assert about['head_features'] == 64  # it resumes with as many, whatever memory there is
-    settings = run_settings(check_arguments(parse_arguments(flags)))
+    settings = run_settings_of(flags)
     about['head_features'] = 32
     assert main.features_to_read(settings, None, ALONE, dict(about=about)) == 32
     assert main.main(flags) == 0

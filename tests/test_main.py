@@ -20,7 +20,7 @@ from elastic.runs.recorder import open_run
 from elastic.settings import settings_of
 from fixed_tables import store_table
 from models import build_model
-from small_runs import at_line, quick_flags, script
+from small_runs import at_line, quick_flags, run_settings_of, script
 
 TABLE = '{}_{}_10_{}_profile'.format(os.path.splitext(keras_stack.MODEL_FILE)[0], SIZE, BATCH)
 FULL = ['--train_type', 'full_training', '--num_epochs', '1']
@@ -35,10 +35,6 @@ def logs(tmp_path_factory):
     store_table(flags)
     assert main.main(flags) == 0
     return folder, flags
-
-
-def checked(flags):
-    return main.run_settings(main.check_arguments(main.parse_arguments(flags)))
 
 
 def test_the_folder_of_a_run_is_complete(logs):
@@ -81,7 +77,7 @@ def test_a_run_that_lost_its_records_starts_over_and_reads_its_meter(logs):
     flags = flags + FULL + ['--run_name', 'two']
     (folder / 'two').mkdir()
     (folder / 'two' / 'settings.json').write_text(
-        json.dumps(main.decisive_settings(checked(flags))))
+        json.dumps(main.decisive_settings(run_settings_of(flags))))
     (folder / 'two' / 'epochs.csv').write_text('half a line')
     (folder / 'two' / 'summary.json').write_text('')  # as if power failed while it was written
     now, meter = time.time(), folder / 'meter.csv'
@@ -218,7 +214,7 @@ def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys):
     assert '12 epochs of 5,994 images' in out
     assert profiler.main(flags + digits) == 0
     assert costs_in(capsys.readouterr().out) == first
-    settings = checked(flags + digits)
+    settings = run_settings_of(flags + digits)
     main.profile(settings, build_model(path, (SIZE, SIZE, 3), 10), main.load_data(settings))
     assert 'timing table: ' in capsys.readouterr().out
 

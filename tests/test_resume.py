@@ -1,6 +1,5 @@
 """Tests that a resumed run ends with the weights, selections and records of a whole one."""
 
-import csv
 import glob
 import os
 
@@ -11,33 +10,22 @@ from tensorflow import keras
 
 import main
 import train
-from cached_runs import BATCH, SIZE, NearlyAlone, behind, bits, digits, network
+from cached_runs import BATCH, SIZE, AfterSteps, NearlyAlone, behind, bits, digits, network
 from elastic.cache.prefix_cache import NoCache, PrefixCache
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.runs import checkpoint
-from elastic.runs.checkpoint import Interrupted, Keeper
+from elastic.runs.checkpoint import Interrupted
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import RECORDS, Session, here, interrupted_run
 from elastic.settings import Settings
 from fixed_tables import COPY_MS, fixed_profile
+from made_runs import read_csv
 
 STEPS, EPOCHS = 7, 4  # STEPS is per epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
          'validation_seconds', 'train_seconds') + DEVICE_COLUMNS
-
-
-class AfterSteps(Keeper):
-    """Stops a run after a number of steps in its process."""
-
-    def __init__(self, folder, left):
-        super().__init__(folder, about={}, stop=lambda: self.left <= 0)
-        self.left = left
-
-    def due(self):
-        self.left -= 1
-        return super().due()
 
 
 class InValidation(AfterSteps):
@@ -139,8 +127,7 @@ class Setting:
                       for value in event.summary.value)
 
     def table(self, name):
-        with open(os.path.join(self.folder, name)) as source:
-            return list(csv.DictReader(source))
+        return read_csv(os.path.join(self.folder, name))
 
     def records(self):
         """Returns the rows of all tables, without times."""
@@ -269,8 +256,7 @@ def test_records_later_than_the_checkpoint_are_removed(tmp_path):
     again = Recorder(str(tmp_path), resumed=state)
     again.epoch(dict(row, epoch=2))
     again.writer.close()
-    with open(str(tmp_path / 'epochs.csv')) as source:
-        assert [line['epoch'] for line in csv.DictReader(source)] == ['1', '2']
+    assert [line['epoch'] for line in read_csv(tmp_path / 'epochs.csv')] == ['1', '2']
     assert not (tmp_path / 'selections.csv').exists()
     steps = [event.step for path in glob.glob(str(tmp_path / 'events.out.*'))
              for event in tf.compat.v1.train.summary_iterator(path)

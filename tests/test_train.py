@@ -1,7 +1,5 @@
 """Tests the training loop, and elastic training in it."""
 
-import csv
-import json
 import time
 
 import numpy as np
@@ -22,6 +20,7 @@ from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import optimizer_for
 from fixed_tables import fixed_profile
+from made_runs import read_csv
 from models import build_model
 from small_models import SMALL, small_classifier, values
 
@@ -108,8 +107,7 @@ def elastic(tmp_path_factory, dataset, timings):
 def test_records_agree_with_the_summary(elastic):
     folder, result, _ = elastic
     record = read_run(str(folder))
-    with open(str(folder / 'summary.json')) as source:
-        summary = json.load(source)
+    summary = record.summary
     assert summary['finished'] and summary['epochs'] == 3
     total = {name: sum(record.epochs[name + '_seconds'])
              for name in ('step', 'selection', 'importance', 'validation')}
@@ -255,8 +253,7 @@ def test_the_first_call_of_a_step_counts_as_selection(tmp_path, dataset):
     """The first call traces and compiles; that must not count as training steps."""
     result, _ = run(tmp_path / 'r', dataset, 'traditional_tl_training',
                     Settings(num_epochs=2))
-    with open(str(tmp_path / 'r' / 'epochs.csv')) as source:
-        rows = list(csv.DictReader(source))
+    rows = read_csv(tmp_path / 'r' / 'epochs.csv')
     assert float(rows[0]['selection_seconds']) > 10 * float(rows[1]['selection_seconds'])
     assert float(rows[0]['selection_seconds']) > 5 * float(rows[0]['step_ms']) / 1e3
 

@@ -12,7 +12,7 @@ import main
 from elastic.data.augmentation import augment, augmentation_draws
 from elastic.errors import UserError
 from image_folders import arrays, encoded, same, write, write_photos
-from small_runs import script
+from small_runs import run_settings_of, script
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ SMALL = ['--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '32',
 
 
 def arguments(*flags):
-    return main.run_settings(main.check_arguments(main.parse_arguments(SMALL + list(flags))))
+    return run_settings_of(SMALL + list(flags))
 
 
 def test_flags_reach_the_data(photos):

@@ -76,25 +76,30 @@ def test_without_a_limit_of_version_1_the_host_s_memory_counts(tmp_path):
     assert available_bytes(root) == 2048000
 
 
+def in_group(code, before=''):
+    """Returns what Python code prints. before: a command of the shell that comes first."""
+    return subprocess.check_output(
+        ['bash', '-c', before + 'exec "$0" -c "$1"', sys.executable, code], cwd=ROOT,
+        universal_newlines=True)
+
+
 def test_a_limit_of_ulimit_counts():
     code = 'from elastic.device.host import available_bytes; print(available_bytes())'
-    script = 'ulimit -v {}; exec "$0" -c "$1"'.format(2 * 10 ** 6)
-    left = int(subprocess.check_output(['bash', '-c', script, sys.executable, code], cwd=ROOT))
-    assert 0 < left < 2.048e9
+    assert 0 < int(in_group(code, 'ulimit -v {}; '.format(2 * 10 ** 6))) < 2.048e9
 
 
 @contextlib.contextmanager
-def real_group(limit):
-    """Yields the file into which a process writes its number to join a real, limited group."""
-    folder = '/sys/fs/cgroup/memory/elastic_test_{}'.format(os.getpid())
+def real_group(controller, limit, value):
+    """Yields the command with which a process joins a real group of this limit."""
+    folder = '/sys/fs/cgroup/{}/elastic_test_{}'.format(controller, os.getpid())
     try:
         os.mkdir(folder)
-        with open(folder + '/memory.limit_in_bytes', 'w') as file:
-            file.write(str(limit))
+        with open(os.path.join(folder, limit), 'w') as file:
+            file.write(str(value))
     except OSError as error:
         pytest.skip('no control groups can be made here: {}'.format(error))
     try:
-        yield folder + '/cgroup.procs'
+        yield 'echo $$ > {}/cgroup.procs && '.format(folder)
     finally:
         os.rmdir(folder)
 
@@ -106,29 +111,14 @@ def test_images_that_do_not_fit_into_a_container_are_decoded_in_each_epoch():
             'data = datasets.load_dataset("digits", 224, 4)\n'
             'images, _ = next(iter(data.train))\n'
             'print(images.shape)')
-    with real_group(1400 * 2 ** 20) as joins:
-        child = subprocess.run(
-            ['bash', '-c', 'echo $$ > {} && exec "$0" -c "$1"'.format(joins), sys.executable,
-             code], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True)
-    assert (child.returncode, child.stdout) == (0, '(4, 224, 224, 3)\n')
+    with real_group('memory', 'memory.limit_in_bytes', 1400 * 2 ** 20) as joining:
+        assert in_group(code, joining) == '(4, 224, 224, 3)\n'
 
 
 @pytest.mark.thorough
 def test_the_quota_of_a_real_group_is_part_of_the_host_in_the_key_of_timing_tables():
-    folder = '/sys/fs/cgroup/cpu/elastic_test_{}'.format(os.getpid())
     code = ('from elastic.timing.table_key import host_description\n'
             'print(host_description())')
-    try:
-        os.mkdir(folder)
-        with open(folder + '/cpu.cfs_quota_us', 'w') as file:
-            file.write('50000')
-    except OSError as error:
-        pytest.skip('no control groups can be made here: {}'.format(error))
-    try:
-        described = [subprocess.check_output(
-            ['bash', '-c', command + 'exec "$0" -c "$1"', sys.executable, code], cwd=ROOT,
-            universal_newlines=True) for command in (
-                'echo $$ > {}/cgroup.procs && '.format(folder), '')]
-    finally:
-        os.rmdir(folder)
+    with real_group('cpu', 'cpu.cfs_quota_us', 50000) as joining:
+        described = [in_group(code, before) for before in (joining, '')]
     assert ', 0.5 of them at a time' in described[0] and described[0] != described[1]

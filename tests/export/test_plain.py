@@ -14,6 +14,7 @@ from elastic.export.plain import foreign_layers, plain_model
 from elastic.networks.backbone import Backbone, classifier
 from small_models import (
     SMALL,
+    assert_same_values,
     backbones,
     photos,
     saved,
@@ -82,9 +83,7 @@ def test_a_plain_model_can_be_trained_again_with_frozen_statistics(tmp_path):
     model = family('resnet50')
     again = models.build_model(saved(plain_model(model), tmp_path), SMALL, 3)
     assert len(backbones(again)) == 1
-    for mine, loaded in zip(values(model.trainable_weights), values(again.trainable_weights)):
-        np.testing.assert_array_equal(mine, loaded)
+    assert_same_values(values(model.trainable_weights), values(again.trainable_weights))
     before = values(again.non_trainable_weights)
     again(photos(SMALL), training=True)
-    for old, new in zip(before, values(again.non_trainable_weights)):
-        np.testing.assert_array_equal(old, new)
+    assert_same_values(before, values(again.non_trainable_weights))

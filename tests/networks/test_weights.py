@@ -23,6 +23,7 @@ from small_models import (
     DATA,
     MOBILENET_VARIABLES,
     SMALL,
+    assert_same_values,
     backbones,
     described,
     photos,
@@ -49,8 +50,7 @@ def assert_untouched_by(model, path, match):
     before = values(model.weights)
     with pytest.raises(UserError, match=match) as error:
         models.load_weights(model, path)
-    for mine, now in zip(before, values(model.weights)):
-        np.testing.assert_array_equal(mine, now)
+    assert_same_values(before, values(model.weights))
     return str(error.value)
 
 
@@ -58,9 +58,8 @@ def test_weights_round_trip_exactly(weights_file):
     model, path = weights_file
     other = small_classifier()
     models.load_weights(other, path)
-    assert len(values(model.weights)) == len(values(other.weights)) == 14
-    for mine, loaded in zip(values(model.weights), values(other.weights)):
-        np.testing.assert_array_equal(mine, loaded)
+    assert len(model.weights) == 14
+    assert_same_values(values(model.weights), values(other.weights))
     assert not os.path.exists(path + '.part')
 
 
@@ -102,8 +101,7 @@ def test_build_model_reads_weights_and_then_freezes_statistics(tmp_path):
     models.save_weights(model, path)
     again = models.build_model('mobilenetv2', (32, 32, 3), 3, path, alpha=0.35)
     assert not backbones(again)[0].train_statistics
-    for mine, loaded in zip(values(model.weights), values(again.weights)):
-        np.testing.assert_array_equal(mine, loaded)
+    assert_same_values(values(model.weights), values(again.weights))
 
 
 def test_weights_are_read_without_pickle(weights_file, tmp_path):
@@ -183,8 +181,7 @@ def test_a_damaged_byte_is_refused_or_harmless(weights_file):
             models.load_weights(model, path)
         except UserError:
             refused += 1
-        for mine, now in zip(expected, values(model.weights)):
-            np.testing.assert_array_equal(mine, now)
+        assert_same_values(expected, values(model.weights))
     assert refused > 150
 
 
@@ -220,8 +217,7 @@ def test_a_head_for_other_classes_is_left_out_with_a_warning(weights_file):
     head = values(other.trainable_weights[-2:])
     with pytest.warns(UserWarning, match='the head keeps its .*head/kernel 8x3 in the file'):
         models.load_weights(other, path)
-    for mine, now in zip(head, values(other.trainable_weights[-2:])):
-        np.testing.assert_array_equal(mine, now)
+    assert_same_values(head, values(other.trainable_weights[-2:]))
     for kind in ('trainable_weights', 'non_trainable_weights'):
         end = -2 if kind == 'trainable_weights' else None
         for mine, loaded in zip(values(getattr(model, kind)[:end]),

@@ -8,7 +8,7 @@ from tensorflow import keras
 
 import main
 import train
-from cached_runs import BATCH, SIZE, digits, network
+from cached_runs import BATCH, SIZE, AfterSteps, digits, network
 from elastic.cache.prefix_cache import NoCache
 from elastic.compat import keras_stack
 from elastic.planning.deadline import (
@@ -24,7 +24,7 @@ from elastic.planning.deadline import (
     process_seconds,
 )
 from elastic.runs import checkpoint
-from elastic.runs.checkpoint import Interrupted, Keeper
+from elastic.runs.checkpoint import Interrupted
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import RECORDS, Session
 from elastic.settings import Settings
@@ -194,18 +194,6 @@ def test_judging_is_timed_before_training_without_its_first_call(image, learned)
     assert 2 <= len(calls) <= 5
 
 
-class StopsAfter(Keeper):
-    """Stops a run after a number of steps."""
-
-    def __init__(self, folder, steps):
-        super().__init__(folder, about={}, stop=lambda: self.left <= 0)
-        self.left = steps
-
-    def due(self):
-        self.left -= 1
-        return super().due()
-
-
 @pytest.mark.thorough
 def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     """The clock moves by 10 s with each step, and stands still otherwise."""
@@ -234,7 +222,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
         scheme = main.scheme_of(maker, dataset, planned, table, NoCache(dataset))
         recorder = Recorder(str(tmp_path), resumed=resumed and resumed['records'])
 
-        class Timed(StopsAfter):
+        class Timed(AfterSteps):
             def due(self):
                 watch.seconds += 10
                 taken.append(1)

@@ -1,6 +1,5 @@
 """Tests what is computed from the predictions for each test image, and their files."""
 
-import csv
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from elastic.runs.classes import (
     write_classes,
     write_predictions,
 )
+from made_runs import read_csv
 
 NAMES = ('cat, "tabby"', 'dog', 'mole', 'newt')
 # cat: 2 of 3 right, one taken for a dog; dog: 1 of 2, one taken for a mole; mole: untested.
@@ -52,15 +52,13 @@ def test_predictions_come_back_from_their_file(tmp_path):
     again = read_predictions(str(tmp_path), list(NAMES))
     for one, other in zip(again, predictions()):
         np.testing.assert_array_equal(one, other)
-    with open(str(tmp_path / PREDICTIONS)) as file:
-        assert list(csv.DictReader(file))[2] == {
-            'image': 'a/2.jpg', 'label': NAMES[0], 'predicted': 'dog', 'probability': '0.6'}
+    assert read_csv(tmp_path / PREDICTIONS)[2] == {
+        'image': 'a/2.jpg', 'label': NAMES[0], 'predicted': 'dog', 'probability': '0.6'}
 
 
 def test_undefined_shares_are_empty_cells(tmp_path):
     write_classes(str(tmp_path / CLASSES), predictions())
-    with open(str(tmp_path / CLASSES)) as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / CLASSES)
     assert [row['class'] for row in rows] == list(NAMES)
     assert rows[2] == {'class': 'mole', 'images': '0', 'correct': '0', 'accuracy': '',
                        'precision': '0.0', 'f1': '0.0'}

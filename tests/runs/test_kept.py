@@ -85,25 +85,20 @@ def test_settings_of_older_runs_list_flags_that_decide_nothing(finished):
     assert changed_settings(dict(now, seed=3), now) == 'seed 3 there, 0 now'
 
 
+@pytest.mark.parametrize('more', [
+    ['--train_type', 'prunetrain', '--prune_interval', '1', '--prune_threshold', '0.2'],
+    FULL + ['--head', 'stages', '--head_features', '40', '--head_start', 'solved']],
+    ids=['pruned', 'stages'])
 @pytest.mark.thorough
-def test_a_pruned_network_is_saved_as_it_was_trained(tmp_path, capsys):
-    flags = quick_flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',
-                        '--prune_threshold', '0.2', '--run_name', 'run')
+def test_a_network_of_another_form_is_saved_as_it_was_trained(tmp_path, capsys, more):
+    flags = quick_flags(tmp_path, *more, '--run_name', 'run')
     assert main.main(flags) == 0 and main.main(flags + ['--export', 'litert']) == 0
     summary = read_run(str(tmp_path / 'run')).summary
-    assert summary['channels_removed'] > 0 and sum(summary['channel_widths']) == (
-        summary['channels'] - summary['channels_removed'])
-    assert '{}: test accuracy {:.1f} %'.format(
-        FILE, 100 * summary['final_accuracy']) in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-def test_a_head_of_all_stages_is_saved_as_it_was_trained(tmp_path, capsys):
-    flags = quick_flags(tmp_path, *FULL, '--head', 'stages', '--head_features', '40',
-                        '--head_start', 'solved', '--run_name', 'run')
-    assert main.main(flags) == 0 and main.main(flags + ['--export', 'litert']) == 0
-    summary = read_run(str(tmp_path / 'run')).summary
-    assert summary['head_features'] == 40
+    if 'prunetrain' in more:
+        assert summary['channels_removed'] > 0 and sum(summary['channel_widths']) == (
+            summary['channels'] - summary['channels_removed'])
+    else:
+        assert summary['head_features'] == 40
     assert '{}: test accuracy {:.1f} %'.format(
         FILE, 100 * summary['final_accuracy']) in capsys.readouterr().out
 

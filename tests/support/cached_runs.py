@@ -12,6 +12,7 @@ import train
 from datasets import load_dataset
 from elastic.cache.prefix_cache import PrefixCache
 from elastic.compat import keras_stack
+from elastic.runs.checkpoint import Keeper
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
 from elastic.schemes.scheme import Choice, Scheme
@@ -61,6 +62,18 @@ class Watched(PrefixCache):
             yield call
 
 
+class AfterSteps(Keeper):
+    """Stops a run after a number of steps in its process."""
+
+    def __init__(self, folder, left):
+        super().__init__(folder, about={}, stop=lambda: self.left <= 0)
+        self.left = left
+
+    def due(self):
+        self.left -= 1
+        return super().due()
+
+
 class Forced(Scheme):
     """Trains choice_of(masks[epoch]), starting in each epoch of `masks`."""
 
@@ -84,6 +97,17 @@ def ran(folder, dataset, masks, cache=None, num_epochs=4, model=None, choice_of=
     result, model = train.train(scheme, dataset, settings, Session(recorder), cache)
     losses = [(row['train_loss'], row['test_loss'], row['test_accuracy']) for row in rows]
     return losses + bits(model), result
+
+
+def ran_as_plain(folder, dataset, masks, cache, make=network, **more):
+    """Trains Forced masks with the cache; asserts that this gives the bits of a run without one.
+
+    Returns the measured summary.
+    """
+    plain, _ = ran(folder, dataset, masks, model=make(), **more)
+    cached, result = ran(folder, dataset, masks, cache, model=make(), **more)
+    assert same_run(cached, plain)
+    return result
 
 
 def bits(model):

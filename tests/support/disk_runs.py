@@ -9,14 +9,13 @@ import main
 from disks import Recording, Watch, write_tree
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.files import PART
-from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.flags import decisive_settings
 from elastic.runs import checkpoint
 from elastic.runs.folder import TRAINED_BY, is_finished, read_run
 from elastic.runs.recorder import Recorder, open_run
 from elastic.runs.session import RECORDS, interrupted_run
-from elastic.settings import run_settings
 from fixed_tables import store_table
-from small_runs import outcome, quick_flags
+from small_runs import outcome, quick_flags, run_settings_of
 
 STARTS, FINISHED = (0, 0), (99, 0)  # else (epoch, step) of the checkpoint that a run resumes from
 
@@ -73,7 +72,7 @@ class Disk:
 
         Fails if that is before `reached`, or if a finished run is not complete.
         """
-        settings = run_settings(check_arguments(parse_arguments(self.command)))
+        settings = run_settings_of(self.command)
         records, decisive = settings.records, decisive_settings(settings)
         if is_finished(records.folder, decisive):
             self.assert_complete(later=MODEL_FILE)

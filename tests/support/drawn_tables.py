@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from elastic.selection.items import smallest_rho
 from elastic.steps.step_graph import tensor_sets
@@ -58,6 +59,9 @@ def chain_table(rng, n=10):
     return table_of(groups, rng.rand(n) * 0.1)
 
 
+each_kind = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])
+
+
 def random_rho(rng, table, layers=None):
     return rng.uniform(smallest_rho(table, layers), 1)
 
@@ -65,3 +69,11 @@ def random_rho(rng, table, layers=None):
 def within(table, mask, rho):
     """Returns whether the mask trains anything and stays within rho."""
     return mask.any() and table.step_time(mask) <= rho * table.t_step
+
+
+def assert_leaves_nothing(table, importance, rho, mask, fallback):
+    """Asserts that a choice stays within rho, and that no other useful tensor would."""
+    assert within(table, mask, rho) and (fallback or (importance[mask] > 0).all())
+    for k in np.flatnonzero(~mask & (importance > 0)):
+        with_k = mask | (np.arange(len(mask)) == k)
+        assert table.step_time(with_k) > rho * table.t_step - 1e-9

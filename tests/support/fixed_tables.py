@@ -10,8 +10,6 @@ import main
 import profiler
 from elastic.compat.keras_stack import variable_name
 from elastic.compat.start import start_tensorflow
-from elastic.flags import check_arguments, parse_arguments
-from elastic.settings import run_settings
 from elastic.steps.function_graph import work_of
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
@@ -19,6 +17,7 @@ from elastic.timing.attribution import attribute
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table
 from elastic.workers.cluster import ALONE
+from small_runs import run_settings_of
 from timing_tables import totals_as_traced
 
 RATES = {'* flops': 1e-6, '* elements': 1e-5}  # ms per unit of work, for every type of op
@@ -71,7 +70,7 @@ def store_table(flags, *ms):
 
     ms: totals of the table, t_fp and t_bp; default: those of fixed_table.
     """
-    settings = run_settings(check_arguments(parse_arguments(flags)))
+    settings = run_settings_of(flags)
     start_tensorflow(settings.inter_op_threads)
     images = main.images_of(settings)
     features = main.features_to_read(settings, images, ALONE, None)

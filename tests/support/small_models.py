@@ -68,6 +68,13 @@ def values(variables):
     return [keras_stack.raw(v).numpy().copy() for v in variables]
 
 
+def assert_same_values(one, other):
+    """Asserts that two lists of arrays are equal, bit for bit, with a message that shows where."""
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def train(model, images, num_classes=3, steps=3, rate=0.05):
     labels = tf.constant(np.arange(len(images)) % num_classes, tf.int32)
     variables = model.trainable_variables

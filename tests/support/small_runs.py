@@ -45,6 +45,12 @@ def quick_flags(logs, *more):
             '--prefix_cache', 'off', '--closed_loop', '0', '--logs_dir', str(logs)] + list(more)
 
 
+def run_settings_of(flags):
+    """Returns the RunSettings of a command line."""
+    import main
+    return main.run_settings(main.check_arguments(main.parse_arguments(list(flags))))
+
+
 @contextlib.contextmanager
 def at_line(words, call):
     """Yields what is printed within this context; calls call() once, at the first `words`."""

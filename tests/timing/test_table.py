@@ -1,6 +1,5 @@
 """Tests timing tables: the cost of masks by the graph and by the chain, and storage."""
 
-import csv
 import os
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from elastic.errors import UserError
 from elastic.files import read_json, write_json
 from elastic.timing.table import TensorTimings, chain_timings
+from made_runs import read_csv
 from timing_tables import (
     chain_time,
     groups_of,
@@ -107,8 +107,7 @@ def test_a_saved_table_prices_every_mask_identically(seed, branching_table, tmp_
 
 def test_the_csv_beside_the_table_has_one_row_per_tensor(branching_table, tmp_path):
     branching_table.save(str(tmp_path / 'timings.json'))
-    with open(str(tmp_path / 'timings.csv'), newline='') as source:
-        rows = list(csv.DictReader(source))
+    rows = read_csv(tmp_path / 'timings.csv')
     assert [row['name'] for row in rows] == branching_table.names
     assert rows[1]['shape'] == '2x2' and {row['time'] for row in rows} == {'measured'}
     for column, expected in (('t_dw_ms', branching_table.t_dw), ('t_dy_ms', branching_table.t_dy),
