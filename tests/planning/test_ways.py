@@ -17,7 +17,7 @@ from elastic.flags import parse_arguments
 from elastic.planning import ways
 from elastic.schemes.fixed import fixed_mask
 from elastic.selection.items import smallest_rho
-from elastic.settings import run_settings_of
+from elastic.settings import settings_of
 from elastic.timing.table import TensorTimings
 from figure_grid import runs_of
 from fixed_tables import COPY_MS, fixed_profile
@@ -164,7 +164,7 @@ def prefix_table():
 
 
 def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
-    found = [run_settings_of(parse_arguments(list(run.flags)), ways.Way)
+    found = [settings_of(parse_arguments(list(run.flags)), ways.Way)
              for run in runs_of('cache')]
     table = prefix_table()
     assert [way.rho for way in found if way.why_not(table) is None
