@@ -11,7 +11,7 @@ from tensorflow import keras
 import profiler
 from elastic.compat import keras_stack
 from elastic.networks import backbone
-from elastic.settings import run_settings_of as fields_of
+from elastic.settings import settings_of as fields_of
 from elastic.timing import report
 from elastic.timing.op_times import read_trace
 from elastic.timing.table_key import ENVIRONMENT, table_key
@@ -97,14 +97,14 @@ def small_network(units=4, strides=1, dtype='float32', activation='relu'):
     return keras.Model(inputs, keras.layers.Dense(3, dtype='float32')(x))
 
 
-def run_settings_of(model_name, *more):
+def settings_of(model_name, *more):
     flags = ['--model_name', str(model_name), '--input_size', '8', '--num_classes', '3',
              '--augmentation', 'none'] + list(more)
     return fields_of(profiler.parse_arguments(flags), profiler.StepSettings)
 
 
 def key_of(model_name, model, *more):
-    return table_key(run_settings_of(model_name, *more), model)
+    return table_key(settings_of(model_name, *more), model)
 
 
 def test_the_key_of_a_saved_model_depends_on_its_content_not_its_path(tmp_path):
@@ -143,7 +143,7 @@ def test_the_key_differs_for_other_updates(flags, differing):
 def test_a_table_for_clipped_updates_is_measured_with_clipping(tmp_path):
     model, counts = small_network(), []
     for more in ([], ['--clip_norm', '1']):
-        settings = run_settings_of('small', *more)
+        settings = settings_of('small', *more)
         profiler.table_for(settings, model, str(tmp_path), lambda: None)
         folder = os.path.dirname(profiler.path_of_table(settings, str(tmp_path)))
         trace, = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
