@@ -14,6 +14,7 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from profiler import profile_model
 from selection_solver_DP import choose_tensors
+from small_models import assert_same_values, values
 from small_steps import random_masks, still
 from timing_tables import chain_time
 
@@ -55,8 +56,7 @@ class Case:
         return [keras_stack.raw(v).numpy() for v in self.written]
 
     def back_to_start(self):
-        for variable, value in zip(self.written, self.start):
-            keras_stack.raw(variable).assign(value)
+        keras_stack.assign_arrays(self.written, self.start)
 
     def full_step(self):
         return self.maker.step(np.ones(self.num_tensors))
@@ -175,8 +175,7 @@ def check_importance(case):
     evaluator.scale = drop / full_drop
     importance = evaluator.scale * evaluate_importance(
         case.model, case.optimizer, [case.batch], evaluator=evaluator, trials=trials)
-    for old, new in zip(case.start, case.values()):
-        assert old.tobytes() == new.tobytes()
+    assert_same_values(case.start, case.values())
     assert trials[0].scale == drop / full_drop
     tolerance = 0.2 if case.name == 'mixed_float16' else 0.05
     assert importance.sum() == pytest.approx(drop, rel=10 * tolerance)
@@ -200,10 +199,9 @@ def plain_objective(case):
 def test_a_profile_covers_the_step_and_a_selection_by_it_keeps_the_budget(name):
     model, *batch = ZOO[name].build()
     n = len(model.trainable_variables)
-    before = [keras_stack.raw(v).numpy() for v in model.variables]
+    before = values(model.variables)
     table = profile_model(model, batch=tuple(batch), num_steps=3, seconds=0.05)
-    for old, variable in zip(before, model.variables):
-        assert old.tobytes() == keras_stack.raw(variable).numpy().tobytes()
+    assert_same_values(before, values(model.variables))
     assert table.profile.coverage >= 0.95, table.profile.left_out
     assert [tuple(shape) for shape in table.shapes] == [
         tuple(v.shape) for v in model.trainable_variables]

@@ -16,7 +16,7 @@ from elastic.timing import report
 from elastic.timing.op_times import read_trace
 from elastic.timing.table_key import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
-from small_models import values
+from small_models import assert_same_values, values
 from timing_tables import table_of_branching
 
 
@@ -48,8 +48,7 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     table = profiler.profile_model(model, (32, 32, 3), 3, 4, optimizer, folder=str(tmp_path),
                                    key={'batch': 4}, num_steps=3, seconds=0)
     assert len(state) > len(model.trainable_variables) + 3
-    for was, now in zip(before, values(state)):
-        np.testing.assert_array_equal(was, now)
+    assert_same_values(before, values(state))
     assert momenta == [layer.momentum for layer in norms]
     assert not model.get_layer('backbone').train_statistics
     files = [name for _, _, names in os.walk(str(tmp_path)) for name in names]

@@ -17,6 +17,7 @@ from elastic.steps.training_step import (
     evaluation_function,
     warn_of_probabilities,
 )
+from small_models import values
 
 kinds = keras.layers
 
@@ -76,8 +77,7 @@ def test_penalties_are_trained_and_reported_apart_from_the_loss():
         kinds.Dense(5, activation='relu', kernel_regularizer=keras.regularizers.l2(strength)),
         kinds.ActivityRegularization(l2=0.3), kinds.Dense(3))
     bare = classifier(kinds.Dense(5, activation='relu'), kinds.Dense(3))
-    for mine, theirs in zip(model.trainable_variables, bare.trainable_variables):
-        theirs.assign(keras_stack.raw(mine).numpy())
+    keras_stack.assign_arrays(bare.trainable_variables, values(model.trainable_variables))
     inputs, labels = batch()
     kernel = keras_stack.raw(model.trainable_variables[0]).numpy()
     hidden = np.maximum(inputs.numpy() @ kernel, 0)

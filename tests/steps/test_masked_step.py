@@ -17,7 +17,7 @@ from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import NUM_RESULTS, TrainingStep
-from small_models import values
+from small_models import assert_same_values, values
 from small_steps import (
     HEAD_BIAS,
     HEAD_KERNEL,
@@ -81,8 +81,7 @@ def test_a_reduced_step_equals_the_traced_step_of_its_mask(optimizer, clip_norm,
     for mask in (np.ones(n, bool), np.arange(n) == n - 1, np.arange(n) % 3 == 0, rng.rand(n) < 0.5):
         outcomes = []
         for step in (TrainingStep(model, trained_by, mask, 0.01), maker.step(mask)):
-            for variable, value in zip(state, start):
-                variable.assign(value)
+            keras_stack.assign_arrays(state, start)
             results = [[float(result) for result in step(images, labels)] for _ in range(2)]
             outcomes.append((results, values(state)))
         (traced_results, traced), (cut_results, cut) = outcomes
@@ -117,8 +116,7 @@ def test_passes_without_update_change_nothing(bn_statistics):
     before = values(state_of(model, optimizer))
     for function in (maker.forward(), maker.forward(dropout=False), maker.gradients()):
         assert np.isfinite(float(function(images, labels)[0]))
-        assert all(a.tobytes() == b.tobytes()
-                   for a, b in zip(before, values(state_of(model, optimizer))))
+        assert_same_values(before, values(state_of(model, optimizer)))
 
 
 class LostMean:
@@ -147,8 +145,7 @@ def test_a_step_whose_exchange_fails_changes_nothing():
     before = values(state_of(model, optimizer))
     with pytest.raises(tf.errors.OpError, match='lost'):
         maker.step(mask_of(*range(N)))(*batch())
-    for old, new in zip(before, values(state_of(model, optimizer))):
-        assert old.tobytes() == new.tobytes()
+    assert_same_values(before, values(state_of(model, optimizer)))
 
 
 def test_the_forward_pass_has_no_backward_op():
@@ -170,8 +167,7 @@ def test_dropout_changes_with_each_call_and_can_be_omitted():
     def losses(function):
         found = []
         for _ in range(3):
-            for variable, value in zip(model.trainable_variables, start):
-                variable.assign(value)
+            keras_stack.assign_arrays(model.trainable_variables, start)
             found.append(float(function(*batch())[0]))
         return found
     assert len(set(losses(with_dropout))) == 3
@@ -246,8 +242,7 @@ def test_arrays_lists_and_any_integers_train_alike(inputs, labels):
     before = values(model.variables)
     results = []
     for given in ((inputs, labels), (tf.constant(IMAGES, tf.float32), tf.constant(LABELS))):
-        for variable, value in zip(model.variables, before):
-            variable.assign(value)
+        keras_stack.assign_arrays(model.variables, before)
         optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
         maker = StepMaker(model, optimizer, 0.0, *given)
         importance = evaluate_importance(model, optimizer, [given], evaluator=Evaluator(maker))

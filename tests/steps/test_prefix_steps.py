@@ -133,8 +133,7 @@ def compared(name, folder, optimizer='sgd'):
     start = [keras_stack.raw(variable).numpy() for variable in variables]
 
     def back_to_start():
-        for variable, value in zip(variables, start):
-            keras_stack.raw(variable).assign(value)
+        keras_stack.assign_arrays(variables, start)
     found = []
     for mask, several in masks_and_costs(name, len(model.trainable_variables)):
         plain, cuts = maker.step(mask), []

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from small_models import assert_same_values
 from small_steps import N
 from worker_processes import ended, free_addresses, start
 from worker_steps import CASES, WORKERS, trained
@@ -43,8 +44,7 @@ def test_workers_train_as_one_process_does_on_the_joint_batch(name, of_workers):
 
 @pytest.mark.parametrize('name', sorted(CASES))
 def test_all_workers_end_with_the_same_bits(name, of_workers):
-    for first, second in zip(*[arrays_of(name, found) for found in of_workers]):
-        assert first.tobytes() == second.tobytes()
+    assert_same_values(*[arrays_of(name, found) for found in of_workers])
 
 
 def test_moving_statistics_become_the_mean_of_all_workers(of_workers):
