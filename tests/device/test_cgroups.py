@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from boards import change
 from elastic.device.cgroups import cpu_quota, memory_left
 from elastic.device.host import available_bytes
 from small_models import ROOT
@@ -17,10 +18,7 @@ NO_LIMIT = '9223372036854771712'
 
 def written(folder, cgroup, files):
     """Writes the files of a root folder; returns its path."""
-    for name, text in dict(files, **{'proc/self/cgroup': cgroup}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text + '\n')
-    return str(folder)
+    return change(folder, dict(files, **{'proc/self/cgroup': cgroup}))
 
 
 @pytest.mark.parametrize('cgroup, files, cores', [

@@ -8,18 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from boards import LONG
+from boards import LONG, change
 from elastic.device import energy
 from elastic.runs.clock import Clock
-
-
-def tree(root, files):
-    """Writes a recorded sysfs tree. files: path -> content."""
-    for path, content in files.items():
-        path = root / path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(content) + '\n')
-    return str(root)
 
 
 def found(root):
@@ -68,34 +59,34 @@ INTEL = {
     (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # the sum: no rail has the whole board
     (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
-    sensors, notes = found(tree(tmp_path, files))
+    sensors, notes = found(change(tmp_path, files))
     assert [sensor.name for sensor in sensors] == names and notes == []
     assert sum(sensor.advance(10.0) for sensor in sensors) == 0
     assert sum(sensor.advance(12.5) for sensor in sensors) == pytest.approx(2.5 * watts)
 
 
 def test_power_is_integrated_by_trapezoids(tmp_path):
-    root = tree(tmp_path, XAVIER_NX)
+    root = change(tmp_path, XAVIER_NX)
     (rail,), _ = found(root)
     joules = []
     for now, milliwatts in ((0.0, 2000), (1.0, 4000), (3.0, 1000)):
-        tree(tmp_path, {IIO + 'in_power0_input': milliwatts})
+        change(tmp_path, {IIO + 'in_power0_input': milliwatts})
         joules.append(rail.advance(now))
     assert joules == pytest.approx([0, 3, 5])
 
 
 def test_rapl_counts_packages_and_memory_over_a_wrap(tmp_path):
-    sensors, notes = found(tree(tmp_path, INTEL))
+    sensors, notes = found(change(tmp_path, INTEL))
     assert [sensor.name for sensor in sensors] == [
         'RAPL package-0 of intel-rapl:0', 'RAPL dram of intel-rapl:0:2'] and notes == []
     assert [sensor.advance(0.0) for sensor in sensors] == [0, 0]
-    tree(tmp_path, {RAPL + 'intel-rapl:0/energy_uj': 1671150,
+    change(tmp_path, {RAPL + 'intel-rapl:0/energy_uj': 1671150,
                     RAPL + 'intel-rapl:0:2/energy_uj': 750000})
     assert [sensor.advance(1.0) for sensor in sensors] == pytest.approx([2.0, 0.25])
 
 
 def test_one_unreadable_counter_rules_out_all_and_is_named(tmp_path):
-    root = tree(tmp_path, INTEL)
+    root = change(tmp_path, INTEL)
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').unlink()
     (tmp_path / RAPL / 'intel-rapl:0/energy_uj').mkdir()  # no user can read it, not even root
     sensors, notes = found(root)
@@ -144,7 +135,7 @@ def test_energy_before_the_next_reading_goes_into_a_checkpoint():
 
 
 def test_the_clock_gives_the_meter_its_training_buckets(tmp_path):
-    root = tree(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 3000}))
+    root = change(tmp_path, dict(XAVIER_NX, **{IIO + 'in_power0_input': 3000}))
     clock = Clock(energy.Meter(*found(root)))
     clock.meter.sampler.period = 0.001
     with clock.sampling():
@@ -165,7 +156,7 @@ def test_the_clock_gives_the_meter_its_training_buckets(tmp_path):
 def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
     """Measures the code alone; the bus of a real device may be slower."""
     assert energy.PERIOD <= 1  # at least one reading per second
-    sampler = energy.Meter(*found(tree(tmp_path, files))).sampler
+    sampler = energy.Meter(*found(change(tmp_path, files))).sampler
     begin, count = time.perf_counter(), 50
     for number in range(count):
         sampler.sample(number)

@@ -48,13 +48,14 @@ CPUS = {'RASPBERRY_PI_4B': {0: 0, 1: 0, 2: 0, 3: 0}, 'TX2': {0: 0, 1: 1, 2: 1, 3
 
 
 def change(root, files):
-    """Writes files, path -> content, each atomically: a thread may be reading them."""
+    """Writes files, path -> content, each atomically: a thread may read them. Returns the root."""
     for path, content in files.items():
         path = os.path.join(str(root), path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path + '.part', 'w') as out:
             out.write('{}\n'.format(content))
         os.replace(path + '.part', path)
+    return str(root)
 
 
 def board(root, name):
