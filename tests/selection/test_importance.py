@@ -11,7 +11,8 @@ from elastic.selection.metrics import METRICS
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import TrainingStep
-from small_steps import batches, small_model
+from small_models import assert_same_values, values
+from small_steps import batches, small_model, state_of
 
 
 def trained(model, steps=3, optimizer='sgd'):
@@ -23,32 +24,26 @@ def trained(model, steps=3, optimizer='sgd'):
     return optimizer, step
 
 
-def state(model, optimizer):
-    return [keras_stack.raw(v).numpy() for v in
-            list(model.variables) + keras_stack.optimizer_variables(optimizer)]
-
-
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 def test_evaluation_by_any_metric_leaves_no_trace(name):
     model = small_model()
     optimizer, _ = trained(model, optimizer=name)
-    before = state(model, optimizer)
+    before = values(state_of(model, optimizer))
     evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
     for metric in METRICS:
         importance = evaluate_importance(model, optimizer, batches(2), metric, evaluator)
         assert importance.shape == (len(model.trainable_variables),), metric
         assert np.abs(importance).sum() > 0, metric
-        for old, new in zip(before, state(model, optimizer)):
-            assert old.dtype == new.dtype and old.tobytes() == new.tobytes(), metric
+        assert_same_values(before, values(state_of(model, optimizer)))
 
 
 def test_evaluation_restores_even_after_a_failure():
     model = small_model()
     optimizer, _ = trained(model)
-    before = state(model, optimizer)
+    before = values(state_of(model, optimizer))
     with pytest.raises((TypeError, ValueError, AttributeError)):
         evaluate_importance(model, optimizer, batches(1) + [(tf.zeros((4, 8, 8, 3)), None)])
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+    assert_same_values(before, values(state_of(model, optimizer)))
 
 
 def test_gradient_update_is_the_first_order_drop_of_the_trial():
@@ -80,11 +75,11 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     model = small_model('frozen')
     optimizer, _ = trained(model, optimizer=name)
     evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
-    before = state(model, optimizer)
+    before = values(state_of(model, optimizer))
     _, gradients = evaluator.gradients(*batches(1)[0])
     with evaluator.updated(list(gradients)) as old:
         updates = list(evaluator.changes(old))
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(before, state(model, optimizer)))
+    assert_same_values(before, values(state_of(model, optimizer)))
     weights = [keras_stack.raw(v).numpy() for v in model.trainable_variables]
     for momentum in keras_stack.momenta(optimizer, model.trainable_variables):
         momentum.assign(tf.zeros_like(momentum))
@@ -123,10 +118,10 @@ def test_dropout_is_off_in_both_passes():
     model = small_model()
     optimizer, _ = trained(model)
     evaluator = Evaluator(StepMaker(model, optimizer, 5e-4, *batches(1)[0]))
-    values = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
+    found = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
               for _ in range(3)]
-    np.testing.assert_array_equal(values[0], values[1])
-    np.testing.assert_array_equal(values[0], values[2])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
     assert [layer.rate for layer in keras_stack.flat_layers(model)
             if isinstance(layer, keras.layers.Dropout)] == [0.2]
 

@@ -10,6 +10,7 @@ from elastic.steps.inlining import CALLS
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.training_step import TrainingStep
+from small_models import values
 
 
 @keras_stack.register
@@ -58,10 +59,6 @@ def maker_of(model):
     return StepMaker(model, optimizer, 1e-2, *batch())
 
 
-def values(model):
-    return [keras_stack.raw(v).numpy() for v in model.variables]
-
-
 def test_nested_functions_become_nodes_with_the_same_effect():
     ends = []
     for cut in (False, True):
@@ -71,7 +68,7 @@ def test_nested_functions_become_nodes_with_the_same_effect():
         step = maker.step(everything) if cut else TrainingStep(
             model, maker.optimizer, everything, 1e-2)
         losses = [float(step(*batch()).loss) for _ in range(3)]
-        ends.append((losses, values(model)))
+        ends.append((losses, values(model.variables)))
         if cut:
             assert not set(step.nodes.values()) & set(CALLS)
             assert model.get_layer('first').calls.numpy() == 3  # one per step

@@ -32,6 +32,7 @@ from small_steps import (
     maker_of,
     mask_of,
     small_model,
+    state_of,
 )
 
 
@@ -53,10 +54,6 @@ def test_a_reduced_step_has_exactly_the_ops_its_gradients_need(mask, expected):
     model = conv_stack()
     step = maker_of(model).step(mask)
     assert layers_with_backprop(step.nodes.items()) == expected
-
-
-def state_of(model, optimizer):
-    return list(model.variables) + keras_stack.optimizer_variables(optimizer)
 
 
 @pytest.mark.parametrize('optimizer, clip_norm, bn_statistics', [

@@ -92,6 +92,11 @@ def small_model(bn_statistics='train', bias=True):
     return backbone.classifier(base, None, (8, 8, 3), 3, bn_statistics)
 
 
+def state_of(model, optimizer):
+    """Returns all variables that a step may change."""
+    return list(model.variables) + keras_stack.optimizer_variables(optimizer)
+
+
 def batches(count, seed=0):
     rng = np.random.RandomState(seed)
     return [(tf.constant(rng.rand(4, 8, 8, 3), tf.float32), tf.constant([0, 1, 2, 0]))
