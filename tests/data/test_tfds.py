@@ -45,23 +45,27 @@ def shapes(labels):
 @pytest.fixture(scope='module')
 def tfds_dir(tmp_path_factory):
     """Returns a folder with archives of NAMES, and with sets of our own, some of them prepared."""
-    import tensorflow_datasets as tfds
     path = str(tmp_path_factory.mktemp('tfds'))
     for name in NAMES:
         tfds_archives.prepare(name, path)
-    config = tfds.download.DownloadConfig(try_download_gcs=False)
-    for name, known, examples in (
-            ('TinyShapes', True, {'train': shapes([0, 1, 2, 0]), 'validation': shapes([2, 1, 0])}),
-            ('PreparedShapes', False, {'train': shapes([0, 1, 2] * 5)}),
-            ('HiddenShapes', False, {'train': shapes([0, 1, 2, 0]), 'test': shapes([-1, -1, -1]),
-                                     'validation': shapes([2, 1])}),
-            ('FewShapes', False, {'train': shapes([0, 1])}),
-            ('TestedShapes', False, {'test': shapes([0, 1])}),
-            ('WrongShapes', False, {'train': shapes([0, 1, -1, 0])})):
-        builder = own_builder(name, shape_features, examples, known=known)(data_dir=path)
-        if not known:
-            builder.download_and_prepare(download_config=config)
+    own_builder('TinyShapes', shape_features, {
+        'train': shapes([0, 1, 2, 0]), 'validation': shapes([2, 1, 0])})(data_dir=path)
+    for name, examples in (
+            ('PreparedShapes', {'train': [0, 1, 2] * 5}),
+            ('HiddenShapes', {'train': [0, 1, 2, 0], 'test': [-1, -1, -1], 'validation': [2, 1]}),
+            ('FewShapes', {'train': [0, 1]}), ('TestedShapes', {'test': [0, 1]}),
+            ('WrongShapes', {'train': [0, 1, -1, 0]})):
+        prepare(name, path, examples)
     return path
+
+
+def prepare(name, folder, examples, features=shape_features):
+    """Prepares a set of our own in a folder; examples: split -> labels of its shapes."""
+    from tensorflow_datasets import download
+    examples = {split: shapes(labels) for split, labels in examples.items()}
+    builder = own_builder(name, features, examples, known=False)(data_dir=str(folder))
+    builder.download_and_prepare(
+        download_config=download.DownloadConfig(try_download_gcs=False))
 
 
 def loaded(name, tfds_dir, **more):
@@ -238,9 +242,7 @@ def test_without_a_network_the_error_comes_fast_and_names_files(name, words, tmp
 
 def prepared_file(tmp_path):
     """Prepares the set `damaged`; returns the path and content of its 12 training images."""
-    builder = own_builder('Damaged', shape_features, {
-        'train': shapes([0, 1, 2] * 4), 'test': shapes([0, 1, 2])}, known=False)
-    builder(data_dir=str(tmp_path)).download_and_prepare()
+    prepare('Damaged', tmp_path, {'train': [0, 1, 2] * 4, 'test': [0, 1, 2]})
     path, = glob.glob(str(tmp_path / 'damaged/1.0.0/*train.tfrecord*'))
     with open(path, 'rb') as file:
         return path, file.read()
@@ -276,8 +278,7 @@ def test_a_flipped_bit_is_found_when_its_record_is_read(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path):
-    builder = own_builder('Foreign', shape_features, {'train': shapes([0, 1])}, known=False)
-    builder(data_dir=str(tmp_path)).download_and_prepare()
+    prepare('Foreign', tmp_path, {'train': [0, 1]})
     path, = glob.glob(str(tmp_path / 'foreign/1.0.0/*.tfrecord*'))
     os.rename(path, path.replace('.tfrecord', '.riegeli'))
     info = tmp_path / 'foreign/1.0.0/dataset_info.json'
@@ -294,9 +295,7 @@ def test_another_format_is_refused(tmp_path):
     ({'train': [0, 1, 2], 'test': [-1, 1, 0]}, "example ([0-9]) .*'(.*-test.tf.*)' .* label -1;"),
     ({'train': [0, 1, 2], 'test': [0, -1, -1, -1]}, "example ([0-9]) .*'(.*)' .* .3 in all.")])
 def test_labels_of_no_class_are_named_before_training(examples, words, tmp_path):
-    own_builder('WrongLabels', shape_features, {
-        split: shapes(labels) for split, labels in examples.items()}, known=False)(
-            data_dir=str(tmp_path)).download_and_prepare()
+    prepare('WrongLabels', tmp_path, examples)
     with pytest.raises(UserError, match=words) as error:
         load_images('tfds:wrong_labels', 16, DataSettings(data_dir=str(tmp_path)))
     number, path = re.search(words, str(error.value)).groups()
@@ -306,10 +305,8 @@ def test_labels_of_no_class_are_named_before_training(examples, words, tmp_path)
 
 def test_a_label_above_the_classes_is_named(tmp_path):
     """The data set was prepared with four classes, of which somebody removed one."""
-    own_builder('FourShapes', lambda: dict(shape_features(), kind=kinds().ClassLabel(
-        names=['round', 'square', 'star', 'gone'])), {
-            'train': shapes([0, 1, 2, 3]), 'test': shapes([0, 1])}, known=False)(
-                data_dir=str(tmp_path)).download_and_prepare()
+    prepare('FourShapes', tmp_path, {'train': [0, 1, 2, 3], 'test': [0, 1]}, lambda: dict(
+        shape_features(), kind=kinds().ClassLabel(names=['round', 'square', 'star', 'gone'])))
     path, = glob.glob(str(tmp_path / 'four_shapes/1.0.0/*train.tfrecord*'))
     with pytest.raises(UserError, match='example [0-3] .* has the label 3; allowed: 0 to 2'):
         Records([path], [4], 'picture', 'kind', 3).labels()
