@@ -212,19 +212,19 @@ def convolution_block(x, edges, width):
     return layers.Dense(width, activation='relu')(x)
 
 
-def graph_classifier(block, depth, width, nodes, features=4, aggregates=True):
-    """Returns the network from padded graphs of `nodes` nodes to (B, SHARED) logits."""
+def graph_classifier(block, depth, width, nodes, features=4, aggregates=True, classes=SHARED):
+    """Returns the network from padded graphs of `nodes` nodes to (B, classes) logits."""
     x, edges, mask = [keras.Input((nodes, size), name=name) for name, size in (
         ('nodes', features), ('edges', nodes), ('mask', 1))]
     found = layers.Dense(width)(x)
     for _ in range(depth):
         found = block(found, edges if aggregates else None, width)
     found = Readout()([layers.LayerNormalization()(found), mask])
-    return keras.Model(dict(nodes=x, edges=edges, mask=mask), layers.Dense(SHARED)(found))
+    return keras.Model(dict(nodes=x, edges=edges, mask=mask), layers.Dense(classes)(found))
 
 
-def node_classifier(depth, width, nodes, features=64, aggregates=True):
-    """Returns the network from one graph and (T,) chosen nodes to their (T, SHARED) logits.
+def node_classifier(depth, width, nodes, features=64, aggregates=True, classes=SHARED):
+    """Returns the network from one graph and (T,) chosen nodes to their (T, classes) logits.
 
     The nodes are the batch axis, so that each chosen node is an example with one label.
     """
@@ -234,7 +234,7 @@ def node_classifier(depth, width, nodes, features=64, aggregates=True):
     for _ in range(depth):
         found = convolution_block(found, edges if aggregates else None, width)
     return keras.Model(dict(nodes=x, edges=edges, chosen=chosen),
-                       layers.Dense(SHARED)(Choose()([found, chosen])))
+                       layers.Dense(classes)(Choose()([found, chosen])))
 
 
 # ---------------------------------------------------------------- tasks

@@ -83,7 +83,7 @@ def last_tensors(table, rho):
 class Trainer:
     """Trains one network many times: its steps are traced once, and each run starts over."""
 
-    def __init__(self, task):
+    def __init__(self, task, seconds):
         import tensorflow as tf
 
         from elastic.selection.importance import Evaluator
@@ -92,7 +92,8 @@ class Trainer:
         from profiler import profile_model
         self.task, self.model = task, task.build()
         self.example = task.batch(task.target, np.arange(task.batch_size))
-        self.table = profile_model(self.model, batch=self.example, optimizer='adam')
+        self.table = profile_model(self.model, batch=self.example, optimizer='adam',
+                                   seconds=seconds)
         self._schedule = WarmupCosine(1.0, 1, movable=True, scaled=True)
         optimizer = optimizer_with('adam', self._schedule, self.model.trainable_variables)
         self.maker = StepMaker(self.model, optimizer, TRAINING.weight_decay, *self.example)
@@ -243,8 +244,8 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
     from _graphs import make_task
 
     from profiler import profile_model
-    task = make_task(name, data, small)
-    trainer = Trainer(task)
+    task, profile_seconds = make_task(name, data, small), 0.1 if small else 8.0
+    trainer = Trainer(task, profile_seconds)
     where = shares(trainer.table)
     rows, missed = rows_of(where['smallest_rho']), {}
     fixed = [row for row in rows if row.kind != 'elastic']
@@ -269,7 +270,8 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
             missed[row.label] = missed_importance(trainer.table, trainer.importance, row.rho)
     return dict(_bench.machine(), model=name, data=data, tensors=len(trainer.maker.variables),
                 where=where, without_aggregation=shares(profile_model(
-                    task.plain(), batch=trainer.example, optimizer='adam')),
+                    task.plain(), batch=trainer.example, optimizer='adam',
+                    seconds=profile_seconds)),
                 source_accuracy=float(np.mean([source for _, source in runs])), missed=missed,
                 coverage=trainer.table.profile.coverage, t_full=float(1e3 * step_seconds[rows[0]]),
                 rows=[dict(label=row.label, kind=row.kind, rho=row.rho, rate=rates[row.label],
@@ -306,8 +308,9 @@ def cells(row, result):
         for other in opponents(row, result):
             to[other['kind']] = plus_minus(*mean_error(
                 100 * (np.array(row['accuracy']) - other['accuracy'])), '{:+.1f}')
-    return [result['model'], row['label'], '%g' % row['rate'], plus_minus(accuracy, error, '{:.1f}'),
-            '%.1f' % np.mean(row['seconds']), '%.0f' % np.mean(row['steps']),
+    return [result['model'], row['label'], '%g' % row['rate'],
+            plus_minus(accuracy, error, '{:.1f}'), '%.1f' % np.mean(row['seconds']),
+            '%.0f' % np.mean(row['steps']),
             to['full'], to['last'], to['head'],
             verdict(row, result) if row['kind'] == 'elastic' else '']
 
