@@ -126,7 +126,7 @@ def digit_graphs(count):
     for chosen in (labels < SHARED, labels >= SHARED):
         nodes = images[chosen][:count].reshape(count, -1)
         edges = adjacency(nodes[None], np.ones((1, count), bool))[0]
-        domains.append(Domain(dict(nodes=nodes, edges=edges),
+        domains.append(Domain(dict(nodes=tf.constant(nodes), edges=tf.constant(edges)),
                               (labels[chosen][:count] % SHARED).astype(np.int32)))
     return domains
 
@@ -139,8 +139,7 @@ def batch_of_graphs(domain, chosen):
 
 def whole_graph(domain, chosen):
     """Returns (inputs, labels) of some nodes: the whole graph, and which nodes have a label."""
-    inputs = dict(domain.inputs, chosen=np.asarray(chosen, np.int32))
-    return ({name: tf.constant(array) for name, array in inputs.items()},
+    return (dict(domain.inputs, chosen=tf.constant(chosen, tf.int32)),
             tf.constant(domain.labels[chosen]))
 
 
@@ -254,7 +253,7 @@ def make_task(name, data, small=False):
             return node_classifier(depth, width, count, aggregates=aggregates)
         return Task(build, lambda: build(False), *domains, whole_graph, 10 if small else 50,
                     (10, 50, 100) if small else (50, 200, count - 250))
-    count, across, depth, width = (300, 4, 3, 8) if small else (5000, 6, DEPTHS[name], 48)
+    count, across, depth, width = (300, 4, 1, 8) if small else (5000, 6, DEPTHS[name], 48)
     domains = image_graphs(*grey_images(data, count), across)
     nodes = domains[0].inputs['nodes'].shape[1]
 

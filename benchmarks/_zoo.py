@@ -254,7 +254,7 @@ def graph_attention(size):
 def node_classification(size):
     """Classifies some nodes of one graph, which are the batch."""
     nodes, chosen = 12 * size, 6 * size
-    features = noise(nodes, 4 * size)
+    features = 3 * noise(nodes, 4 * size)
     edges = _graphs.adjacency(features[None], np.ones((1, nodes), bool))[0]
     inputs = dict(nodes=features, edges=edges, chosen=np.arange(chosen, dtype=np.int32) * 2)
     model = _graphs.node_classifier(3, 8 * size, nodes, 4 * size, classes=CLASSES)
