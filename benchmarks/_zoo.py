@@ -7,6 +7,7 @@ cannot build.
 
 from typing import Any, Callable, NamedTuple
 
+import _graphs
 import numpy as np
 import tensorflow as tf
 from tensorflow import keras
@@ -227,6 +228,37 @@ def graph_network(size):
                   target=tokens(nodes, edges)[::-1].copy(),
                   graph=np.repeat(np.arange(graphs), 5).astype(np.int32))
     return GraphNetwork(8 * size, graphs), inputs, graphs
+
+
+def _graph_classifier(block, size):
+    nodes, graphs = 4 + 2 * size, 4 * size
+    places = noise(graphs, nodes, 4)
+    kept = np.arange(nodes) < nodes - 1 - np.arange(graphs)[:, None] % 2  # the rest is padding
+    inputs = dict(nodes=places * kept[..., None], edges=_graphs.adjacency(places, kept),
+                  mask=kept[..., None].astype(np.float32))
+    model = _graphs.graph_classifier(block, 2, 8 * size, nodes, classes=CLASSES)
+    return model, inputs, graphs
+
+
+@member(benchmark=14)
+def graph_convolutions(size):
+    return _graph_classifier(_graphs.residual_block, size)
+
+
+@member(benchmark=12)
+def graph_attention(size):
+    return _graph_classifier(_graphs.attention_block, size)
+
+
+@member(benchmark=30)
+def node_classification(size):
+    """Classifies some nodes of one graph, which are the batch."""
+    nodes, chosen = 12 * size, 6 * size
+    features = 3 * noise(nodes, 4 * size)
+    edges = _graphs.adjacency(features[None], np.ones((1, nodes), bool))[0]
+    inputs = dict(nodes=features, edges=edges, chosen=np.arange(chosen, dtype=np.int32) * 2)
+    model = _graphs.node_classifier(3, 8 * size, nodes, 4 * size, classes=CLASSES)
+    return model, inputs, chosen
 
 
 def _two_inputs(size):

@@ -20,12 +20,13 @@ from timing_tables import chain_time
 
 DEEP = 'MobileNetV2'
 # A network for each mechanism: a layer used twice, float16, batch statistics, a weight outside any
-# layer, penalties, probabilities, a loop, several inputs, a function in the graph, attention with
-# an embedding, depth.
+# layer, penalties, probabilities, a loop, several inputs, padded graphs, nodes as the batch, a
+# function in the graph, attention with an embedding, depth.
 NAMES = [name for name in ('shared', 'mixed_float16', 'batch_norm', 'subclassed', 'regularised',
-                           'sequential', 'lstm', 'graph_network', 'grouped', 'transformer', DEEP)
+                           'sequential', 'lstm', 'graph_network', 'graph_attention',
+                           'node_classification', 'grouped', 'transformer', DEEP)
          if name in ZOO]
-SLOW = ('grouped', 'transformer', DEEP)
+SLOW = ('graph_attention', 'node_classification', 'grouped', 'transformer', DEEP)
 BY_ADAM = ('shared', 'mixed_float16')
 LOSS_SCALE = 2.0 ** 15  # Keras' initial value
 

@@ -131,7 +131,7 @@ for name in names:
 
 def test_benchmarks_refuse_bad_flags_before_they_load_tensorflow(tmp_path):
     names = ['time_model', 'achieved_speedup', 'overhead', 'throttling', 'importance', 'selector',
-             'accuracy', 'prefix_cache', 'views']
+             'accuracy', 'prefix_cache', 'views', 'graphs']
     (tmp_path / 'tensorflow.py').write_text('raise SystemExit("TensorFlow was loaded")')
     root = os.path.dirname(BENCHMARKS)
     done = subprocess.run(

@@ -1,0 +1,113 @@
+"""Tests the graphs and networks of benchmarks/graphs.py, its smallest run, and its verdicts."""
+
+import json
+import re
+
+import _graphs
+import graphs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastic.errors import UserError
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
+from profiler import profile_model
+from timing_tables import op_times, table_of
+
+
+def test_superpixels_share_out_all_pixels_and_their_ink():
+    images = _graphs.grey_images('digits', 6)[0]
+    found = _graphs.superpixels(images, 4, chunk=4)
+    np.testing.assert_array_equal(found, _graphs.superpixels(images, 4))
+    np.testing.assert_allclose(found[..., 3].sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose((found[..., 2] * found[..., 3]).sum(1), images.mean((1, 2)),
+                               rtol=1e-5)
+
+
+def test_edges_link_nearest_nodes_and_leave_padding_alone():
+    places, kept = np.random.RandomState(0).rand(3, 20, 2), np.arange(20) < [[20], [12], [3]]
+    edges = _graphs.adjacency(places, kept)
+    np.testing.assert_allclose(edges.sum(-1), kept, rtol=1e-5)
+    assert not edges[~kept].any() and not edges.transpose(0, 2, 1)[~kept].any()
+    np.testing.assert_array_equal(edges > 0, edges.transpose(0, 2, 1) > 0)
+    far = np.linalg.norm(places[1, 0] - places[1, :12], axis=-1)
+    assert (edges[1, 0, np.argsort(far)[:_graphs.NEIGHBOURS + 1]] > 0).all()
+
+
+@pytest.mark.parametrize('name', _graphs.BLOCKS)
+def test_padding_does_not_change_the_scores_and_the_order_of_nodes_neither(name):
+    source = _graphs.make_task(name, 'digits', small=True).source
+    graph = {key: array[:4] for key, array in source.inputs.items()}
+    nodes = graph['nodes'].shape[1]
+    model = _graphs.graph_classifier(_graphs.BLOCKS[name], 3, 8, nodes)
+    scores = model(graph).numpy()
+    padding = 1 - graph['mask']
+    assert padding.any() and np.abs(scores - scores[0]).max() > 1e-3
+    np.testing.assert_allclose(model(dict(graph, nodes=graph['nodes'] + 7 * padding)), scores,
+                               atol=1e-4)
+    order = np.random.RandomState(0).permutation(nodes)
+    turned = {key: array[:, order] for key, array in graph.items()}
+    turned['edges'] = turned['edges'][:, :, order]
+    np.testing.assert_allclose(model(turned), scores, atol=1e-4)
+
+
+def test_nodes_are_the_batch_and_no_cache_can_hold_what_they_share():
+    task = _graphs.make_task('nodes', 'digits', small=True)
+    model, everything = task.build(), np.arange(len(task.target.labels))
+    for chosen in (everything[:task.batch_size], everything):  # some nodes, and all of them
+        batch = task.batch(task.target, chosen)
+        table = profile_model(model, batch=batch, num_steps=2, seconds=0.05)
+        assert not np.isfinite(table.cut_bytes).any()
+    optimizer = make_optimizer('sgd', 0.1, 100, model.trainable_variables)
+    step = StepMaker(model, optimizer, 0.0, *batch).step(np.ones(8))
+    losses = [float(step(*batch).loss) for _ in range(3)]
+    assert losses[2] < losses[0] and step.examples == len(everything)
+    inputs, labels = batch
+    with pytest.raises(UserError, match=r'labels are int32 of shape \(1, 200\); needed is one'):
+        StepMaker(model, optimizer, 0.0, inputs, tf.reshape(labels, (1, -1)))
+
+
+def test_the_last_tensors_fit_in_rho():
+    table = table_of(op_times({0b001: 1.0, 0b010: 1.0, 0b100: 1.0, 0b011: 2.0, 0b111: 2.0}, 3))
+    for rho in (1.0, 0.8, 0.6):
+        mask = graphs.last_tensors(table, rho)
+        count = int(mask.sum())
+        assert mask[-count:].all() and table.step_time(mask) <= rho * table.t_step
+    assert graphs.last_tensors(table, 1e-9).sum() == 1
+
+
+def test_rhos_out_of_reach_become_one_row_above_the_smallest():
+    assert [row.label for row in graphs.rows_of(0.6) if row.kind == 'elastic'] == [
+        'elastic 0.70', 'elastic 0.63']
+    assert [row.rho for row in graphs.rows_of(0.2) if row.kind == 'last'] == [0.7, 0.5, 0.35]
+
+
+@pytest.mark.parametrize('elastic, verdict', [
+    ([0.95, 0.97, 0.96], 'pays'), ([0.80, 0.82, 0.81], 'does not pay'),
+    ([0.90, 0.92, 0.92], 'no clear difference'), ([0.95], 'one seed')])
+def test_elastic_training_pays_only_above_every_row_of_its_time(elastic, verdict):
+    seeds = len(elastic)
+    others = dict(full=[0.90, 0.92, 0.91], last=[0.85] * 3, head=[0.5] * 3)
+    row = dict(kind='elastic', rho=0.7, accuracy=elastic)
+    rows = [row] + [dict(kind=kind, rho=rho, accuracy=accuracy[:seeds])
+                    for kind, accuracy in others.items() for rho in (0.7, 0.5)]
+    assert graphs.verdict(row, dict(rows=rows)) == verdict
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('name, tuning_seeds', [('residual', 0), ('nodes', 1)])
+def test_the_smallest_benchmark_prints_and_writes_its_table(name, tuning_seeds, tmp_path, capsys):
+    path = tmp_path / 'graphs.json'
+    assert graphs.main(['--small', '--networks', name, '--data', 'digits', '--seeds', '1',
+                        '--tuning_seeds', str(tuning_seeds), '--steps', '4',
+                        '--json', str(path)]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r'^{} +elastic 0\.\d\d .* one seed$'.format(name), output, re.M)
+    assert 'Smallest rho' in output
+    result, = json.loads(path.read_text())
+    assert result['data'] == 'digits' and 0 < result['where']['smallest_rho'] < 1
+    assert result['coverage'] >= 0.95
+    for row in result['rows']:
+        assert len(row['accuracy']) == 1 and row['rate'] in sum(graphs.RATES.values(), ())
+        assert row['steps'][0] == 4 or row['rho'] and row['kind'] != 'elastic'
