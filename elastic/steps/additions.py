@@ -25,7 +25,7 @@ def add_up(function_def, tensors, sums, share):
     tensors: (tensor, dtype enum) of each. sums: the arguments that are the variables' handles.
     """
     shares = {dtype: add_number(function_def, 'share/{}'.format(dtype), share, dtype)
-              for _, dtype in tensors}
+              for dtype in {dtype for _, dtype in tensors}}
     for i, ((tensor, dtype), handle) in enumerate(zip(tensors, sums)):
         part = add_node(function_def, 'Mul', 'part/{}'.format(i), [tensor, shares[dtype]], T=dtype)
         add_effect(function_def, add_node(
