@@ -1,9 +1,10 @@
 """Adds nodes to a cut graph, a FunctionDef: sums of parts of a batch, products, restored slots."""
 
-from tensorflow.core.framework.types_pb2 import DT_INT32
+from tensorflow.core.framework.types_pb2 import DT_INT32, DT_RESOURCE
 
 from elastic.compat import tf_internals
 from elastic.steps.function_graph import add_node
+from elastic.steps.inlining import set_inputs
 
 
 def add_number(function_def, name, number, dtype):
@@ -31,6 +32,22 @@ def add_up(function_def, tensors, sums, share):
         add_effect(function_def, add_node(
             function_def, 'AssignAddVariableOp', 'sum/{}'.format(i), [handle, part.name + ':z:0'],
             dtype=dtype).name)
+
+
+def read_sums(function_def, num_arguments):
+    """Replaces the first arguments of a FunctionDef by variables, which it reads and empties."""
+    sums = list(function_def.signature.input_arg)[:num_arguments]
+    read = {each.name: 'read/{}:value:0'.format(each.name) for each in sums}
+    for node in function_def.node_def:
+        set_inputs(node, [read.get(tensor, tensor) for tensor in node.input])
+    for each in sums:
+        add_node(function_def, 'ReadVariableOp', 'read/' + each.name, [each.name], dtype=each.type)
+        zeros = add_node(function_def, 'ZerosLike', 'zeros/' + each.name, [read[each.name]],
+                         T=each.type)
+        add_effect(function_def, add_node(
+            function_def, 'AssignVariableOp', 'emptied/' + each.name,
+            [each.name, zeros.name + ':y:0'], dtype=each.type).name)
+        each.type = DT_RESOURCE
 
 
 def add_products(function_def, tensors, before, after, ranks):

@@ -93,11 +93,11 @@ class SummedGradients(MaskedStep):
         super().__init__(definition, mask, maker)
         self._variables = variables
 
-    def _sums(self):
+    def _empty(self):
         return [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in self._variables]
 
     def _results(self, batch, given):
-        sums = self._sums()
+        sums = self._empty()
         results = super()._results(batch, [each.handle for each in sums])
         return results + [each.read_value() for each in sums]
 
@@ -105,22 +105,15 @@ class SummedGradients(MaskedStep):
 class SummedStep(SummedGradients):
     """Updates the selected tensors by the gradients of a batch, added up over its micro-batches.
 
-    update: GraphFunction that takes these gradients.
+    update: GraphFunction of the handles of the sums; it empties them.
     """
 
     def __init__(self, definition, mask, maker, variables, update):
         super().__init__(definition, mask, maker, variables)
-        self._update, self._kept = update, None
-
-    def _sums(self):
-        if self._kept is None:  # making variables takes longer than emptying them
-            self._kept = super()._sums()
-        else:
-            for each in self._kept:
-                each.assign(tf.zeros_like(each), read_value=False)
-        return self._kept
+        self._update, self._sums = update, self._empty()
 
     def _results(self, batch, given):
-        results = super()._results(batch, given)
-        self._update(*results[NUM_RESULTS:])
-        return results[:NUM_RESULTS]
+        handles = [each.handle for each in self._sums]
+        results = MaskedStep._results(self, batch, handles)
+        self._update(*handles)
+        return results

@@ -11,7 +11,7 @@ from tensorflow.core.framework.types_pb2 import DT_RESOURCE
 
 from elastic.compat import keras_stack, tf_internals
 from elastic.errors import UserError
-from elastic.steps.additions import add_products, add_up, set_aside
+from elastic.steps.additions import add_products, add_up, read_sums, set_aside
 from elastic.steps.cut_steps import GraphFunction, MaskedStep, SummedGradients, SummedStep
 from elastic.steps.function_graph import (
     Cutter,
@@ -176,7 +176,9 @@ class StepMaker(ModelState):
             effects, written = self.effects(left_out), self.effects_on(self.state, left_out)
             cut = self.cutter.cut({name: effects[name] for name in set(effects) - set(written)},
                                   NUM_RESULTS, left_out, self._gradients_of(mask))
-            return self._summed(cut, mask, SummedStep, self.update_alone(mask=mask))
+            update = self._update(mask, left_out)
+            read_sums(update, int(mask.sum()))
+            return self._summed(cut, mask, SummedStep, GraphFunction(update, self))
         cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out)
         return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
 
@@ -256,13 +258,12 @@ class StepMaker(ModelState):
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
-    def update_alone(self, mask=None):
-        """Returns a GraphFunction that updates tensors by given gradients; BN statistics stay.
+    def update_alone(self):
+        """Returns a GraphFunction that updates all tensors by N given gradients.
 
-        mask: (N,) bool of the tensors; by default all.
+        BN statistics stay.
         """
-        mask = np.ones(len(self.variables), dtype=bool) if mask is None else mask
-        return GraphFunction(self._update(mask, self.left_out(mask)), self)
+        return GraphFunction(self._update(np.ones(len(self.variables), dtype=bool), set()), self)
 
     def trial_update(self):
         """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
