@@ -172,9 +172,11 @@ def check_model(settings, model, dataset, cluster):
 def profile(settings, model, dataset):
     """Returns the TensorTimings of this run: stored ones if they match, else new ones."""
     import profiler
-    batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
+    images, labels = next(iter(dataset.probe))  # drawn even if unused: selections get the same ones
     step, folder = timed_step(settings, dataset)
-    return profiler.table_for(step, model, folder, lambda: batch)
+    size = step.batch_size
+    table = profiler.table_for(step, model, folder, lambda: (images[:size], labels[:size]))
+    return table.repeated(settings.batch_size // size)
 
 
 def path_of_timings(settings, dataset):
@@ -188,10 +190,10 @@ def timed_step(settings, dataset):
     from profiler import StepSettings
     network, training = settings.model, settings.training
     return StepSettings(
-        network.model_name, network.alpha, network.input_size, settings.batch_size,
-        dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
-        training.weight_decay, training.clip_norm, settings.data.class_weight, network.head,
-        network.head_start), tables_folder(
+        network.model_name, network.alpha, network.input_size,
+        training.micro_batch or settings.batch_size, dataset.num_classes, dataset.augmentation,
+        network.bn_statistics, training.optimizer, training.weight_decay, training.clip_norm,
+        settings.data.class_weight, network.head, network.head_start), tables_folder(
             settings.records.logs_dir, settings.workers.worker_index)
 
 

@@ -29,6 +29,7 @@ from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.masked_step import ModelState, StepMaker
 from elastic.steps.optimizer import optimizer_for
+from elastic.steps.training_step import Objective
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
@@ -38,14 +39,14 @@ from selection_solver_DP import choose_cached_tensors, choose_tensors
 def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
     """Returns the StepMaker of a run, with its optimizer; a ModelState if no epoch trains.
 
-    penalty: as in TrainingStep. cluster: workers.cluster.Cluster that trains the model.
+    penalty: as in Objective. cluster: workers.cluster.Cluster that trains the model.
     """
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     mean = StepMean(cluster) if cluster.size > 1 else None
     if not settings.trained_epochs:  # tracing a step takes seconds
         return ModelState(model, optimizer, mean)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                     penalty=penalty, class_weight=dataset.class_weight, mean=mean)
+                     Objective(penalty, dataset.class_weight), mean, settings.micro_batch)
 
 
 def train(scheme, dataset, settings, session, cache=None, plan=None):
@@ -126,7 +127,8 @@ class ElasticScheme(Scheme):
         del self._evaluator.pass_ms[:]
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
-        drift = self._loop.update(*batch, self._evaluator.pass_ms, self._steps(last))
+        both_ms = None if self._evaluator.in_parts else self._evaluator.pass_ms
+        drift = self._loop.update(*batch, both_ms, self._steps(last))
         table = slowest_table(self._cluster, self._loop.timings)
         rho = self._rho(epoch)
         rho, chosen = self._cluster.of_chief(

@@ -153,6 +153,11 @@ class TensorTimings(NamedTuple):
             t_update=self.t_update * whole,
             t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
 
+    def repeated(self, times):
+        """Returns the table of steps that run both passes `times` times before one update."""
+        return self if times == 1 else self.rescaled(times * self.t_fp, times * self.t_bp)._replace(
+            t_up=self.t_up, t_update=self.t_update)
+
     def backward_time(self, mask):
         """Returns the ms of the backward pass: each op that any tensor of the mask needs, once."""
         needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
