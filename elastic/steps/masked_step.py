@@ -83,17 +83,18 @@ class StepMaker(ModelState):
     weight_decay, penalty, loss_scale, class_weight: as for TrainingStep.
     mean: workers.step_mean.StepMean, to average each step over several workers; None: this process
         trains alone.
+    kind: the TrainingStep, or a class derived from it.
     Raises UserError for a model or labels that cannot be trained.
     """
 
     def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
-                 loss_scale=None, class_weight=None, mean=None):
+                 loss_scale=None, class_weight=None, mean=None, kind=TrainingStep):
         super().__init__(model, optimizer, mean)
         inputs, labels = as_batch(model, inputs, labels)
         self.penalty, self.class_weight = penalty, class_weight
         everything = np.ones(len(self.variables), dtype=bool)
-        full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
-                            penalty=penalty, loss_scale=loss_scale, class_weight=class_weight)
+        full = kind(model, optimizer, everything, weight_decay, outputs_gradients=True,
+                    penalty=penalty, loss_scale=loss_scale, class_weight=class_weight)
         self.loss_scale = full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)

@@ -57,15 +57,21 @@ def check_classifier(model):
     if own is not getattr(keras.Model, 'compute_loss', None):
         raise UserError('{} overrides compute_loss, which would not be called: only models that '
                         'train by cross-entropy can be trained'.format(type(model).__name__))
-    loss = getattr(model, 'loss', None)
-    name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
-    smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
-        'label_smoothing', 0)
-    if loss and (name not in CROSS_ENTROPIES or smoothing):
+    name, smoothing = compiled_loss(model)
+    if name and (name not in CROSS_ENTROPIES or smoothing):
         raise UserError("the model was compiled with the loss '{}'{}, which would not be used: "
                         'allowed is cross-entropy of integer labels; to train with that, load it '
                         'with compile=False'.format(
                             name, ' with smoothed labels' if smoothing else ''))
+
+
+def compiled_loss(model):
+    """Returns (name of the loss that the model was compiled with, its label smoothing)."""
+    loss = getattr(model, 'loss', None)
+    name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
+    smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
+        'label_smoothing', 0)
+    return name, smoothing
 
 
 def cross_entropy(labels, predictions, class_weight=None):
@@ -75,7 +81,7 @@ def cross_entropy(labels, predictions, class_weight=None):
     produced them, else logits. class_weight: (classes,), factors of the cross-entropy of each
     example; the mean over the B examples is taken afterwards, as Keras does. None: all are 1.
     """
-    _check_predictions(labels, predictions)
+    check_predictions(labels, predictions)
     weights = None if class_weight is None else tf.gather(
         tf.constant(class_weight, tf.float32), labels)  # (B,)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits(predictions))(
@@ -117,7 +123,7 @@ def warn_of_probabilities(model, inputs):
                       'layer, or with logits as its output')
 
 
-def _check_predictions(labels, predictions):
+def check_predictions(labels, predictions):
     if not tf.is_tensor(predictions):
         raise UserError('the model returns a {} of several outputs: only classifiers with one '
                         'output can be trained'.format(type(predictions).__name__))
@@ -238,9 +244,7 @@ class TrainingStep:
         sources = [keras_stack.raw(v) for v in self.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            predictions = self.model(inputs, training=True)  # (B, classes)
-            result = StepResult(cross_entropy(labels, predictions, self.class_weight),
-                                count_correct(labels, predictions), self._penalty())
+            result = self._forward(inputs, labels)
             objective = result.objective
             if self.loss_scale:
                 objective *= self.loss_scale.scale
@@ -252,6 +256,11 @@ class TrainingStep:
         if self.optimizer is not None:
             self._apply(gradients)
         return list(result) + gradients if self.outputs_gradients else result
+
+    def _forward(self, inputs, labels):
+        predictions = self.model(inputs, training=True)  # (B, classes)
+        return StepResult(cross_entropy(labels, predictions, self.class_weight),
+                          count_correct(labels, predictions), self._penalty())
 
     def _penalty(self):
         losses = list(self.model.losses) + ([self.penalty(self.model)] if self.penalty else [])
