@@ -1,4 +1,4 @@
-"""Makes Keras' own training step one that can be cut, and feeds it with the batches of model.fit."""
+"""Makes Keras' own training step one that can be cut, and takes the batches of model.fit."""
 
 import numpy as np
 import tensorflow as tf
@@ -112,7 +112,7 @@ def check_fit(model):
     name, smoothing = compiled_loss(model)
     if name != 'sparse_categorical_crossentropy' or smoothing:
         raise UserError("the model was compiled with the loss '{}': elastic training needs "
-                        "'sparse_categorical_crossentropy'".format(name))
+                        "'sparse_categorical_crossentropy'".format(name or None))
     check_classifier(model)
     if type(model).make_train_function is not keras.Model.make_train_function:
         raise UserError('{} overrides make_train_function, which would not be called'.format(

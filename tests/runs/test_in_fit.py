@@ -10,6 +10,7 @@ from tensorflow import keras
 
 import plot
 import train
+from cached_runs import watched
 from datasets import load_dataset
 from elastic.compat import keras_stack
 from elastic.errors import UserError
@@ -19,7 +20,6 @@ from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme
 from elastic.settings import Settings
 from elastic.steps.optimizer import optimizer_for
-from cached_runs import watched
 from fixed_tables import fixed_profile
 from small_models import SMALL, small_classifier, values
 from small_steps import conv_stack, still
@@ -62,7 +62,8 @@ class FullInFit(TrainingInFit):
 
 def regular():
     inputs = keras.Input((12, 12, 3))
-    x = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
+    x = keras.layers.Conv2D(4, 3, use_bias=False,
+                            kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
     x = keras.layers.BatchNormalization()(x)
     return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(x)))
 
@@ -226,7 +227,8 @@ def test_selections_are_written_and_drawn(elastic, tmp_path):
     (dict(rho=0), 'rho: 0 is not a number above 0, at most 1'),
     (dict(rho=1.5), 'rho: 1.5 is not'), (dict(rho='half'), "rho: 'half' is not"),
     (dict(interval=2.5), 'interval'), (dict(importance='gut'), "unknown importance 'gut'"),
-    (dict(granularity='block'), "unknown granularity 'block'"), (dict(ro=0.5), "did you mean 'rho'"),
+    (dict(granularity='block'), "unknown granularity 'block'"),
+    (dict(ro=0.5), "did you mean 'rho'"),
     (dict(timings='/proc/none/table.json'), 'cannot write')])
 def test_wrong_settings_are_refused_at_once(settings, words):
     with pytest.raises(UserError, match=words) as refusal:
@@ -234,9 +236,12 @@ def test_wrong_settings_are_refused_at_once(settings, words):
     assert '\n' not in str(refusal.value)
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        return super().train_step(data)
+def own_step():
+    class OwnStep(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+    model = conv_stack()
+    return OwnStep(model.input, model.output)
 
 
 def two_outputs():
@@ -255,13 +260,8 @@ def frozen(count):
     return model
 
 
-def with_weights():
-    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(5).repeat()
-
-
 REFUSED = {
-    'train_step': (lambda: compiled(model=OwnStep(
-        conv_stack().inputs, conv_stack().outputs)), {}, {}, 'overrides train_step'),
+    'train_step': (lambda: compiled(model=own_step()), {}, {}, 'overrides train_step'),
     'outputs': (lambda: compiled(model=two_outputs()), {}, {}, '2 outputs'),
     'loss': (lambda: compiled(loss='mse'), {}, {}, "with the loss '(mse|mean_squared_error)'"),
     'no loss': (lambda: compiled(loss=None, metrics=None), {}, {}, "with the loss 'None'"),
