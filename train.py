@@ -289,6 +289,9 @@ class ElasticTraining(TrainingInFit):
         super().__init__()
         self._settings = fit_settings(dict(settings, rho=rho, interval=interval))
         self._probe, self._given, self._measured = probe, timings, None
+        if probe is None:
+            raise UserError('tensors are chosen by examples: give probe=(inputs, labels), or a '
+                            'tf.data.Dataset of batches')
         if timings is not None and not isinstance(timings, TensorTimings):
             check_writable(timings, 'timings')
 

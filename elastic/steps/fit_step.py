@@ -40,13 +40,18 @@ def batch_of(data, source='fit'):
     With sample weights, inputs is a dict of both. Labels (B, 1) become (B,). Raises UserError
     without labels. source: str, where the batch is from.
     """
-    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or data[1] is None:
-        raise UserError('{} has no labels: needed are (inputs, labels), labels being the index of '
-                        'the class of each example'.format(source))
+    check_labelled(data, source)
     inputs, labels, weights = tuple(data) + (None,) * (3 - len(data))
     if labels.shape[1:] == (1,):
         labels = labels[:, 0]
     return inputs if weights is None else {INPUTS: inputs, WEIGHTS: weights}, labels
+
+
+def check_labelled(data, source):
+    """Raises UserError unless data are (inputs, labels), or these and sample weights."""
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or data[1] is None:
+        raise UserError('{} has no labels: needed are (inputs, labels), labels being the index of '
+                        'the class of each example'.format(source))
 
 
 def parted(inputs):
@@ -83,15 +88,14 @@ def probe_batches(probe, inputs, labels, seed):
 
 
 def _of_dataset(probe, size):
-    batch_of(probe.element_spec, 'the probe')
+    check_labelled(probe.element_spec, 'the probe')
     return probe.unbatch().repeat().batch(size, drop_remainder=True)
 
 
 def _of_arrays(probe, size, seed):
     """Yields batches of arrays in random order."""
-    if isinstance(probe, (tuple, list)):
-        probe = tuple(part if part is None else _arrays(part) for part in probe)
-    batch_of(probe, 'the probe')
+    check_labelled(probe, 'the probe')
+    probe = tuple(_arrays(part) for part in probe)
     count, random = len(probe[1]), np.random.RandomState(seed)
     while True:
         order = np.resize(random.permutation(count), max(size, count))
@@ -117,10 +121,11 @@ def check_fit(model):
     if type(model).make_train_function is not keras.Model.make_train_function:
         raise UserError('{} overrides make_train_function, which would not be called'.format(
             type(model).__name__))
-    devices = model.distribute_strategy.num_replicas_in_sync
+    strategy = type(model.distribute_strategy).__name__
     steps = keras_stack.steps_per_execution(model)
     faults = [
-        (devices > 1, 'a strategy of {} devices: train on one'.format(devices)),
+        (strategy != '_DefaultDistributionStrategy',
+         'a {}: make the model without tf.distribute, on one device'.format(strategy)),
         (steps > 1, 'steps_per_execution={}: compile with 1'.format(steps)),
         (model.run_eagerly or tf.config.functions_run_eagerly(),
          'run_eagerly: a step has to be a graph; compile without it'),

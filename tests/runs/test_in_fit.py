@@ -229,10 +229,11 @@ def test_selections_are_written_and_drawn(elastic, tmp_path):
     (dict(interval=2.5), 'interval'), (dict(importance='gut'), "unknown importance 'gut'"),
     (dict(granularity='block'), "unknown granularity 'block'"),
     (dict(ro=0.5), "did you mean 'rho'"),
+    (dict(probe=None), 'give probe=.inputs, labels.'),
     (dict(timings='/proc/none/table.json'), 'cannot write')])
 def test_wrong_settings_are_refused_at_once(settings, words):
     with pytest.raises(UserError, match=words) as refusal:
-        ElasticTraining(probe=(IMAGES, LABELS), **settings)
+        ElasticTraining(**dict(dict(probe=(IMAGES, LABELS)), **settings))
     assert '\n' not in str(refusal.value)
 
 
@@ -247,6 +248,11 @@ def own_step():
 def two_outputs():
     model = conv_stack()
     return keras.Model(model.input, [model.output, model.output])
+
+
+def distributed():
+    with tf.distribute.OneDeviceStrategy('CPU:0').scope():
+        return compiled()
 
 
 def frozen(count):
@@ -269,9 +275,9 @@ REFUSED = {
     'eager': (lambda: compiled(run_eagerly=True), {}, {}, 'run_eagerly'),
     'norm': (lambda: compiled(keras.optimizers.SGD(0.1, global_clipnorm=1.0)), {}, {},
              'global_clipnorm'),
+    'strategy': (distributed, {}, {}, 'OneDeviceStrategy'),
     'rho': (compiled, dict(rho=0.01), {}, r'smallest rho that trains a tensor is 0\.\d+'),
     'layer': (compiled, dict(rho=0.01, granularity='layer'), {}, 'smallest rho'),
-    'no probe': (compiled, dict(probe=None), {}, 'the probe has no labels'),
     'labels': (compiled, dict(probe=IMAGES), {}, 'the probe has no labels'),
     'labels in tf.data': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(IMAGES)), {},
                           'the probe has no labels'),
