@@ -105,7 +105,8 @@ class TrainingInFit(keras.callbacks.Callback):
         check_tensors(model)
         maker = StepMaker(model, keras_stack.optimizer_of(model), 0.0, inputs, labels, kind=FitStep)
         self._scheme = self.scheme_of(maker, inputs, labels)
-        self._results = tf.function(lambda: keras_stack.metric_results(model))
+        self._results = tf.function(
+            lambda: keras_stack.metric_results(model)).get_concrete_function()
 
     def _choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
