@@ -93,23 +93,32 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     """
     import tensorflow as tf
 
-    from elastic.compat.keras_stack import restored_afterwards, variable_name
+    from elastic.compat.keras_stack import restored_afterwards
     from elastic.networks.backbone import statistics_from_batch
-    from elastic.steps.prefix_steps import PrefixSteps
     from elastic.steps.training_step import as_batch
-    from elastic.timing.op_times import read_trace
-    from elastic.timing.trace import executed_graph, record_trace
-    settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
+    settings = ProfileSettings(optimizer, **settings)
     if batch is None:
         pixels = np.random.RandomState(0).uniform(0, 255, (batch_size,) + tuple(input_shape))
         batch = (tf.constant(pixels, tf.float32),
                  tf.random.stateless_uniform((batch_size,), (0, 0), 0, num_classes, tf.int32))
     inputs, labels = as_batch(model, *batch)
+    with restored_afterwards(model.variables):
+        statistics_from_batch(model, inputs)
+        return profile_step(step_maker(model, settings, inputs, labels), inputs, labels, settings)
+
+
+def profile_step(maker, inputs, labels, settings):
+    """Returns the TensorTimings of the step of a masked_step.StepMaker, which runs many times.
+
+    settings: ProfileSettings.
+    """
+    from elastic.compat.keras_stack import variable_name
+    from elastic.steps.prefix_steps import PrefixSteps
+    from elastic.timing.op_times import read_trace
+    from elastic.timing.trace import executed_graph, record_trace
+    variables = maker.model.trainable_variables
     with contextlib.ExitStack() as stack:
         folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(restored_afterwards(model.variables))
-        statistics_from_batch(model, inputs)
-        maker = step_maker(model, settings, inputs, labels)
         graph = executed_graph(maker, inputs, labels)
         release_memory()
         trace = record_trace(maker.step(np.ones(len(variables), dtype=bool)), inputs, labels,

@@ -17,22 +17,31 @@ import time
 import numpy as np
 
 from elastic.cache.prefix_cache import NoCache
+from elastic.errors import UserError
+from elastic.files import check_writable
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
+from elastic.runs.in_fit import TrainingInFit, fit_settings, slow_maker
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.closed_loop import ClosedLoop, FixedTable, Steps, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
-from elastic.selection.items import layers_of, rho_or_smallest
+from elastic.selection.items import layers_of, out_of_reach, rho_or_smallest
+from elastic.settings import TRAINING
 from elastic.steps.epoch import READ, Diverged
+from elastic.steps.fit_step import probe_batches
 from elastic.steps.masked_step import ModelState, StepMaker
 from elastic.steps.optimizer import optimizer_for
 from elastic.steps.training_step import Objective
+from elastic.timing.stored import stored_table
+from elastic.timing.table import TensorTimings
+from elastic.timing.table_key import machine_key
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
+from profiler import ProfileSettings, profile_step
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
@@ -120,7 +129,7 @@ class ElasticScheme(Scheme):
         last = None if self._current is None else last  # not of the epoch that solved the head
         if last is not None:
             self._learn_from(last)
-        due = self.is_due(epoch)
+        due = self._current is None or self.is_due(epoch)
         if not due and not self._cluster.of_chief(lambda: self._drifted(epoch, last)):
             return None
         batch, trials = self._next_batch(), []
@@ -261,3 +270,60 @@ class CachedElasticScheme(ElasticScheme):
         if not due and rho < offers.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
         return choose_cached_tensors(offers, importance, rho, self._layers)
+
+
+class ElasticTraining(TrainingInFit):
+    """Trains elastically inside model.fit, in steps that take a share rho of full training's.
+
+        model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+        model.fit(images, labels, epochs=12,
+                  callbacks=[ElasticTraining(rho=0.5, probe=(images, labels))])
+
+    rho, interval, settings (importance, granularity, ...): the flags of main.py of these names.
+    probe: examples by which tensors are chosen: (inputs, labels) or tf.data of batches, with
+    sample weights if need be. timings: a TensorTimings, or the path of one that is stored there if
+    there is none for this step and machine; None: steps are timed in each new `fit`.
+    Raises UserError for wrong settings; in `fit`, before the first step, for a model, a probe or a
+    rho that cannot be used (TrainingInFit, steps/fit_step.py).
+    """
+
+    def __init__(self, rho=0.5, interval=TRAINING.interval, probe=None, timings=None, **settings):
+        super().__init__()
+        self._settings = fit_settings(dict(settings, rho=rho, interval=interval))
+        self._probe, self._given, self._measured = probe, timings, None
+        if probe is None:
+            raise UserError('tensors are chosen by examples: give probe=(inputs, labels), or a '
+                            'tf.data.Dataset of batches')
+        if timings is not None and not isinstance(timings, TensorTimings):
+            check_writable(timings, 'timings')
+
+    def scheme_of(self, maker, inputs, labels):
+        settings = self._settings._replace(num_epochs=self.params['epochs'])
+        probe = probe_batches(self._probe, inputs, labels, settings.seed)
+        first = next(probe)
+        table = self._table_of(maker, *first)
+        layers = layers_of(maker.model) if settings.granularity == 'layer' else None
+        reason = out_of_reach(table, settings.rho, layers)
+        if reason:
+            raise UserError(reason)
+        return ElasticScheme(maker, itertools.chain([first], probe), table, settings)
+
+    def _table_of(self, maker, inputs, labels):
+        """Returns the TensorTimings of the full step: given, stored, or measured on this batch."""
+        if isinstance(self._given, TensorTimings):
+            if self._given.shapes != [tuple(v.shape) for v in maker.variables]:
+                raise UserError('the timings are of another model: {} tensors, here {}'.format(
+                    len(self._given.shapes), len(maker.variables)))
+            return self._given
+        key = dict(optimizer=type(maker.optimizer).__name__, variables=len(maker.everything),
+                   batch=[list(shape) for shape in maker.shapes], **machine_key(maker.model))
+        if self._measured is None or self._measured.key != key:
+            self._measured = self._given and stored_table(self._given, key)
+        if self._measured is None:
+            begin = time.perf_counter()
+            with slow_maker(maker, inputs, labels) as slow:
+                self._measured = profile_step(slow, inputs, labels, ProfileSettings(None, key=key))
+            print('steps were timed in {:.1f} s'.format(time.perf_counter() - begin))
+            if self._given is not None:
+                self._measured.save(self._given)
+        return self._measured

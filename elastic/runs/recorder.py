@@ -90,6 +90,15 @@ def _clear(folder):
     shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
 
 
+def selection_rows(epoch, names, shapes, mask, importance=None, time_share=None):
+    """Returns the rows of a selection for a file of SelectionRow; arguments: see Recorder."""
+    blank = [''] * len(names)
+    return zip([epoch] * len(names), range(len(names)), names,
+               ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
+               blank if importance is None else importance,
+               blank if time_share is None else time_share)
+
+
 class Recorder:
     """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
@@ -149,12 +158,8 @@ class Recorder:
 
     def selection(self, epoch, names, shapes, mask, importance=None, time_share=None):
         """Records the selection before `epoch`. importance, time_share: (N,) or None."""
-        blank = [''] * len(names)
-        rows = zip([epoch] * len(names), range(len(names)), names,
-                   ['x'.join(map(str, shape)) for shape in shapes], np.asarray(mask, dtype=int),
-                   blank if importance is None else importance,
-                   blank if time_share is None else time_share)
-        self._append('selections.csv', SelectionRow._fields, rows)
+        self._append('selections.csv', SelectionRow._fields, selection_rows(
+            epoch, names, shapes, mask, importance, time_share))
 
     def _draw(self, summary):
         """Shows in TensorBoard which tensors were trained when.

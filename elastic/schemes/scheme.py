@@ -32,6 +32,14 @@ class Choice(NamedTuple):
         """Returns the predicted ms of a step; with a prefix cache, the mean over its epochs."""
         return self.timings.step_time(self.mask)
 
+    @property
+    def time_share(self):
+        """Returns the (N,) share of each tensor in backward pass and update; None if unknown."""
+        if self.timings is None:
+            return None
+        ms = self.timings.t_dw + self.timings.t_dy + self.timings.t_up
+        return ms / ms.sum()
+
     def cost_of(self, kind):
         """Returns the CacheCost if steps of this kind (epoch.Call) read a cache, else None."""
         return self.timings.cache if self.timings and kind == READ else None

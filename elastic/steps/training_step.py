@@ -14,6 +14,7 @@ from tensorflow import keras
 
 from elastic.compat import keras_stack
 from elastic.errors import UserError
+from elastic.steps.loss_scale import LossScale
 
 # Ops that only pass class scores on, or clip them; the op before them shows whether these are
 # logits.
@@ -53,6 +54,15 @@ class Objective(NamedTuple):
     class_weight: Any = None
     loss_scale: Any = None
 
+    def results(self, model, inputs, labels):
+        """Returns the StepResult of one batch; works only while a graph is traced."""
+        predictions = model(inputs, training=True)  # (B, classes)
+        loss, correct = cross_entropy(labels, predictions, self.class_weight), count_correct(
+            labels, predictions)
+        others = list(model.losses) + ([self.penalty(model)] if self.penalty else [])
+        others = [tf.cast(other, tf.float32) for other in others] or [tf.zeros(())]
+        return StepResult(loss, correct, tf.add_n(others))
+
 
 PLAIN = Objective()
 
@@ -71,15 +81,21 @@ def check_classifier(model):
     if own is not getattr(keras.Model, 'compute_loss', None):
         raise UserError('{} overrides compute_loss, which would not be called: only models that '
                         'train by cross-entropy can be trained'.format(type(model).__name__))
-    loss = getattr(model, 'loss', None)
-    name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
-    smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
-        'label_smoothing', 0)
-    if loss and (name not in CROSS_ENTROPIES or smoothing):
+    name, smoothing = compiled_loss(model)
+    if name and (name not in CROSS_ENTROPIES or smoothing):
         raise UserError("the model was compiled with the loss '{}'{}, which would not be used: "
                         'allowed is cross-entropy of integer labels; to train with that, load it '
                         'with compile=False'.format(
                             name, ' with smoothed labels' if smoothing else ''))
+
+
+def compiled_loss(model):
+    """Returns (name of the loss that the model was compiled with, its label smoothing)."""
+    loss = getattr(model, 'loss', None)
+    name = getattr(loss, 'name', None) or getattr(loss, '__name__', None) or loss
+    smoothing = getattr(loss, 'label_smoothing', 0) or getattr(loss, '_fn_kwargs', {}).get(
+        'label_smoothing', 0)
+    return name, smoothing
 
 
 def cross_entropy(labels, predictions, class_weight=None):
@@ -89,7 +105,7 @@ def cross_entropy(labels, predictions, class_weight=None):
     produced them, else logits. class_weight: (classes,), factors of the cross-entropy of each
     example; the mean over the B examples is taken afterwards, as Keras does. None: all are 1.
     """
-    _check_predictions(labels, predictions)
+    check_predictions(labels, predictions)
     weights = None if class_weight is None else tf.gather(
         tf.constant(class_weight, tf.float32), labels)  # (B,)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits(predictions))(
@@ -131,7 +147,7 @@ def warn_of_probabilities(model, inputs):
                       'layer, or with logits as its output')
 
 
-def _check_predictions(labels, predictions):
+def check_predictions(labels, predictions):
     if not tf.is_tensor(predictions):
         raise UserError('the model returns a {} of several outputs: only classifiers with one '
                         'output can be trained'.format(type(predictions).__name__))
@@ -179,40 +195,6 @@ def checked_mask(mask, num_tensors):
     return mask
 
 
-class LossScale:
-    """Scales the loss of float16 networks dynamically, as Keras' LossScaleOptimizer does.
-
-    Small gradients vanish in float16. So the loss is multiplied by a scale, and the gradients are
-    divided by it. A step in which a gradient overflows only halves the scale; GROWTH_STEPS steps
-    without overflow double it. Keras puts all updates into one branch of a condition, from which no
-    reduced step can be cut. Here the tensors share only the variable `overflows`.
-    """
-    FIRST, GROWTH_STEPS = 2.0 ** 15, 2000
-
-    def __init__(self):
-        self.scale = tf.Variable(self.FIRST, trainable=False)
-        self.good_steps = tf.Variable(0, trainable=False)
-        self.overflows = tf.Variable(0, trainable=False)  # overflowed gradients, this step
-        self.variables = [self.scale, self.good_steps, self.overflows]
-
-    def guard(self, gradients, written, update):
-        """Calls `update`; if a gradient overflowed, restores the variables `written`."""
-        self.overflows.assign(0, read_value=False)
-        for gradient in gradients:
-            finite = tf.reduce_all(tf.math.is_finite(gradient))
-            self.overflows.assign_add(tf.cast(~finite, tf.int32), read_value=False)
-        fine = tf.equal(self.overflows.read_value(), 0)  # same variable, so after all additions
-        before = [variable.read_value() for variable in written]
-        update()
-        for variable, value in zip(written, before):
-            variable.assign(tf.where(fine, variable.read_value(), value), read_value=False)
-        good = tf.where(fine, self.good_steps + 1, 0)
-        grow = good >= self.GROWTH_STEPS
-        self.good_steps.assign(tf.where(grow, 0, good), read_value=False)
-        self.scale.assign(tf.where(fine, tf.where(grow, 2 * self.scale, self.scale),
-                                   tf.maximum(self.scale / 2, 1.0)), read_value=False)
-
-
 class TrainingStep:
     """Updates the selected tensors on one batch: (inputs, labels) -> StepResult.
 
@@ -250,9 +232,7 @@ class TrainingStep:
         sources = [keras_stack.raw(v) for v in self.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            predictions = self.model(inputs, training=True)  # (B, classes)
-            result = StepResult(cross_entropy(labels, predictions, self.objective.class_weight),
-                                count_correct(labels, predictions), self._penalty())
+            result = self.objective.results(self.model, inputs, labels)
             objective = result.objective
             if self.loss_scale:
                 objective *= self.loss_scale.scale
@@ -264,11 +244,6 @@ class TrainingStep:
         if self.optimizer is not None:
             self._apply(gradients)
         return list(result) + gradients if self.outputs_gradients else result
-
-    def _penalty(self):
-        penalty = self.objective.penalty
-        losses = list(self.model.losses) + ([penalty(self.model)] if penalty else [])
-        return tf.add_n([tf.cast(loss, tf.float32) for loss in losses] or [tf.zeros(())])
 
     def _apply(self, gradients):
         if not self.loss_scale:

@@ -18,24 +18,30 @@ def table_key(settings, model):
 
     settings: profiler.StepSettings. A saved model is known by its content, not by its path.
     """
+    weighted = {} if settings.class_weight is None else {'weighted': True}  # the loss, by class
+    return dict(
+        model='saved' if is_saved(settings.model_name) else settings.model_name,
+        alpha=settings.alpha, input_size=settings.input_size,
+        batch_size=settings.batch_size, num_classes=settings.num_classes,
+        optimizer=settings.optimizer, decay=bool(settings.weight_decay),
+        clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
+        augmentation=settings.augmentation, **weighted, **machine_key(model))
+
+
+def machine_key(model):
+    """Returns the part of a table's key that says which network it is for, and which machine."""
     import tensorflow as tf
     from tensorflow import keras
 
     from elastic.compat.keras_stack import flat_layers
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
-    weighted = {} if settings.class_weight is None else {'weighted': True}  # the loss, by class
     return dict(
-        model='saved' if is_saved(settings.model_name) else settings.model_name,
-        network=fingerprint(model), alpha=settings.alpha, input_size=settings.input_size,
-        batch_size=settings.batch_size, num_classes=settings.num_classes,
-        optimizer=settings.optimizer, decay=bool(settings.weight_decay),
-        clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
-        augmentation=settings.augmentation, dtype=', '.join(sorted(dtypes)),
+        network=fingerprint(model), dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__, **weighted)
+        host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
 
 
 def fingerprint(model):

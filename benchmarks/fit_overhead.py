@@ -1,0 +1,141 @@
+"""Measures elastic training inside model.fit: the share of a step, and the cost beside the loop.
+
+    python benchmarks/fit_overhead.py [--models mobilenetv2 text] [--rho 0.5]
+
+Each network runs in its own process. Epochs of the full step and of the selected tensors alternate
+in one `fit`. After each of the latter, main.py's loop trains the same tensors on the same batches,
+and Keras' own function runs as many full steps. A step in `fit` is timed from one batch to the
+next, with all that Keras does between them. `text` is two LSTMs on 40 tokens.
+"""
+
+import argparse
+import time
+
+import _bench
+import numpy as np
+
+from elastic import command_line, options, texts
+
+DEFAULT_MODELS = ['mobilenetv2', 'resnet50', 'text']
+MOST_OVERHEAD, MOST_OFF = 0.03, 0.08  # goals: beside the loop; of the achieved share, over rho
+
+
+def prepared_text(seed):
+    """Returns the Prepared text network, with a batch of 32 random texts of 4 classes."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.optimizer import make_optimizer
+    layers, rng = keras.layers, np.random.RandomState(seed)
+    tokens = tf.constant(rng.randint(0, 5000, (32, 40)), tf.int32)
+    labels = tf.constant(rng.randint(0, 4, 32), tf.int32)
+    model = keras.Sequential([
+        keras.Input((40,), dtype='int32'), layers.Embedding(5000, 64),
+        layers.LSTM(128, return_sequences=True), layers.LSTM(128), layers.Dense(4)])
+    optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
+    return _bench.Prepared(model, StepMaker(model, optimizer, 0.0, tokens, labels), tokens, labels,
+                           32)
+
+
+def run_model(name, input_size, rho, epochs, steps, seed):
+    """Returns the result of one network: medians of ms a step."""
+    prepared = prepared_text(seed) if name == 'text' else _bench.prepare(name, input_size, seed)
+    from tensorflow import keras
+    model = prepared.model
+    model.compile(keras.optimizers.SGD(1e-6, momentum=0.9),
+                  keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  metrics=['accuracy'])
+    ms, predicted = times_in_fit(prepared, rho, epochs, steps)
+    middle = {kind: float(np.median(times)) for kind, times in ms.items()}
+    return dict(_bench.machine(), model=name, input_size=input_size, rho=rho, predicted=predicted,
+                batch_size=prepared.batch_size, ms=middle,
+                achieved=middle['chosen'] / middle['full'],
+                overhead=middle['chosen'] / middle['loop'] - 1)
+
+
+def times_in_fit(prepared, rho, epochs, steps):
+    """Returns (kind -> ms of steps, predicted share of a full step) of one `fit`."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from elastic.schemes.scheme import Choice, Scheme
+    from elastic.steps.epoch import plain_calls, run_epoch
+    from train import ElasticTraining
+    batches = tf.data.Dataset.from_tensors(prepared.batch).repeat()
+    ms = dict(full=[], chosen=[], loop=[], keras=[])
+
+    class Turns(Scheme):
+        """Trains all tensors in odd epochs, and those of the first selection in even ones."""
+
+        def __init__(self, elastic):
+            super().__init__('elastic_training', elastic.maker)
+            self.choice = elastic.select(1, None)
+            self.step = prepared.maker.step(self.choice.mask)
+
+        def select(self, epoch, last):
+            return Choice(prepared.everything) if epoch % 2 else self.choice
+
+    class Alternating(ElasticTraining):
+        def scheme_of(self, maker, inputs, labels):
+            self.turns = Turns(super().scheme_of(maker, inputs, labels))
+            return self.turns
+
+    class Clock(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.begins = []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begins.append(time.perf_counter())
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch > 1:  # the first two make the steps
+                ms['chosen' if epoch % 2 else 'full'] += list(1e3 * np.diff(self.begins)[1:])
+            if epoch % 2:
+                result = run_epoch(plain_calls(elastic.turns.step, batches.take(steps)), steps, '')
+                usual, iterator = self.model.train_function, iter(batches)
+                usual(iterator)
+                ms['loop'] += result.step_ms
+                ms['keras'] += [_bench.milliseconds(lambda: float(usual(iterator)['loss']))
+                                for _ in range(steps)]
+    elastic = Alternating(rho, probe=batches.take(1))
+    prepared.model.fit(batches, epochs=2 * epochs, steps_per_epoch=steps, verbose=0,
+                       callbacks=[elastic, Clock()])
+    choice = elastic.turns.choice
+    return ms, choice.predicted_ms / choice.timings.t_step
+
+
+def row_of(result):
+    off = result['achieved'] / result['rho'] - 1
+    checks = [(result['overhead'] <= MOST_OVERHEAD, 'loop'), (abs(off) <= MOST_OFF, 'share')]
+    missed = [text for met, text in checks if not met]
+    return [result['model'], result['batch_size']] + [
+        '%.1f' % result['ms'][kind] for kind in ('full', 'keras', 'chosen', 'loop')] + [
+        '%+.1f %%' % (100 * result['overhead']), '%.2f' % result['rho'],
+        '%.2f' % result['predicted'], '%.2f' % result['achieved'],
+        'MISSED ' + ', '.join(missed) if missed else 'met']
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.5)
+    parser.add_argument('--epochs', type=options.number(int, low=2), default=6,
+                        help='of each kind (default: %(default)s)')
+    parser.add_argument('--steps', type=options.number(int, low=3), default=30,
+                        help='in each epoch (default: %(default)s)')
+    _bench.add_flags(parser, 'fit_overhead', DEFAULT_MODELS)
+    args = _bench.parsed(parser, argv)
+    results = list(_bench.each('fit_overhead', _bench.calls(
+        args, args.rho, args.epochs, args.steps, args.seed)))
+    print('ms a step, medians; goals: at most {:g} % over the loop, within {:g} % of rho'.format(
+        100 * MOST_OVERHEAD, 100 * MOST_OFF))
+    print(texts.table(
+        ['model', 'batch', 'full, in fit', "Keras' own", 'chosen, in fit', 'in the loop',
+         'overhead', 'rho', 'predicted', 'achieved', 'goals'],
+        [row_of(result) for result in results], '<>>>>>>>>><'))
+    _bench.write('fit_overhead', results, args.json)
+    return 0
+
+
+if __name__ == '__main__':
+    command_line.run(main)

@@ -1,0 +1,146 @@
+"""Makes Keras' own training step one that can be cut, and takes the batches of model.fit."""
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from elastic.compat import keras_stack
+from elastic.errors import UserError
+from elastic.steps.training_step import (
+    Objective,
+    StepResult,
+    check_classifier,
+    check_predictions,
+    compiled_loss,
+    count_correct,
+)
+
+TIES = ('global_clipnorm', 'gradient_accumulation_steps', 'ema_overwrite_frequency')
+INPUTS, WEIGHTS = 'inputs', 'weights'  # of a batch with sample weights
+
+
+class FitObjective(Objective):
+    """Is the compiled loss, with sample weights; a step updates the metrics, as Keras' own does.
+
+    Takes what `batch_of` returns. The loss of its StepResult includes the penalty, which is 0.
+    """
+
+    def results(self, model, inputs, labels):
+        inputs, weights = parted(inputs)
+        predictions = model(inputs, training=True)  # (B, classes)
+        check_predictions(labels, predictions)
+        loss = keras_stack.loss_in_fit(model, inputs, labels, predictions, weights)
+        return StepResult(tf.cast(loss, tf.float32), count_correct(labels, predictions),
+                          tf.zeros(()))
+
+
+def batch_of(data, source='fit'):
+    """Returns (inputs, labels) of a batch of Keras: (x, y) or (x, y, sample weights), (B,) each.
+
+    With sample weights, inputs is a dict of both. Labels (B, 1) become (B,). Raises UserError
+    without labels. source: str, where the batch is from.
+    """
+    check_labelled(data, source)
+    inputs, labels, weights = tuple(data) + (None,) * (3 - len(data))
+    if labels.shape[1:] == (1,):
+        labels = labels[:, 0]
+    return inputs if weights is None else {INPUTS: inputs, WEIGHTS: weights}, labels
+
+
+def check_labelled(data, source):
+    """Raises UserError unless data are (inputs, labels), or these and sample weights."""
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or data[1] is None:
+        raise UserError('{} has no labels: needed are (inputs, labels), labels being the index of '
+                        'the class of each example'.format(source))
+
+
+def parted(inputs):
+    """Returns (what the model takes, sample weights or None)."""
+    weighted = isinstance(inputs, dict) and set(inputs) == {INPUTS, WEIGHTS}
+    return (inputs[INPUTS], inputs[WEIGHTS]) if weighted else (inputs, None)
+
+
+def shapes_of(inputs, labels):
+    """Returns the shapes of a batch without its first axis, a nested structure of tuples."""
+    return str(tf.nest.map_structure(lambda leaf: tuple(leaf.shape)[1:], (inputs, labels)))
+
+
+def probe_batches(probe, inputs, labels, seed):
+    """Yields (inputs, labels) of a probe without end, each of the size of the given batch.
+
+    probe: tf.data of batches, which keep their order, or arrays, (inputs, labels), which are
+    shuffled; where fit has sample weights and the probe has none, they are 1. Raises UserError for
+    a probe without labels, or whose examples have other shapes.
+    """
+    size = int(labels.shape[0])
+    for data in _of_dataset(probe, size) if isinstance(probe, tf.data.Dataset) else _of_arrays(
+            probe, size, seed):
+        found, classes = batch_of(data, 'the probe')
+        found, weights = parted(found)
+        if parted(inputs)[1] is not None:
+            found = {INPUTS: found, WEIGHTS: tf.ones(size) if weights is None else weights}
+        if shapes_of(found, classes) != shapes_of(inputs, labels):
+            raise UserError('the examples of the probe have shapes {}, those of fit {}: the probe '
+                            'has to hold examples like those of fit'.format(
+                                shapes_of(found, classes), shapes_of(inputs, labels)))
+        yield tf.nest.map_structure(lambda array, like: tf.cast(array, like.dtype),
+                                    (found, classes), (inputs, labels))
+
+
+def _of_dataset(probe, size):
+    check_labelled(probe.element_spec, 'the probe')
+    return probe.unbatch().repeat().batch(size, drop_remainder=True)
+
+
+def _of_arrays(probe, size, seed):
+    """Yields batches of arrays in random order."""
+    check_labelled(probe, 'the probe')
+    probe = tuple(_arrays(part) for part in probe)
+    count, random = len(probe[1]), np.random.RandomState(seed)
+    while True:
+        order = np.resize(random.permutation(count), max(size, count))
+        for batch in order[:len(order) // size * size].reshape(-1, size):
+            yield tf.nest.map_structure(lambda array: array[batch], probe)  # noqa: B023
+
+
+def _arrays(part):
+    """Returns an array, or several inputs as a dict or tuple of arrays."""
+    if isinstance(part, dict):
+        return {name: np.asarray(array) for name, array in part.items()}
+    several = isinstance(part, (list, tuple)) and hasattr(part[0], 'shape')
+    return tuple(map(np.asarray, part)) if several else np.asarray(part)
+
+
+def check_fit(model):
+    """Raises UserError for what cannot be trained elastically inside model.fit."""
+    name, smoothing = compiled_loss(model)
+    if name != 'sparse_categorical_crossentropy' or smoothing:
+        raise UserError("the model was compiled with the loss '{}': elastic training needs "
+                        "'sparse_categorical_crossentropy'".format(name or None))
+    check_classifier(model)
+    if type(model).make_train_function is not keras.Model.make_train_function:
+        raise UserError('{} overrides make_train_function, which would not be called'.format(
+            type(model).__name__))
+    strategy = type(model.distribute_strategy).__name__
+    steps = keras_stack.steps_per_execution(model)
+    faults = [
+        (strategy != '_DefaultDistributionStrategy',
+         'a {}: make the model without tf.distribute, on one device'.format(strategy)),
+        (steps > 1, 'steps_per_execution={}: compile with 1'.format(steps)),
+        (model.run_eagerly or tf.config.functions_run_eagerly(),
+         'run_eagerly: a step has to be a graph; compile without it'),
+        (keras_stack.compiled_by_xla(model),
+         'jit_compile=True: XLA would compile each selection again; compile without it')]
+    faults += [(getattr(model.optimizer, name, None), '{} of the optimizer, which ties all tensors '
+                'together: leave it out'.format(name)) for name in TIES]
+    for given, text in faults:
+        if given:
+            raise UserError('elastic training cannot use ' + text)
+
+
+def check_tensors(model):
+    """Raises UserError unless at least two tensors of the model are trainable."""
+    if len(model.trainable_variables) < 2:
+        raise UserError('{} of the {} tensors of the model is trainable: elastic training chooses '
+                        'among two or more; set layer.trainable = True and compile again'.format(
+                            len(model.trainable_variables) or 'none', len(model.variables)))
