@@ -15,6 +15,8 @@ from elastic import command_line
 from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
+from elastic.data.replay import FOLDER as REPLAY
+from elastic.data.replay import keep_images
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT
 from elastic.files import check_writable, read_json
@@ -91,6 +93,7 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
+        keep_replay(settings, images, dataset.left_out)
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
@@ -261,6 +264,20 @@ def measured_beside(plans, dataset, clock):
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
+
+
+def keep_replay(settings, images, left_out):
+    """Keeps the training images of --replay; prints how many, or why none could be kept.
+
+    images, left_out: as in replay.keep_images.
+    """
+    amount, folder = settings.data.replay, settings.records.folder
+    if amount:
+        try:
+            print('{:,} images kept for later runs in {}'.format(
+                keep_images(folder, images, amount, left_out), os.path.join(folder, REPLAY)))
+        except OSError as error:
+            print('no images kept for later runs: {}'.format(error), file=sys.stderr)
 
 
 def add_metered_energy(records):

@@ -37,8 +37,8 @@ from elastic.workers.addresses import check_own_address, workers_of
 GROUPS = {
     None: ('train_type', 'train_tensors', 'num_classes', 'learning_rate', 'warmup_steps',
            'num_epochs', 'weights', 'bn_statistics', 'seed', 'deterministic', 'steps_per_epoch',
-           'train_images', 'test_images', 'skip_bad_images', 'views', 'validation_steps',
-           'validation_share', 'keep', 'patience'),
+           'train_images', 'test_images', 'replay', 'replay_share', 'skip_bad_images', 'views',
+           'validation_steps', 'validation_share', 'keep', 'patience'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
     'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
@@ -94,6 +94,7 @@ def check_arguments(args):
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
     check_validation(args)
+    args.replay_from = None
     check_class_weight(args.class_weight)
     check_weights(args.weights, args.model_name)
     if args.cache_dir is not None:
@@ -163,6 +164,9 @@ def check_workers(args):
         args.workers = args.worker_index = None
         args.share = (0, 1)
         return
+    if args.replay:
+        raise UserError('--replay does not fit --workers: each would keep other images; leave it '
+                        'out, or train on one')
     args.workers, args.worker_index = ','.join(workers.addresses), workers.index
     args.share = (workers.index, len(workers.addresses))
     if args.train_type == PRUNE:
@@ -252,7 +256,9 @@ def decisive_settings(settings):
         ('head_start', found['head_start'] == DEFAULTS['head_start']),
         ('head_features', found['head'] != STAGES),
         ('interval', not is_elastic(scheme) and not held),  # held views last for `interval`
-        ('keep', settings.data.validation_share is None)) if is_irrelevant]
+        ('keep', settings.data.validation_share is None),
+        ('replay', not found['replay']),
+        ('replay_share', settings.data.replay_from is None)) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 
 

@@ -4,10 +4,10 @@ Imports nothing heavy: `--help` and a wrong flag answer at once.
 """
 
 import os
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from elastic.options import Flag, as_path, number
-from elastic.texts import duration
+from elastic.texts import count_or_size, duration
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
@@ -165,6 +165,7 @@ class DataSettings(NamedTuple):
 
     data_dir: default: TFDS_DATA_DIR or ~/tensorflow_datasets.
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
+    replay_from: folder of the images that the earlier runs kept; None: no image is mixed in.
     share: (i, n) trains on part i of the images, from 0, of n equal parts.
     """
     data_dir: Flag(as_path, 'folder of TensorFlow Datasets', 'DIR') = None
@@ -205,7 +206,16 @@ class DataSettings(NamedTuple):
     skip_bad_images: Flag(
         bool, 'leave out images of a folder that cannot be read when the run starts; the summary '
         'counts them', decides=False) = False
+    replay: Flag(
+        count_or_size, 'keep N training images, or as many as take this size, the same number of '
+        'each class, in the folder replay of the run, for runs that --continue_from it; with 0 '
+        'none is kept, and what is learned later may replace what the network knew (default: 0)',
+        'N|200MB', label='replay {}') = 0
+    replay_share: Flag(
+        number(float, above=0, below=1), 'what share of each batch are images that the earlier '
+        'runs kept', label='replay_share {}') = 0.5
     share: Tuple[int, int] = (0, 1)
+    replay_from: Optional[str] = None
 
 
 class WorkerSettings(NamedTuple):
