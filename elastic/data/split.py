@@ -47,6 +47,14 @@ class Split(NamedTuple):
             size=len(chosen), fetch=fetch, labels=lambda: self.labels()[chosen],
             files=self.files and [self.files[i] for i in chosen], names=[names[i] for i in chosen])
 
+    def relabelled(self, numbers):
+        """Returns the Split in which class c is called numbers[c]. numbers: (C,) int32."""
+        def fetch(index):
+            import tensorflow as tf
+            image, label = self.fetch(index)
+            return image, tf.gather(numbers, label)
+        return self._replace(fetch=fetch, labels=lambda: numbers[self.labels()])
+
     def spaced(self, count):
         """Returns the Split of `count` evenly spaced images."""
         if count == self.size:
