@@ -34,6 +34,10 @@ class ModelSettings(NamedTuple):
     weights: Flag(
         as_path, 'start from ImageNet, from random weights, or from a .npz of this project or a '
         '.h5 of keras.applications', 'imagenet|none|PATH') = 'imagenet'
+    continue_from: Flag(
+        as_path, 'train on from this finished run: its network, weights and classes, to which '
+        "those of the new images are added; flags not given are that run's, but for those of "
+        'data, deadline, workers and records (docs/new_data.md)', 'RUN', label='after {}') = None
     alpha: Flag(number(float, above=0), 'width multiplier of the MobileNet families') = 1.0
     bn_statistics: Flag(  # None: decided by statistics_of
         ('frozen', 'train'),
@@ -65,6 +69,14 @@ class ModelSettings(NamedTuple):
 def pools(head, head_start):
     """Returns whether the output layer reads standardised features, of networks/stages.py."""
     return (head, head_start) != (LAST, RANDOM)
+
+
+def solves_head(settings):
+    """Returns whether the first epoch solves the output layer, which loses what it knew.
+
+    settings: Settings, or the arguments of main.py.
+    """
+    return settings.head_start == SOLVED and settings.continue_from is None
 
 
 def statistics_of(weights, bn_statistics=None):
@@ -140,11 +152,12 @@ class Settings(NamedTuple):
         "'block7|head|gamma', and no others; their step time is predicted first", 'REGEX',
         label='train_tensors {}') = None
     head_start: str = RANDOM  # of ModelSettings
+    continue_from: str = None  # of ModelSettings
 
     @property
     def solves(self):
         """Returns whether the first epoch solves the output layer."""
-        return self.head_start == SOLVED
+        return solves_head(self)
 
     @property
     def first_epochs(self):
@@ -167,6 +180,7 @@ class DataSettings(NamedTuple):
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
     replay_from: folder of the images that the earlier runs kept; None: no image is mixed in.
     share: (i, n) trains on part i of the images, from 0, of n equal parts.
+    old_classes: of the run that a run continues; its classes come first.
     """
     data_dir: Flag(as_path, 'folder of TensorFlow Datasets', 'DIR') = None
     seed: int = TRAINING.seed
@@ -216,6 +230,7 @@ class DataSettings(NamedTuple):
         'runs kept', label='replay_share {}') = 0.5
     share: Tuple[int, int] = (0, 1)
     replay_from: Optional[str] = None
+    old_classes: Tuple[str, ...] = ()
 
 
 class WorkerSettings(NamedTuple):

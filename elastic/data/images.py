@@ -12,6 +12,7 @@ import os
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from elastic.data import tfds
+from elastic.data.class_names import joined
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
@@ -109,6 +110,10 @@ def load_images(name, input_size, settings):
     alone.
     """
     class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
+    if settings.old_classes:
+        class_names, numbers, lines = joined(settings.old_classes, class_names)
+        train, test = train.relabelled(numbers), test.relabelled(numbers)
+        notes = tuple(notes) + tuple(lines)
     photos = {nfc(name): path for split in (train, test)
               for name, path in zip(split.named(), split.files or ())}
     if settings.train_images is not None:

@@ -102,6 +102,14 @@ class Split(NamedTuple):
                     for labels in np.split(self.labels(), [self.new])]
         return new + old * self._drawn / self.old if self.old else new
 
+    def relabelled(self, numbers):
+        """Returns the Split in which class c is called numbers[c]. numbers: (C,) int32."""
+        def fetch(index):
+            import tensorflow as tf
+            image, label = self.fetch(index)
+            return image, tf.gather(numbers, label)
+        return self._replace(fetch=fetch, labels=lambda: numbers[self.labels()])
+
     def spaced(self, count):
         """Returns the Split of `count` evenly spaced images."""
         if count == self.size:
