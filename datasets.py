@@ -25,7 +25,8 @@ class Dataset:
     validation: as `test`, with all images set aside by --validation_share; None without it.
     probe: tf.data; endless training batches, augmented as in `train`, in a different order.
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
-    num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
+    num_images: number of training images, numbered from 0. num_old: how many of them, the last
+        ones, earlier runs have kept. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
     test_names: what records call the test images, in the order of `test`.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
@@ -39,7 +40,7 @@ class Dataset:
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.notes, self.photos = images.fingerprint, images.notes, images.photos
         self.left_out, self.class_weights = images.left_out, images.class_weights
-        self.augmentation, self.num_images = kind, train.size
+        self.augmentation, self.num_images, self.num_old = kind, train.size, train.old
         self.train_size = (self.steps * batch_size if settings.steps_per_epoch
                            else train.epoch_size)
         self.test_size = _tested(images, batch_size, settings)
@@ -60,6 +61,11 @@ class Dataset:
         self.validation = images.validation and in_order(
             images.validation, tested_at_once(batch_size))
         self.probe = probe.passes(lambda index: index, None)
+
+    @property
+    def labels(self):
+        """Returns the labels of the training images, (num_images,) int32."""
+        return self._train.labels()
 
     @property
     def class_weight(self):

@@ -97,7 +97,7 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
-        keep_replay(settings, images, dataset.left_out)
+        keep_for_later(settings, session, images, model, dataset)
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, run_before=run_before(settings),
@@ -138,7 +138,7 @@ def images_of(settings):
 def check_known(settings, images):
     """Raises UserError if no training image is of a class of the run that is continued."""
     old = settings.data.old_classes
-    if old and not (images.train.labels() < len(old)).any():
+    if old and not settings.training.solves and not (images.train.labels() < len(old)).any():
         raise UserError('no image of {} is of a class of run {}, which would be forgotten: add '
                         'images of its classes ({})'.format(
                             settings.dataset_name, settings.training.continue_from, shortened(old)))
@@ -156,10 +156,12 @@ def features_to_read(settings, images, cluster, resumed):
     network = settings.model
     if resumed is not None:
         return resumed['about']['head_features']
-    if network.head != STAGES or not settings.training.solves:
+    training = settings.training
+    if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
-    return cluster.of_chief(lambda: features_in_memory(network.head_features, images.train.size))
+    return cluster.of_chief(lambda: features_in_memory(
+        network.head_features, images.train.size, kept=training.keep_statistics))
 
 
 def model_of(settings, num_classes, features):
@@ -176,6 +178,7 @@ def model_of(settings, num_classes, features):
 
 def check_model(settings, model, dataset, cluster):
     """Raises UserError for what the run would find out late; warns of outputs that sum to 1."""
+    from elastic.schemes import statistics
     from elastic.schemes.solved_head import check_features
     from elastic.steps.training_step import warn_of_probabilities
     from elastic.workers.agreement import check_start
@@ -184,6 +187,8 @@ def check_model(settings, model, dataset, cluster):
     check_start(cluster, model, dataset)
     if settings.training.solves:
         check_features(model, dataset)
+        if settings.training.continue_from is not None:
+            statistics.check(model, dataset, settings.training.continue_from)
     if is_saved(settings.model.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
 
@@ -284,18 +289,22 @@ def measured_beside(plans, dataset, clock):
     return found
 
 
-def keep_replay(settings, images, left_out):
-    """Keeps the training images of --replay; prints how many, or why none could be kept.
-
-    images, left_out: as in replay.keep_images.
-    """
-    amount, folder = settings.data.replay, settings.records.folder
-    if amount:
-        try:
+def keep_for_later(settings, session, images, model, dataset):
+    """Keeps what --replay and --keep_statistics ask for; prints how much, or why that failed."""
+    from elastic.schemes import statistics
+    folder, before = settings.records.folder, settings.training.continue_from
+    try:
+        if settings.data.replay:
             print('{:,} images kept for later runs in {}'.format(
-                keep_images(folder, images, amount, left_out), os.path.join(folder, REPLAY)))
-        except OSError as error:
-            print('no images kept for later runs: {}'.format(error), file=sys.stderr)
+                keep_images(folder, images, settings.data.replay, dataset.left_out),
+                os.path.join(folder, REPLAY)))
+        if settings.training.keep_statistics:
+            found = session.statistics or statistics.collect(model, dataset, before)
+            if found is not None:
+                print('sums over {:,} images kept for later runs in {}'.format(
+                    found.images, statistics.write(folder, found)))
+    except OSError as error:
+        print('not kept for later runs: {}'.format(error), file=sys.stderr)
 
 
 def run_before(settings):

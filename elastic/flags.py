@@ -46,7 +46,7 @@ GROUPS = {
            'validation_steps', 'validation_share', 'keep', 'patience'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
-    'what a run keeps for one that continues it': ('replay', 'replay_share'),
+    'what a run keeps for one that continues it': ('replay', 'replay_share', 'keep_statistics'),
     'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
     'prune_training': ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'),
     'records of the run': ('run_name', 'checkpoint_minutes', 'restart', 'save_model', 'export',
@@ -146,6 +146,8 @@ def check_head(args):
                         '--head_start solved: leave them out')
     if args.head != STAGES and args.head_features != DEFAULTS['head_features']:
         raise UserError('--head_features is for --head stages: add that, or leave it out')
+    if args.keep_statistics:
+        check_statistics(args)
     if not solves_head(args):
         return
     if 'head_epochs' in args.planned and args.deadline is None:
@@ -156,6 +158,16 @@ def check_head(args):
     if args.num_epochs == 1 and args.train_type != HEAD and args.deadline is None:
         raise UserError('--num_epochs 1 leaves no epoch to train after the one that solves the '
                         'head: use 2 or more, or --train_type {}'.format(HEAD))
+
+
+def check_statistics(args):
+    """Raises UserError for flags that do not fit --keep_statistics."""
+    for wrong, text in (
+            (args.head_start != SOLVED, 'needs --head_start solved, which computes the sums'),
+            (args.deadline is not None, 'does not fit --deadline: give --rho and --num_epochs'),
+            (args.class_weight is not None, 'sums up all images alike: leave --class_weight out')):
+        if wrong:
+            raise UserError('--keep_statistics ' + text)
 
 
 def check_planned(args):
@@ -186,9 +198,9 @@ def check_workers(args):
         args.workers = args.worker_index = None
         args.share = (0, 1)
         return
-    if args.replay:
-        raise UserError('--replay does not fit --workers: each would keep other images; leave it '
-                        'out, or train on one')
+    if args.replay or args.keep_statistics:
+        raise UserError('--replay and --keep_statistics do not fit --workers: each would keep '
+                        'other images; leave them out, or train on one')
     args.workers, args.worker_index = ','.join(workers.addresses), workers.index
     args.share = (workers.index, len(workers.addresses))
     if args.train_type == PRUNE:
@@ -280,6 +292,7 @@ def decisive_settings(settings):
         ('interval', not is_elastic(scheme) and not held),  # held views last for `interval`
         ('keep', settings.data.validation_share is None),
         ('replay', not found['replay']),
+        ('keep_statistics', not found['keep_statistics']),
         ('replay_share', settings.data.replay_from is None)) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 

@@ -72,11 +72,12 @@ def pools(head, head_start):
 
 
 def solves_head(settings):
-    """Returns whether the first epoch solves the output layer, which loses what it knew.
+    """Returns whether the first epoch solves the output layer; without sums, it loses what it knew.
 
     settings: Settings, or the arguments of main.py.
     """
-    return settings.head_start == SOLVED and settings.continue_from is None
+    return settings.head_start == SOLVED and (
+        settings.continue_from is None or settings.keep_statistics)
 
 
 def statistics_of(weights, bn_statistics=None):
@@ -146,6 +147,10 @@ class Settings(NamedTuple):
         '--num_epochs', label='patience {}') = None
     seed: Flag(
         number(int, low=0), 'fixes data order, augmentation, dropout and new weights') = 0
+    keep_statistics: Flag(
+        bool, 'keep the sums that --head_start solved computes (34 MB for 4,096 features, no '
+        'image), so that a run which continues this one solves its head for the images of both',
+        label='keep_statistics {}') = False
     train_type: Flag(str, '{}', 'TYPE') = ELASTIC
     train_tensors: Flag(
         str, 'train the tensors whose names match this regular expression, such as '
