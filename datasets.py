@@ -26,7 +26,7 @@ class Dataset:
     probe: tf.data; endless training batches, augmented as in `train`, in a different order.
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
-    steps: batches per epoch. test_size: number of test images.
+    steps: batches per epoch. test_size: number of test images. tested_at_once: in a test batch.
     test_names: what records call the test images, in the order of `test`.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
         elastic.data.images.Images.
@@ -54,9 +54,9 @@ class Dataset:
         # Reads nothing in advance, because that would slow down the training steps meanwhile.
         probe = Stream(1, train, batch_size, all_steps, seed, kind, ahead=False)
         self.train = self._epochs.passes(lambda index: self.view(index + 1), 1)
-        self.test = in_order(test, tested_at_once(batch_size))
-        self.validation = images.validation and in_order(
-            images.validation, tested_at_once(batch_size))
+        self.tested_at_once = tested_at_once(batch_size)
+        self.test = in_order(test, self.tested_at_once)
+        self.validation = images.validation and in_order(images.validation, self.tested_at_once)
         self.probe = probe.passes(lambda index: index, None)
 
     @property

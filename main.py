@@ -14,7 +14,7 @@ import warnings
 
 from elastic import command_line
 from elastic.compat import start
-from elastic.data.image_folder import FOLDER, shortened
+from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT
@@ -28,7 +28,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
-from elastic.runs.chain import earlier_run
+from elastic.runs.chain import check_known, earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.signals import Signals
@@ -63,6 +63,7 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
+    from elastic.runs.exams import exam_records, hold_exams, report
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
@@ -95,16 +96,19 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
+        scores = hold_exams(settings, model, dataset, session) if cluster.is_chief else []
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
-            run_name=records.run_name, run_before=run_before(settings),
-            scheme=plans.settings.training.train_type,
-            head_features=decisive['head_features'] and features, **plans.epochs.summary)
+            run_name=records.run_name, scheme=plans.settings.training.train_type,
+            head_features=decisive['head_features'] and features, **plans.epochs.summary,
+            **exam_records(settings, scores))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
+    for line in report(scores):
+        print(line)
     add_metered_energy(records)
     add_model(records, summary, lambda: model, lambda: dataset)
     return 0
@@ -130,15 +134,6 @@ def images_of(settings):
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
     return images
-
-
-def check_known(settings, images):
-    """Raises UserError if no training image is of a class of the run that is continued."""
-    old = settings.data.old_classes
-    if old and not (images.train.labels() < len(old)).any():
-        raise UserError('no image of {} is of a class of run {}, which would be forgotten: add '
-                        'images of its classes ({})'.format(
-                            settings.dataset_name, settings.training.continue_from, shortened(old)))
 
 
 def load_data(settings, images=None, cache='auto'):
@@ -279,12 +274,6 @@ def measured_beside(plans, dataset, clock):
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
-
-
-def run_before(settings):
-    """Returns the folder of the run that this one continues, from its own; None without one."""
-    before = settings.training.continue_from
-    return before and os.path.relpath(before, settings.records.folder)
 
 
 def add_metered_energy(records):

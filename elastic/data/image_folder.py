@@ -39,7 +39,7 @@ def folder_splits(path, input_size):
     """Returns the class names, training Split, test Split and notes of the folder at `path`."""
     found = scan_folder(path)
     names = tuple(sorted(found.train))
-    splits = tuple(_split(part, names, input_size, path) for part in (found.train, found.test))
+    splits = tuple(split_of(part, names, input_size, path) for part in (found.train, found.test))
     return (names,) + splits + (found.notes,)
 
 
@@ -206,7 +206,11 @@ def _check_links(root, path, entries):
                                 place, os.path.realpath(place), root))))
 
 
-def _split(classes, names, input_size, root):
+def split_of(classes, names, input_size, root):
+    """Returns the Split of the images of these classes, name -> paths below the folder `root`.
+
+    names: of all classes, in the order of the labels.
+    """
     pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
     files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
 

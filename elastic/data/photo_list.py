@@ -3,7 +3,7 @@
 import os
 import zlib
 
-from elastic.data.image_folder import shortened
+from elastic.data.image_folder import nfc, shortened
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.files import read_json
@@ -26,6 +26,19 @@ def listed(photos, before=None):
         same = before.get(name, [])[:2] == stamp
         found[name] = before[name] if same else stamp + [_checksum(path, stat.st_size)]
     return found
+
+
+def still_there(folder, root, names):
+    """Returns name -> path of those images below `root` that are as the run in `folder` had them.
+
+    names: as in split.Split.
+    """
+    before = read_json(os.path.join(folder, PHOTOS))
+    place = {name: os.path.join(root, name) for name in names if nfc(name) in before}
+    place = {name: path for name, path in place.items() if os.path.isfile(path)}
+    now = listed({nfc(name): path for name, path in place.items()}, before)
+    return {name: path for name, path in place.items()
+            if now[nfc(name)][1:] == before[nfc(name)][1:]}
 
 
 def changes(folder, photos, skip_bad_images=False):

@@ -4,6 +4,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from elastic.data.image_folder import shortened
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT, WEIGHTS
 from elastic.files import read_json
@@ -125,3 +126,15 @@ def check_place(folder, earlier):
         if (place + os.sep).startswith(old + os.sep) or old.startswith(place + os.sep):
             raise UserError("the run would be written into '{}', the folder of a run that it "
                             'continues; choose another --run_name'.format(run.folder))
+
+
+def check_known(settings, images):
+    """Raises UserError if no training image is of a class of the run that is continued.
+
+    settings: RunSettings. images: data.images.Images.
+    """
+    old = settings.data.old_classes
+    if old and not (images.train.labels() < len(old)).any():
+        raise UserError('no image of {} is of a class of run {}, which would be forgotten: add '
+                        'images of its classes ({})'.format(
+                            settings.dataset_name, settings.training.continue_from, shortened(old)))
