@@ -27,7 +27,8 @@ class Dataset:
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images. tested_at_once: in a test batch.
-    test_names: what records call the test images, in the order of `test`.
+    test_names: what records call the test images, in the order of `test`. train_names: the training
+        images of a folder.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
         elastic.data.images.Images.
     """
@@ -43,7 +44,7 @@ class Dataset:
         self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
-        self.test_names = test.named()
+        self.test_names, self.train_names = test.named(), train.files and train.named() or ()
         used = images._replace(test=test).splits.values()
         self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size

@@ -28,7 +28,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
-from elastic.runs.chain import check_known, earlier_run
+from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.signals import Signals
@@ -100,8 +100,9 @@ def run(settings, records, cluster, signals):
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
-            head_features=decisive['head_features'] and features, **plans.epochs.summary,
-            **exam_records(settings, scores))
+            head_features=decisive['head_features'] and features, **plans.epochs.summary)
+        if settings.training.continue_from is not None:
+            summary.update(exam_records(settings, scores))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
@@ -128,7 +129,8 @@ def images_of(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
-    check_known(settings, images)
+    if training.continue_from is not None:
+        earlier_run(training.continue_from).check_known(images, name)
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
@@ -187,7 +189,8 @@ def profile(settings, model, dataset):
     import profiler
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
     step, folder = timed_step(settings, dataset)
-    return profiler.table_for(step, model, folder, lambda: batch)
+    return profiler.table_for(step, model, folder, lambda: batch,
+                              known=len(settings.data.old_classes))
 
 
 def path_of_timings(settings, dataset):

@@ -140,13 +140,12 @@ def read_rows(folder, name, kinds):
     return rows
 
 
-def finite_or_none(text):
-    """Returns the number in a cell; None for an empty one."""
+def _optional(text):
     return None if text == '' else finite(text)
 
 
 def _read_epochs(folder, count, columns):
-    kinds = dict(dict.fromkeys(columns, finite), **dict.fromkeys(DEVICE_COLUMNS, finite_or_none))
+    kinds = dict(dict.fromkeys(columns, finite), **dict.fromkeys(DEVICE_COLUMNS, _optional))
     kinds['throttled'] = {'': None, '0': False, '1': True}.__getitem__
     rows = read_rows(folder, 'epochs.csv', kinds)
     for number, row in enumerate(rows, 1):
@@ -167,8 +166,8 @@ def read_selections(folder):
     if not os.path.exists(os.path.join(folder, 'selections.csv')):
         return []
     kinds = {'epoch': int, 'tensor': int, 'name': str, 'shape': str,
-             'selected': {'0': False, '1': True}.__getitem__, 'importance': finite_or_none,
-             'time_share': finite_or_none}
+             'selected': {'0': False, '1': True}.__getitem__, 'importance': _optional,
+             'time_share': _optional}
     return [SelectionRow(*[row[column] for column in SelectionRow._fields])
             for row in read_rows(folder, 'selections.csv', kinds)]
 

@@ -136,9 +136,8 @@ class Recorder:
         """Shows exams.Scores of earlier runs in TensorBoard, before training and after `epoch`."""
         for score in scores:
             if not score.class_name:
-                tag = 'forgetting/' + score.run
-                self._scalars({} if score.before is None else {tag: score.before}, 0)
-                self._scalars({tag: score.after}, epoch)
+                self._scalars({'forgetting/' + score.run: score.before}, 0)
+                self._scalars({'forgetting/' + score.run: score.after}, epoch)
 
     def _scalars(self, values, epoch):
         with self._for_tensorboard():
