@@ -132,7 +132,8 @@ def test_changed_gone_and_trained_photos_are_not_tested(logs, tmp_path, capsys):
     os.rename(str(tmp_path / 'all' / 'logs'), str(copied))
     for day in ('monday', 'tuesday', 'wednesday'):  # the days lie elsewhere now
         path = copied / day / 'settings.json'
-        path.write_text(path.read_text().replace(str(logs.parent), str(tmp_path / 'all')))
+        path.write_text(path.read_text().replace('folder:{}'.format(logs.parent),
+                                                 'folder:{}'.format(tmp_path / 'all')))
     names = [row['image'] for row in read_rows(str(logs / 'monday'), 'predictions.csv', PREDICTED)]
     place = [tmp_path / 'all' / 'monday' / name for name in names]
     data = photos(tmp_path / 'new' / 'train', 'cat', 'dog', seed=5)
