@@ -63,7 +63,7 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
-    from elastic.runs.exams import exam_records, hold_exams, report
+    from elastic.runs.exams import hold_exams, means_of, report
     from elastic.runs.later import keep_for_later
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
@@ -104,7 +104,8 @@ def run(settings, records, cluster, signals):
             run_name=records.run_name, scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
         if settings.training.continue_from is not None:
-            summary.update(exam_records(settings, scores))
+            summary.update(means_of(scores), run_before=os.path.relpath(
+                settings.training.continue_from, records.folder))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
