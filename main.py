@@ -157,8 +157,9 @@ def features_to_read(settings, images, cluster, resumed):
     if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
+    most = network.head_features  # sums that are kept take the memory of five images a feature
     return cluster.of_chief(lambda: features_in_memory(
-        network.head_features, images.train.size, kept=training.keep_statistics))
+        most, max(images.train.size, 5 * most * training.keep_statistics)))
 
 
 def model_of(settings, num_classes, features):
