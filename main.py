@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import tempfile
+import warnings
 
 from elastic import command_line
 from elastic.compat import start
@@ -27,6 +28,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
+from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.signals import Signals
@@ -61,10 +63,14 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
+    from elastic.runs.exams import hold_exams, means_of, report
+    from elastic.runs.later import keep_for_later
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
     decisive = decisive_settings(settings)
+    if settings.training.continue_from is not None:
+        earlier_run(settings.training.continue_from).check_stack(here()['stack'])
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images = images_of(settings)
@@ -91,15 +97,22 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
+        keep_for_later(settings, session.statistics, images, model, dataset)
+        scores = hold_exams(settings, model, dataset, session) if cluster.is_chief else []
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
+        if settings.training.continue_from is not None:
+            summary.update(means_of(scores), run_before=os.path.relpath(
+                settings.training.continue_from, records.folder))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
+    for line in report(scores):
+        print(line)
     add_metered_energy(records)
     add_model(records, summary, lambda: model, lambda: dataset)
     return 0
@@ -119,6 +132,8 @@ def images_of(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
+    if training.continue_from is not None and not training.solves:
+        earlier_run(training.continue_from).check_known(images, name)
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
@@ -138,23 +153,30 @@ def features_to_read(settings, images, cluster, resumed):
     network = settings.model
     if resumed is not None:
         return resumed['about']['head_features']
-    if network.head != STAGES or not settings.training.solves:
+    training = settings.training
+    if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
-    return cluster.of_chief(lambda: features_in_memory(network.head_features, images.train.size))
+    most = network.head_features  # sums that are kept take the memory of five images a feature
+    return cluster.of_chief(lambda: features_in_memory(
+        most, max(images.train.size, 5 * most * training.keep_statistics)))
 
 
 def model_of(settings, num_classes, features):
     """Returns the model of a run. features: the most that its head reads."""
     from models import build_model
-    network = settings.model
-    return build_model(network.model_name, network.image_shape, num_classes,
-                       network.weights, network.alpha, network.bn_statistics, network.trust_model,
-                       network.keep_frozen, network.head, features, network.head_start)
+    network, known = settings.model, len(settings.data.old_classes)
+    with warnings.catch_warnings():
+        if known:  # its rows are those of the run before
+            warnings.filterwarnings('ignore', '.*was replaced')
+        return build_model(network.model_name, network.image_shape, num_classes, network.weights,
+                           network.alpha, network.bn_statistics, network.trust_model,
+                           network.keep_frozen, network.head, features, network.head_start, known)
 
 
 def check_model(settings, model, dataset, cluster):
     """Raises UserError for what the run would find out late; warns of outputs that sum to 1."""
+    from elastic.schemes import statistics
     from elastic.schemes.solved_head import check_features
     from elastic.steps.training_step import warn_of_probabilities
     from elastic.workers.agreement import check_start
@@ -163,6 +185,8 @@ def check_model(settings, model, dataset, cluster):
     check_start(cluster, model, dataset)
     if settings.training.solves:
         check_features(model, dataset)
+        if settings.training.continue_from is not None:
+            statistics.check(model, dataset, settings.training.continue_from)
     if is_saved(settings.model.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
 
@@ -175,7 +199,8 @@ def profile(settings, model, dataset):
     images, labels = next(iter(dataset.probe))  # drawn even if unused: selections get the same ones
     step, folder = timed_step(settings, dataset)
     size = step.batch_size
-    table = profiler.table_for(step, model, folder, lambda: (images[:size], labels[:size]))
+    table = profiler.table_for(step, model, folder, lambda: (images[:size], labels[:size]),
+                               known=len(settings.data.old_classes))
     return table.repeated(settings.batch_size // size)
 
 

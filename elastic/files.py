@@ -4,6 +4,7 @@ import contextlib
 import csv
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -180,6 +181,12 @@ def write_rows(path, rows, mode='w'):
     """Writes rows as CSV; with the mode 'a', adds them to those in the file."""
     with open(path, mode, encoding='utf-8', newline='') as out:
         csv.writer(out, lineterminator='\n').writerows(rows)
+
+
+def write_table(path, header, rows):
+    """Writes a whole CSV file; None becomes an empty cell."""
+    with whole(path) as part:
+        write_rows(part, itertools.chain([header], rows))
 
 
 def write_npz(path, kind, arrays, before=None):

@@ -1,4 +1,4 @@
-"""Times such as 90s, 45m or 1h30m, read and written, short lists, and aligned tables."""
+"""Times such as 90s, 45m or 1h30m, sizes such as 200MB, short lists, and aligned tables."""
 
 import argparse
 import math
@@ -20,6 +20,19 @@ def duration(text):
 
 
 duration.metavar = 'TIME'
+
+
+def count_or_size(text):
+    """Returns the int of a text such as 1000, or a size such as 200MB; an argparse type."""
+    if not re.match('([0-9]+|[1-9][0-9]*[KMG]B)$', text.upper()):
+        raise argparse.ArgumentTypeError("'{}' is not a number of images from 0 on, nor a size "
+                                         'such as 200MB or 1GB'.format(text))
+    return int(text) if text.isdigit() else text.upper()
+
+
+def bytes_of(size):
+    """Returns the bytes of a size such as 200MB."""
+    return int(size[:-2]) * 1000 ** ' KMG'.index(size[-2])
 
 
 def duration_text(seconds):

@@ -2,6 +2,8 @@
 
 import warnings
 
+import numpy as np
+
 from elastic.compat.keras_stack import assign_arrays, variable_name, weights_were_set
 from elastic.errors import UserError
 from elastic.files import read_npz, write_npz
@@ -22,12 +24,12 @@ def save_weights(model, path):
     write_npz(path, WEIGHTS_FORMAT, arrays)
 
 
-def load_weights(model, path):
+def load_weights(model, path, known=None):
     """Reads a file of save_weights into a model; assigns all arrays or none.
 
     If the file's head (its last two trainable arrays) is for another number of classes, the model's
-    head keeps its initial values, with a warning. Raises UserError that lists all other mismatches.
-    Reads no pickled objects.
+    head keeps its initial values, with a warning; those of new classes alone if the file has the
+    `known` first ones. Raises UserError that lists all other mismatches. Reads no pickled objects.
     """
     stored = read_npz(path, WEIGHTS_FORMAT)
     head = {id(variable) for variable in model.trainable_weights[-2:]}
@@ -46,10 +48,16 @@ def load_weights(model, path):
                     own.split('/')[-1] == name.split('/')[-1]):
                 assignments.append((variable, array))
                 continue
+            if known and id(variable) in head and numbers and (
+                    array.shape == tuple(variable.shape[:-1]) + (known,)):
+                new = variable.numpy()[..., known:]
+                array = array.view(new.dtype) if array.dtype.kind == 'V' else array
+                assignments.append((variable, np.concatenate([array, new], -1)))
+                continue
             mismatches.append('{} {}{} in the file, {} {} in the model'.format(
                 name, 'x'.join(map(str, array.shape)), '' if numbers else ' {}'.format(array.dtype),
                 own, 'x'.join(map(str, variable.shape))))
-            only_head = only_head and id(variable) in head
+            only_head = only_head and id(variable) in head and not known
     if mismatches and not only_head:
         raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
             path, len(mismatches), '\n  '.join(mismatches)))

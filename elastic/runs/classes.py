@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.files import whole, write_rows
+from elastic.files import write_table
 from elastic.runs.folder import fault, read_rows
 from elastic.texts import table
 
@@ -77,16 +77,14 @@ class Predictions(NamedTuple):
 def write_predictions(path, predictions):
     """Writes Predictions as a CSV file with PREDICTION_COLUMNS."""
     names = predictions.class_names
-    rows = [(image, names[label], names[predicted], '{:.6g}'.format(probability))
-            for image, label, predicted, probability in zip(*predictions[1:])]
-    with whole(path) as part:
-        write_rows(part, [PREDICTION_COLUMNS] + rows)
+    write_table(path, PREDICTION_COLUMNS, (
+        (image, names[label], names[predicted], '{:.6g}'.format(probability))
+        for image, label, predicted, probability in zip(*predictions[1:])))
 
 
 def write_classes(path, predictions):
     """Writes how well each class is known, as a CSV file with CLASS_COLUMNS."""
-    with whole(path) as part:
-        write_rows(part, [CLASS_COLUMNS] + predictions.classes())
+    write_table(path, CLASS_COLUMNS, predictions.classes())
 
 
 def read_predictions(folder, class_names):

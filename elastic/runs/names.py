@@ -9,6 +9,8 @@ from elastic.files import printable
 from elastic.settings import LAST, RANDOM
 from elastic.texts import duration_text
 
+MOST = 40  # characters of the run before, in the name of one that continues it
+
 
 def checked_run_name(name, logs_dir):
     """Returns the name as a plain path; raises UserError unless it lies below `logs_dir`."""
@@ -31,4 +33,6 @@ def default_run_name(args):
         parts.append('rho{:g}'.format(args.rho) if args.deadline is None else
                      duration_text(args.deadline))
     parts += [args.head] * (args.head != LAST) + [args.head_start] * (args.head_start != RANDOM)
+    if args.continue_from is not None:
+        parts.append('after_' + os.path.basename(args.continue_from)[-MOST:])
     return '_'.join(parts + ['seed{}'.format(args.seed)] * (args.seed > 0))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from elastic import errors, texts
 from elastic.data.photo_list import PHOTOS, listed
+from elastic.data.replay import FOLDER as REPLAY
 from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json, write_rows
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
@@ -22,6 +23,7 @@ from elastic.runs.classes import (
     write_classes,
     write_predictions,
 )
+from elastic.runs.exams import EXAMS, FORGETTING
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
     RATE_COLUMNS,
@@ -82,12 +84,14 @@ def _clear(folder):
     """Removes the checkpoints of a run and its summary, then all other records but the settings."""
     checkpoint.remove(folder)
     for stale in [['summary.json'],
-                  ['epochs.txt', 'flags.txt', PHOTOS, PREDICTIONS, CLASSES] + records_of(folder)]:
+                  ['epochs.txt', 'flags.txt', PHOTOS, PREDICTIONS, CLASSES, EXAMS, FORGETTING]
+                  + records_of(folder)]:
         for name in stale:
             if os.path.exists(os.path.join(folder, name)):
                 os.remove(os.path.join(folder, name))
         flush_folder(folder)  # else a power cut may leave the summary of records that are gone
-    shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
+    for name in ('checkpoint', REPLAY):
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def selection_rows(epoch, names, shapes, mask, importance=None, time_share=None):
@@ -138,6 +142,13 @@ class Recorder:
         for number, row in enumerate(rows):
             self._scalars({'range_test/' + name: value for name, value in zip(
                 RATE_COLUMNS[1:], row)}, number)
+
+    def exams(self, scores, epoch):
+        """Shows exams.Scores of earlier runs in TensorBoard, before training and after `epoch`."""
+        for score in scores:
+            if not score.class_name:
+                self._scalars({'forgetting/' + score.run: score.before}, 0)
+                self._scalars({'forgetting/' + score.run: score.after}, epoch)
 
     def _scalars(self, values, epoch):
         with self._for_tensorboard():

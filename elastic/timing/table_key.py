@@ -13,10 +13,11 @@ ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INT
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 
 
-def table_key(settings, model):
+def table_key(settings, model, classes=None):
     """Returns the dict of all that a timing table of this model depends on.
 
     settings: profiler.StepSettings. A saved model is known by its content, not by its path.
+    classes: as in `fingerprint`.
     """
     weighted = {} if settings.class_weight is None else {'weighted': True}  # the loss, by class
     return dict(
@@ -25,11 +26,15 @@ def table_key(settings, model):
         batch_size=settings.batch_size, num_classes=settings.num_classes,
         optimizer=settings.optimizer, decay=bool(settings.weight_decay),
         clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
-        augmentation=settings.augmentation, **weighted, **machine_key(model))
+        augmentation=settings.augmentation, **weighted,
+        **machine_key(model, classes))
 
 
-def machine_key(model):
-    """Returns the part of a table's key that says which network it is for, and which machine."""
+def machine_key(model, classes=None):
+    """Returns the part of a table's key that says which network it is for, and which machine.
+
+    classes: as in `fingerprint`.
+    """
     import tensorflow as tf
     from tensorflow import keras
 
@@ -37,18 +42,19 @@ def machine_key(model):
     dtypes = {dtype for layer in flat_layers(model) if layer.weights
               for dtype in (layer.compute_dtype, layer.variable_dtype)}
     return dict(
-        network=fingerprint(model), dtype=', '.join(sorted(dtypes)),
+        network=fingerprint(model, classes), dtype=', '.join(sorted(dtypes)),
         inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         host=host_description(), tensorflow=tf.__version__, keras=keras.__version__)
 
 
-def fingerprint(model):
+def fingerprint(model, classes=None):
     """Returns a hash of what a step of the model computes.
 
     It covers classes, settings and dtypes of all layers in order, and names, shapes and dtypes of
     all weights; but neither the values of weights nor the numbers in Keras' names.
+    classes: number of classes that its output layer is taken to have; None: as it is.
     """
     from tensorflow import keras
 
@@ -73,5 +79,9 @@ def fingerprint(model):
                for layer in flat_layers(model)]
     weights = [[re.sub(r'_\d+(?=/)', '', variable_name(v)), list(v.shape), str(v.dtype)]
                for v in model.trainable_variables + model.non_trainable_variables]
+    if classes is not None:
+        content[-1][2]['units'] = classes
+        for _, shape, _ in weights[:len(model.trainable_variables)][-2:]:
+            shape[-1] = classes
     text = json.dumps([content, weights], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
