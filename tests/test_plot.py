@@ -177,7 +177,7 @@ def test_an_unknown_figure_is_refused_at_once():
             "finally: print([m for m in ('matplotlib', 'tensorflow') if m in sys.modules])")
     assert script('-c', code) == (
         2, '[]\n', "error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-        'curves, selection, confusion, timings, devices, rates, table\n')
+        'curves, selection, confusion, timings, devices, rates, forgetting, table\n')
 
 
 def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):
