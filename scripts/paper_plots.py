@@ -14,8 +14,8 @@ import numpy as np
 import _root  # noqa: F401
 from elastic import command_line
 from elastic.errors import UserError
-from elastic.figures.selection import IDLE, TRAINED
-from elastic.figures.style import ORANGE, WIDTH, write_figure
+from elastic.figures.selection import IDLE
+from elastic.figures.style import BLUE, ORANGE, WIDTH, write_figure
 from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 from elastic.schemes.fixed import SCHEMES
@@ -319,7 +319,7 @@ def _draw_stability(figure, runs, rows):
         shown = sorted(row for row in rows if row[other] == fixed)
         for x, row in enumerate(shown):
             mean, std, least, most, cost, cost_std = row[3:]
-            axes[0][column].bar(x, mean, 0.6, color=TRAINED, error_kw={'linewidth': 0.8},
+            axes[0][column].bar(x, mean, 0.6, color=BLUE, error_kw={'linewidth': 0.8},
                                 yerr=np.maximum(0, [[mean - least], [most - mean]])
                                 if single else std)
             axes[1][column].bar(x, 100 * cost, 0.6, color=ORANGE, error_kw={'linewidth': 0.8},
@@ -365,7 +365,7 @@ def _draw_panels(figure, runs, shares, seeds):
     """
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
-    colors = LinearSegmentedColormap.from_list('trained', [IDLE, TRAINED])
+    colors = LinearSegmentedColormap.from_list('trained', [IDLE, BLUE])
     axes = figure.subplots(1, len(shares), squeeze=False, gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.05, 'bottom': 0.2,
         'wspace': 0.16})[0]
@@ -381,7 +381,7 @@ def _draw_panels(figure, runs, shares, seeds):
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[0].set_ylabel('tensor index (bottom: input)')
     middle = [Patch(color=colors(0.5), label='in half of {} seeds'.format(seeds))] * (seeds > 1)
-    figure.legend(handles=[Patch(color=TRAINED, label='trained')] + middle + [
+    figure.legend(handles=[Patch(color=BLUE, label='trained')] + middle + [
         Patch(color=IDLE, label='not trained')], loc='lower center', ncol=4, borderaxespad=0.3)
 
 
