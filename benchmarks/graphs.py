@@ -21,6 +21,7 @@ without aggregation, and by how much selections miss the optimum.
 
 import argparse
 import os
+import sys
 import time
 from typing import NamedTuple, Optional
 
@@ -263,7 +264,7 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
         comparison = Comparison(trainer, steps, seed, step_seconds.__getitem__)
         found = comparison.all_rows(rows, rates, judged)
         print(name, 'seed', seed, {label: [round(run['accuracy'], 3) for run in runs]
-                                   for label, runs in found.items()}, flush=True)
+                                   for label, runs in found.items()}, file=sys.stderr, flush=True)
         return found, comparison.source_accuracy
     tuned = [compare(seed, {row.label: row.rates for row in rows}, 1)[0] for seed in tuning_seeds]
     rates = {row.label: row.rates[int(np.argmax([
@@ -324,14 +325,13 @@ def where_line(result):
     """Returns the sentences on the smallest rho, and why it lies there."""
     found, plain = result['where'], result['without_aggregation']
     low = [rho for rho in RHOS if rho < found['smallest_rho']]
-    text = ('{}: {} tensors, full step {:.1f} ms. Smallest rho {:.2f}, as the forward pass takes '
-            '{:.2f} of a step; without aggregation {:.2f}. {:.0f} % of the backward pass carry the '
-            'error gradient, which no choice of tensors above the deepest saves: aggregation has '
-            'no weights. The deepest tensor alone takes {:.2f} of a step; without aggregation '
-            '{:.2f}.').format(
+    text = ('{}: {} tensors, full step {:.1f} ms. Smallest rho {:.2f}; the forward pass takes '
+            '{:.2f} of a step. {:.0f} % of the backward pass carry the error gradient; aggregation '
+            'adds to it alone, as it has no weights. The deepest tensor alone takes {:.2f} of a '
+            'step. Without aggregation: smallest rho {:.2f}, deepest tensor {:.2f}.').format(
                 result['model'], result['tensors'], result['t_full'], found['smallest_rho'],
-                found['forward'], plain['smallest_rho'], 100 * found['error_gradient'],
-                found['deepest_alone'], plain['deepest_alone'])
+                found['forward'], 100 * found['error_gradient'], found['deepest_alone'],
+                plain['smallest_rho'], plain['deepest_alone'])
     if low:
         text += ' Out of reach: rho {}.'.format(' and '.join('%g' % rho for rho in low))
     missed = {label: share for label, share in result['missed'].items() if share is not None}
