@@ -360,7 +360,7 @@ def main(argv=None):
     parser.add_argument('--seeds', type=whole(int, low=1), default=5)
     parser.add_argument('--tuning_seeds', type=whole(int, low=0), default=2,
                         help='0: the middle learning rate (default: %(default)s)')
-    parser.add_argument('--steps', type=whole(int, low=2 * SELECTIONS), default=300,
+    parser.add_argument('--steps', type=whole(int, low=2 * SELECTIONS), default=250,
                         help='of full training (default: %(default)s)')
     parser.add_argument('--small', action='store_true', help='tiny networks, to try the script')
     _bench.add_flags(parser, 'graphs', input_size=None)
