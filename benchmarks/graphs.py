@@ -341,13 +341,12 @@ def where_line(result):
     return text
 
 
-def report(results):
-    """Returns the table of the rows, and what was found about the smallest rho."""
-    return '\n\n'.join([texts.table(
+def report(result):
+    """Returns the table of the rows of one network, and what was found about the smallest rho."""
+    return texts.table(
         ['network', 'row', 'rate', 'final (%)', 'train (s)', 'selecting', 'steps', 'to full',
          'to last', 'to head', 'elastic'],
-        [cells(row, result) for result in results for row in result['rows']], '<<>>>>>>>><')] + [
-            where_line(result) for result in results])
+        [cells(row, result) for row in result['rows']], '<<>>>>>>>><') + '\n\n' + where_line(result)
 
 
 def main(argv=None):
@@ -370,11 +369,13 @@ def main(argv=None):
     data = args.data or IMAGES[not os.path.isdir(FOLDER)]
     seeds = list(range(args.seed, args.seed + args.seeds))
     tuning = list(range(TUNING_SEED + args.seed, TUNING_SEED + args.seed + args.tuning_seeds))
-    results = list(_bench.each('graphs', [
-        (name, data, seeds, tuning, args.steps, args.small) for name in args.networks]))
     print('final test accuracy, means ± standard error; differences are in points, paired by seed, '
           'to rows of the same time\n')
-    print(report(results))
+    results = []
+    for result in _bench.each('graphs', [
+            (name, data, seeds, tuning, args.steps, args.small) for name in args.networks]):
+        results.append(result)
+        print(report(result) + '\n', flush=True)
     _bench.write('graphs', results, args.json)
     return 0
 
