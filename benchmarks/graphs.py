@@ -21,6 +21,7 @@ without aggregation, and by how much selections miss the optimum.
 
 import argparse
 import os
+import sys
 import time
 from typing import NamedTuple, Optional
 
@@ -263,7 +264,7 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
         comparison = Comparison(trainer, steps, seed, step_seconds.__getitem__)
         found = comparison.all_rows(rows, rates, judged)
         print(name, 'seed', seed, {label: [round(run['accuracy'], 3) for run in runs]
-                                   for label, runs in found.items()}, flush=True)
+                                   for label, runs in found.items()}, file=sys.stderr, flush=True)
         return found, comparison.source_accuracy
     tuned = [compare(seed, {row.label: row.rates for row in rows}, 1)[0] for seed in tuning_seeds]
     rates = {row.label: row.rates[int(np.argmax([
@@ -324,14 +325,13 @@ def where_line(result):
     """Returns the sentences on the smallest rho, and why it lies there."""
     found, plain = result['where'], result['without_aggregation']
     low = [rho for rho in RHOS if rho < found['smallest_rho']]
-    text = ('{}: {} tensors, full step {:.1f} ms. Smallest rho {:.2f}, as the forward pass takes '
-            '{:.2f} of a step; without aggregation {:.2f}. {:.0f} % of the backward pass carry the '
-            'error gradient, which no choice of tensors above the deepest saves: aggregation has '
-            'no weights. The deepest tensor alone takes {:.2f} of a step; without aggregation '
-            '{:.2f}.').format(
+    text = ('{}: {} tensors, full step {:.1f} ms. Smallest rho {:.2f}; the forward pass takes '
+            '{:.2f} of a step. {:.0f} % of the backward pass carry the error gradient; aggregation '
+            'adds to it alone, as it has no weights. The deepest tensor alone takes {:.2f} of a '
+            'step. Without aggregation: smallest rho {:.2f}, deepest tensor {:.2f}.').format(
                 result['model'], result['tensors'], result['t_full'], found['smallest_rho'],
-                found['forward'], plain['smallest_rho'], 100 * found['error_gradient'],
-                found['deepest_alone'], plain['deepest_alone'])
+                found['forward'], 100 * found['error_gradient'], found['deepest_alone'],
+                plain['smallest_rho'], plain['deepest_alone'])
     if low:
         text += ' Out of reach: rho {}.'.format(' and '.join('%g' % rho for rho in low))
     missed = {label: share for label, share in result['missed'].items() if share is not None}
@@ -341,13 +341,12 @@ def where_line(result):
     return text
 
 
-def report(results):
-    """Returns the table of the rows, and what was found about the smallest rho."""
-    return '\n\n'.join([texts.table(
+def report(result):
+    """Returns the table of the rows of one network, and what was found about the smallest rho."""
+    return texts.table(
         ['network', 'row', 'rate', 'final (%)', 'train (s)', 'selecting', 'steps', 'to full',
          'to last', 'to head', 'elastic'],
-        [cells(row, result) for result in results for row in result['rows']], '<<>>>>>>>><')] + [
-            where_line(result) for result in results])
+        [cells(row, result) for row in result['rows']], '<<>>>>>>>><') + '\n\n' + where_line(result)
 
 
 def main(argv=None):
@@ -360,7 +359,7 @@ def main(argv=None):
     parser.add_argument('--seeds', type=whole(int, low=1), default=5)
     parser.add_argument('--tuning_seeds', type=whole(int, low=0), default=2,
                         help='0: the middle learning rate (default: %(default)s)')
-    parser.add_argument('--steps', type=whole(int, low=2 * SELECTIONS), default=300,
+    parser.add_argument('--steps', type=whole(int, low=2 * SELECTIONS), default=250,
                         help='of full training (default: %(default)s)')
     parser.add_argument('--small', action='store_true', help='tiny networks, to try the script')
     _bench.add_flags(parser, 'graphs', input_size=None)
@@ -370,11 +369,13 @@ def main(argv=None):
     data = args.data or IMAGES[not os.path.isdir(FOLDER)]
     seeds = list(range(args.seed, args.seed + args.seeds))
     tuning = list(range(TUNING_SEED + args.seed, TUNING_SEED + args.seed + args.tuning_seeds))
-    results = list(_bench.each('graphs', [
-        (name, data, seeds, tuning, args.steps, args.small) for name in args.networks]))
     print('final test accuracy, means ± standard error; differences are in points, paired by seed, '
           'to rows of the same time\n')
-    print(report(results))
+    results = []
+    for result in _bench.each('graphs', [
+            (name, data, seeds, tuning, args.steps, args.small) for name in args.networks]):
+        results.append(result)
+        print(report(result) + '\n', flush=True)
     _bench.write('graphs', results, args.json)
     return 0
 
