@@ -181,7 +181,8 @@ def test_an_unknown_figure_is_refused_at_once():
                             cwd=os.path.dirname(os.path.abspath(plot.__file__)))
     assert result.returncode == 2 and result.stdout.split() == ['[]']
     assert result.stderr == ("error: unknown figure 'curve' (did you mean 'curves'?); allowed: "
-                             'curves, selection, confusion, timings, devices, rates, table\n')
+                             'curves, selection, confusion, timings, devices, rates, forgetting, '
+                             'table\n')
 
 
 def test_accuracy_against_time_has_a_panel_per_model_and_all_points(tmp_path):
