@@ -17,7 +17,6 @@ from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
 from elastic.errors import UserError
-from elastic.export.predictor import CHECKPOINT
 from elastic.files import check_writable, read_json
 from elastic.flags import (
     check_arguments,
@@ -61,10 +60,10 @@ def run(settings, records, cluster, signals):
     records: settings.RecordSettings of this worker of the workers.cluster.Cluster.
     """
     import train
-    from elastic.export.saving import check_export, keep_weights
+    from elastic.export.saving import check_export
     from elastic.planning.plans import plans_of
     from elastic.runs.exams import hold_exams, means_of, report
-    from elastic.runs.later import keep_for_later
+    from elastic.runs.later import keep
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
@@ -96,8 +95,7 @@ def run(settings, records, cluster, signals):
         result, model = train.train(scheme, dataset, plans.settings.training, session, plans.cache,
                                     plans.epochs)
         cluster.leave()
-        keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
-        keep_for_later(settings, session.statistics, images, model, dataset)
+        keep(records.folder, settings, session.statistics, images, model, dataset)
         scores = hold_exams(settings, model, dataset, session) if cluster.is_chief else []
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),

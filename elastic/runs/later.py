@@ -1,20 +1,24 @@
-"""Keeps what runs that continue a run need: some of its images, and the sums of its solved head."""
+"""Keeps what is left of a trained run for later: weights, some images, sums of its solved head."""
 
 import os
 import sys
 import time
 
 from elastic.data.replay import FOLDER, keep_images
+from elastic.export.predictor import CHECKPOINT
+from elastic.export.saving import keep_weights
 from elastic.schemes import statistics
 
 
-def keep_for_later(settings, found, images, model, dataset):
-    """Keeps what --replay and --keep_statistics ask for; prints how much, or why that failed.
+def keep(folder, settings, found, images, model, dataset):
+    """Writes the weights of a trained model, and what --replay and --keep_statistics ask for.
 
-    settings: RunSettings. found: statistics.Statistics of the trained model, if they are at hand;
-    None: one more pass over the images makes them. images: data.images.Images of the Dataset.
+    Prints how much that is, or why it failed: the run ends without it. folder: of the run.
+    settings: RunSettings. found: statistics.Statistics of the model, if they are at hand; None: one
+    more pass over the images makes them. images: data.images.Images of the Dataset.
     """
-    folder, begin = settings.records.folder, time.perf_counter()
+    keep_weights(os.path.join(folder, CHECKPOINT), model, dataset.class_names)
+    begin = time.perf_counter()
     try:
         if settings.data.replay:
             print('{:,} images kept for later runs in {}'.format(

@@ -150,6 +150,7 @@ class Sums:
 
     features: solved_head.Features. cluster: workers.cluster.Cluster; None: this process alone.
     """
+    NAMES = ('matrix', 'products', 'first', 'target', 'weight')
 
     def __init__(self, features, cluster=None):
         self._features, self._cluster = features, cluster
@@ -178,8 +179,6 @@ class Sums:
             weight += weights.sum()
         if self._cluster:
             self._arrays = [self._cluster.total(array) for array in self._arrays]
-
-    NAMES = ('matrix', 'products', 'first', 'target', 'weight')
 
     def packed(self):
         """Returns the sums, name -> float32 array; of the matrix, each row up to its diagonal."""
