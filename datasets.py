@@ -25,7 +25,8 @@ class Dataset:
     validation: as `test`, with all images set aside by --validation_share; None without it.
     probe: tf.data; endless training batches, augmented as in `train`, in a different order.
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
-    num_images: number of training images, numbered from 0. train_size: how many an epoch shows.
+    num_images: number of training images, numbered from 0. num_old: how many of them, the last
+        ones, earlier runs have kept. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images.
     test_names: what records call the test images, in the order of `test`.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
@@ -35,12 +36,13 @@ class Dataset:
     def __init__(self, images, batch_size, settings):
         """images: Images. settings: DataSettings, with an augmentation."""
         train, kind, seed = images.train, settings.augmentation, settings.seed % 2 ** 32
-        all_steps, self.steps = train.size // batch_size, steps_of(images, batch_size, settings)
+        self.steps = steps_of(images, batch_size, settings)
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.notes, self.photos = images.fingerprint, images.notes, images.photos
         self.left_out, self.class_weights = images.left_out, images.class_weights
-        self.augmentation, self.num_images = kind, train.size
-        self.train_size = self.steps * batch_size if settings.steps_per_epoch else train.size
+        self.augmentation, self.num_images, self.num_old = kind, train.size, train.old
+        self.train_size = (self.steps * batch_size if settings.steps_per_epoch
+                           else train.epoch_size)
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
         self.test_names = test.named()
@@ -52,12 +54,18 @@ class Dataset:
         self._interval = settings.interval
         self._epochs = Stream(0, train, batch_size, self.steps, seed, kind, ahead=True)
         # Reads nothing in advance, because that would slow down the training steps meanwhile.
-        probe = Stream(1, train, batch_size, all_steps, seed, kind, ahead=False)
+        probe = Stream(1, train, batch_size, train.epoch_size // batch_size, seed, kind,
+                       ahead=False)
         self.train = self._epochs.passes(lambda index: self.view(index + 1), 1)
         self.test = in_order(test, tested_at_once(batch_size))
         self.validation = images.validation and in_order(
             images.validation, tested_at_once(batch_size))
         self.probe = probe.passes(lambda index: index, None)
+
+    @property
+    def labels(self):
+        """Returns the labels of the training images, (num_images,) int32."""
+        return self._train.labels()
 
     @property
     def class_weight(self):
@@ -101,13 +109,13 @@ def find_images(name, input_size, batch_size, **settings):
     """
     settings = DataSettings(**settings)
     images, workers = load_images(name, input_size, settings), settings.share[1]
-    if batch_size > images.train.size and workers > 1:
+    if batch_size > images.train.epoch_size and workers > 1:
         raise UserError('a batch of {} does not fit into the {} training images of {} that each of '
                         'the {} workers has; use a smaller --batch_size or fewer workers'.format(
                             batch_size, images.train.size, name, workers))
-    if batch_size > images.train.size:
+    if batch_size > images.train.epoch_size:
         raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
-                        'smaller --batch_size'.format(batch_size, images.train.size, name))
+                        'smaller --batch_size'.format(batch_size, images.train.epoch_size, name))
     return images
 
 
@@ -143,7 +151,7 @@ def load_dataset(name, input_size, batch_size, cache='auto', images=None, **sett
 
 def steps_of(images, batch_size, settings):
     """Returns the number of full batches in an epoch. settings: DataSettings."""
-    steps = images.train.size // batch_size
+    steps = images.train.epoch_size // batch_size
     return min(steps, settings.steps_per_epoch or steps)
 
 

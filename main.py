@@ -10,11 +10,14 @@ import os
 import resource
 import sys
 import tempfile
+import warnings
 
 from elastic import command_line
 from elastic.compat import start
-from elastic.data.image_folder import FOLDER
+from elastic.data.image_folder import FOLDER, shortened
 from elastic.data.photo_list import check_unchanged
+from elastic.data.replay import FOLDER as REPLAY
+from elastic.data.replay import keep_images
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT
 from elastic.files import check_writable, read_json
@@ -27,6 +30,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint, metered
+from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.signals import Signals
@@ -65,6 +69,8 @@ def run(settings, records, cluster, signals):
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
     decisive = decisive_settings(settings)
+    if settings.training.continue_from is not None:
+        earlier_run(settings.training.continue_from).check_stack(here()['stack'])
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images = images_of(settings)
@@ -91,9 +97,11 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
+        keep_for_later(settings, session, images, model, dataset)
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
-            run_name=records.run_name, scheme=plans.settings.training.train_type,
+            run_name=records.run_name, run_before=run_before(settings),
+            scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
         if records.save_txt:
             session.recorder.text()
@@ -119,11 +127,21 @@ def images_of(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
+    check_known(settings, images)
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
     return images
+
+
+def check_known(settings, images):
+    """Raises UserError if no training image is of a class of the run that is continued."""
+    old = settings.data.old_classes
+    if old and not settings.training.solves and not (images.train.labels() < len(old)).any():
+        raise UserError('no image of {} is of a class of run {}, which would be forgotten: add '
+                        'images of its classes ({})'.format(
+                            settings.dataset_name, settings.training.continue_from, shortened(old)))
 
 
 def load_data(settings, images=None, cache='auto'):
@@ -138,23 +156,29 @@ def features_to_read(settings, images, cluster, resumed):
     network = settings.model
     if resumed is not None:
         return resumed['about']['head_features']
-    if network.head != STAGES or not settings.training.solves:
+    training = settings.training
+    if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
-    return cluster.of_chief(lambda: features_in_memory(network.head_features, images.train.size))
+    return cluster.of_chief(lambda: features_in_memory(
+        network.head_features, images.train.size, kept=training.keep_statistics))
 
 
 def model_of(settings, num_classes, features):
     """Returns the model of a run. features: the most that its head reads."""
     from models import build_model
-    network = settings.model
-    return build_model(network.model_name, network.image_shape, num_classes,
-                       network.weights, network.alpha, network.bn_statistics, network.trust_model,
-                       network.keep_frozen, network.head, features, network.head_start)
+    network, known = settings.model, len(settings.data.old_classes)
+    with warnings.catch_warnings():
+        if known:  # its rows are those of the run before
+            warnings.filterwarnings('ignore', '.*was replaced')
+        return build_model(network.model_name, network.image_shape, num_classes, network.weights,
+                           network.alpha, network.bn_statistics, network.trust_model,
+                           network.keep_frozen, network.head, features, network.head_start, known)
 
 
 def check_model(settings, model, dataset, cluster):
     """Raises UserError for what the run would find out late; warns of outputs that sum to 1."""
+    from elastic.schemes import statistics
     from elastic.schemes.solved_head import check_features
     from elastic.steps.training_step import warn_of_probabilities
     from elastic.workers.agreement import check_start
@@ -163,6 +187,8 @@ def check_model(settings, model, dataset, cluster):
     check_start(cluster, model, dataset)
     if settings.training.solves:
         check_features(model, dataset)
+        if settings.training.continue_from is not None:
+            statistics.check(model, dataset, settings.training.continue_from)
     if is_saved(settings.model.model_name):
         warn_of_probabilities(model, next(iter(dataset.test))[0])
 
@@ -261,6 +287,30 @@ def measured_beside(plans, dataset, clock):
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
+
+
+def keep_for_later(settings, session, images, model, dataset):
+    """Keeps what --replay and --keep_statistics ask for; prints how much, or why that failed."""
+    from elastic.schemes import statistics
+    folder, before = settings.records.folder, settings.training.continue_from
+    try:
+        if settings.data.replay:
+            print('{:,} images kept for later runs in {}'.format(
+                keep_images(folder, images, settings.data.replay, dataset.left_out),
+                os.path.join(folder, REPLAY)))
+        if settings.training.keep_statistics:
+            found = session.statistics or statistics.collect(model, dataset, before)
+            if found is not None:
+                print('sums over {:,} images kept for later runs in {}'.format(
+                    found.images, statistics.write(folder, found)))
+    except OSError as error:
+        print('not kept for later runs: {}'.format(error), file=sys.stderr)
+
+
+def run_before(settings):
+    """Returns the folder of the run that this one continues, from its own; None without one."""
+    before = settings.training.continue_from
+    return before and os.path.relpath(before, settings.records.folder)
 
 
 def add_metered_energy(records):

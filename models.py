@@ -15,7 +15,8 @@ __all__ = ['build_model', 'canonical_name', 'load_weights', 'save_weights']
 
 def build_model(name, input_shape, num_classes, weights=MODEL.weights,
                 alpha=MODEL.alpha, bn_statistics=None, trust=False, keep_frozen=False,
-                head=MODEL.head, head_features=MODEL.head_features, head_start=MODEL.head_start):
+                head=MODEL.head, head_features=MODEL.head_features, head_start=MODEL.head_start,
+                known=None):
     """Returns a classifier in which every tensor is trainable, unless keep_frozen.
 
     name: resnet50, vgg16, mobilenetv2, vit, efficientnet_lite0, a keras.applications class, or
@@ -33,6 +34,7 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
     head: what the output layer reads, 'last' or 'stages'; head_features: at most so many features,
         as in stages.pooled. head_start: 'solved' prepares the model for solved_head.solve_head,
         which also sets the weights of the output layer.
+    known: as in weights.load_weights, for a .npz file.
     Returns a keras.Model from (B, H, W, 3) float32 in 0..255 to (B, num_classes) float32 logits; a
     saved classifier of as many classes keeps its output.
     Raises UserError for a name, size, weights file or saved model that cannot be used.
@@ -56,5 +58,5 @@ def build_model(name, input_shape, num_classes, weights=MODEL.weights,
         base = pooled(base, *pool) if pool else base
         model = classifier(base, preprocessing, input_shape, num_classes, bn_statistics)
     if weights.lower().endswith('.npz'):
-        load_weights(model, weights)
+        load_weights(model, weights, known)
     return model

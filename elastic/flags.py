@@ -1,6 +1,7 @@
 """Defines the flags of main.py, and which of them decide a run's outcome."""
 
 import argparse
+import os
 import re
 import shlex
 
@@ -8,10 +9,13 @@ from elastic import command_line, errors
 from elastic.cache.stores import check_cache_dir
 from elastic.data.class_weights import BALANCED, check_class_weight, read_class_weights
 from elastic.data.images import augmentation_of, check_dataset_name
+from elastic.data.replay import FOLDER as REPLAY
 from elastic.device.meter_log import check_meter
 from elastic.errors import UserError
 from elastic.networks.names import canonical_name, check_weights
 from elastic.planning.cache_plan import plan_cache
+from elastic.runs.chain import FIXED, WHAT, check_place, earlier_run
+from elastic.runs.folder import run_folder
 from elastic.runs.names import checked_run_name, default_run_name
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.metrics import METRICS
@@ -29,6 +33,7 @@ from elastic.settings import (
     STAGES,
     TRAINING,
     WorkerSettings,
+    solves_head,
     statistics_of,
 )
 from elastic.workers.addresses import check_own_address, workers_of
@@ -36,11 +41,12 @@ from elastic.workers.addresses import check_own_address, workers_of
 # Beside command_line.SHARED, in the order of --help: title of a group -> its flags.
 GROUPS = {
     None: ('train_type', 'train_tensors', 'num_classes', 'learning_rate', 'warmup_steps',
-           'num_epochs', 'weights', 'bn_statistics', 'seed', 'deterministic', 'steps_per_epoch',
-           'train_images', 'test_images', 'skip_bad_images', 'views', 'validation_steps',
-           'validation_share', 'keep', 'patience'),
+           'num_epochs', 'weights', 'continue_from', 'bn_statistics', 'seed', 'deterministic',
+           'steps_per_epoch', 'train_images', 'test_images', 'skip_bad_images', 'views',
+           'validation_steps', 'validation_share', 'keep', 'patience'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
+    'what a run keeps for one that continues it': ('replay', 'replay_share', 'keep_statistics'),
     'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
     'prune_training': ('prune_interval', 'prune_penalty_ratio', 'prune_threshold'),
     'records of the run': ('run_name', 'checkpoint_minutes', 'restart', 'save_model', 'export',
@@ -65,8 +71,18 @@ def parse_arguments(argv=None):
     words = dict(importance=list(METRICS), train_type=list(SCHEMES))
     for title, names in GROUPS.items():
         command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
-    args = parser.parse_args(command_line.with_files(argv), argparse.Namespace(
-        **dict.fromkeys(PLANNED + ('head', 'importance', 'learning_rate'))))
+    given, late = command_line.with_files(argv), PLANNED + ('head', 'importance', 'learning_rate')
+    args, earlier = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(
+        late + FIXED + WHAT))), None
+    if args.continue_from is not None:
+        earlier = earlier_run(os.path.normpath(run_folder(args.continue_from, args.logs_dir)))
+        given = earlier.words(args) + given
+    as_given = args
+    args = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(late)))
+    args.old_classes = ()
+    if earlier is not None:
+        earlier.check_network(as_given)
+        args.continue_from, args.old_classes = earlier.folder, earlier.class_names
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     args.head = args.head or (LAST if args.deadline is None else STAGES)
     if args.learning_rate is None:
@@ -94,6 +110,8 @@ def check_arguments(args):
         raise UserError('--train_images {} is less than a batch; allowed: {} (--batch_size) or more'
                         .format(args.train_images, args.batch_size))
     check_validation(args)
+    args.replay_from = args.continue_from and args.replay and os.path.join(
+        args.continue_from, REPLAY) or None
     check_class_weight(args.class_weight)
     check_weights(args.weights, args.model_name)
     if args.cache_dir is not None:
@@ -108,6 +126,8 @@ def check_arguments(args):
     args.model_name = canonical_name(args.model_name)  # last: it may have to import TensorFlow
     if args.run_name == DEFAULTS['run_name']:
         args.run_name = default_run_name(args)
+    if args.continue_from is not None:
+        check_place(os.path.join(args.logs_dir, args.run_name), args.continue_from)
     return args
 
 
@@ -116,6 +136,9 @@ def check_head(args):
 
     Raises UserError for a scheme, epochs or other flags that do not fit --head or --head_start.
     """
+    if args.deadline is not None and args.continue_from is not None:
+        raise UserError('--deadline solves the head, which would lose the classes of run {}: give '
+                        '--rho and --num_epochs'.format(args.continue_from))
     if args.deadline is not None:
         args.head_start = SOLVED
     if args.train_type == PRUNE and (args.head == STAGES or args.head_start == SOLVED):
@@ -123,7 +146,9 @@ def check_head(args):
                         '--head_start solved: leave them out')
     if args.head != STAGES and args.head_features != DEFAULTS['head_features']:
         raise UserError('--head_features is for --head stages: add that, or leave it out')
-    if args.head_start != SOLVED:
+    if args.keep_statistics:
+        check_statistics(args)
+    if not solves_head(args):
         return
     if 'head_epochs' in args.planned and args.deadline is None:
         raise UserError('--head_epochs trains the output layer first, --head_start solved solves '
@@ -133,6 +158,16 @@ def check_head(args):
     if args.num_epochs == 1 and args.train_type != HEAD and args.deadline is None:
         raise UserError('--num_epochs 1 leaves no epoch to train after the one that solves the '
                         'head: use 2 or more, or --train_type {}'.format(HEAD))
+
+
+def check_statistics(args):
+    """Raises UserError for flags that do not fit --keep_statistics."""
+    for wrong, text in (
+            (args.head_start != SOLVED, 'needs --head_start solved, which computes the sums'),
+            (args.deadline is not None, 'does not fit --deadline: give --rho and --num_epochs'),
+            (args.class_weight is not None, 'sums up all images alike: leave --class_weight out')):
+        if wrong:
+            raise UserError('--keep_statistics ' + text)
 
 
 def check_planned(args):
@@ -163,6 +198,9 @@ def check_workers(args):
         args.workers = args.worker_index = None
         args.share = (0, 1)
         return
+    if args.replay or args.keep_statistics:
+        raise UserError('--replay and --keep_statistics do not fit --workers: each would keep '
+                        'other images; leave them out, or train on one')
     args.workers, args.worker_index = ','.join(workers.addresses), workers.index
     args.share = (workers.index, len(workers.addresses))
     if args.train_type == PRUNE:
@@ -203,7 +241,7 @@ def check_validation(args):
         raise UserError('{} needs --validation_share, such as 0.1: an epoch chosen by the test '
                         'images would make their accuracy optimistic'.format(
                             '--keep best' if best else '--patience'))
-    if args.validation_share is None and args.head_start == SOLVED and args.num_epochs > 1 and (
+    if args.validation_share is None and solves_head(args) and args.num_epochs > 1 and (
             args.learning_rate == AUTO):
         raise UserError('--learning_rate auto needs --validation_share, such as 0.1, beside '
                         '--head_start solved: the head is right on the training images already')
@@ -222,7 +260,7 @@ def views_of(args):
                         "image's activations depend on the rest of its batch")
     plan = plan_cache(
         args.prefix_cache, args.views, args.train_type,
-        args.num_epochs - (args.head_start == SOLVED), args.interval,
+        args.num_epochs - solves_head(args), args.interval,
         augmentation_of(args.dataset_name, args.augmentation) != 'none',
         args.bn_statistics == 'train')
     if args.prefix_cache == 'on' and plan.why_not and SCHEMES[args.train_type].frozen_front:
@@ -252,7 +290,10 @@ def decisive_settings(settings):
         ('head_start', found['head_start'] == DEFAULTS['head_start']),
         ('head_features', found['head'] != STAGES),
         ('interval', not is_elastic(scheme) and not held),  # held views last for `interval`
-        ('keep', settings.data.validation_share is None)) if is_irrelevant]
+        ('keep', settings.data.validation_share is None),
+        ('replay', not found['replay']),
+        ('keep_statistics', not found['keep_statistics']),
+        ('replay_share', settings.data.replay_from is None)) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 
 

@@ -4,10 +4,10 @@ Imports nothing heavy: `--help` and a wrong flag answer at once.
 """
 
 import os
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from elastic.options import Flag, as_path, number
-from elastic.texts import duration
+from elastic.texts import count_or_size, duration
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
@@ -34,6 +34,10 @@ class ModelSettings(NamedTuple):
     weights: Flag(
         as_path, 'start from ImageNet, from random weights, or from a .npz of this project or a '
         '.h5 of keras.applications', 'imagenet|none|PATH') = 'imagenet'
+    continue_from: Flag(
+        as_path, 'train on from this finished run: its network, weights and classes, to which '
+        "those of the new images are added; flags not given are that run's, but for those of "
+        'data, deadline, workers and records (docs/new_data.md)', 'RUN', label='after {}') = None
     alpha: Flag(number(float, above=0), 'width multiplier of the MobileNet families') = 1.0
     bn_statistics: Flag(  # None: decided by statistics_of
         ('frozen', 'train'),
@@ -65,6 +69,15 @@ class ModelSettings(NamedTuple):
 def pools(head, head_start):
     """Returns whether the output layer reads standardised features, of networks/stages.py."""
     return (head, head_start) != (LAST, RANDOM)
+
+
+def solves_head(settings):
+    """Returns whether the first epoch solves the output layer; without sums, it loses what it knew.
+
+    settings: Settings, or the arguments of main.py.
+    """
+    return settings.head_start == SOLVED and (
+        settings.continue_from is None or settings.keep_statistics)
 
 
 def statistics_of(weights, bn_statistics=None):
@@ -134,17 +147,22 @@ class Settings(NamedTuple):
         '--num_epochs', label='patience {}') = None
     seed: Flag(
         number(int, low=0), 'fixes data order, augmentation, dropout and new weights') = 0
+    keep_statistics: Flag(
+        bool, 'keep the sums that --head_start solved computes (34 MB for 4,096 features, no '
+        'image), so that a run which continues this one solves its head for the images of both',
+        label='keep_statistics {}') = False
     train_type: Flag(str, '{}', 'TYPE') = ELASTIC
     train_tensors: Flag(
         str, 'train the tensors whose names match this regular expression, such as '
         "'block7|head|gamma', and no others; their step time is predicted first", 'REGEX',
         label='train_tensors {}') = None
     head_start: str = RANDOM  # of ModelSettings
+    continue_from: str = None  # of ModelSettings
 
     @property
     def solves(self):
         """Returns whether the first epoch solves the output layer."""
-        return self.head_start == SOLVED
+        return solves_head(self)
 
     @property
     def first_epochs(self):
@@ -165,7 +183,9 @@ class DataSettings(NamedTuple):
 
     data_dir: default: TFDS_DATA_DIR or ~/tensorflow_datasets.
     seed: fixes the order of `train` and `probe` and the augmentation, not the split.
+    replay_from: folder of the images that the earlier runs kept; None: no image is mixed in.
     share: (i, n) trains on part i of the images, from 0, of n equal parts.
+    old_classes: of the run that a run continues; its classes come first.
     """
     data_dir: Flag(as_path, 'folder of TensorFlow Datasets', 'DIR') = None
     seed: int = TRAINING.seed
@@ -205,7 +225,17 @@ class DataSettings(NamedTuple):
     skip_bad_images: Flag(
         bool, 'leave out images of a folder that cannot be read when the run starts; the summary '
         'counts them', decides=False) = False
+    replay: Flag(
+        count_or_size, 'keep N training images, or as many as take this size, the same number of '
+        'each class, in the folder replay of the run, for runs that --continue_from it; with 0 '
+        'none is kept, and what is learned later may replace what the network knew (default: 0)',
+        'N|200MB', label='replay {}') = 0
+    replay_share: Flag(
+        number(float, above=0, below=1), 'what share of each batch are images that the earlier '
+        'runs kept', label='replay_share {}') = 0.5
     share: Tuple[int, int] = (0, 1)
+    replay_from: Optional[str] = None
+    old_classes: Tuple[str, ...] = ()
 
 
 class WorkerSettings(NamedTuple):

@@ -28,7 +28,7 @@ class Stream:
     def order(self, index):
         """Returns the image numbers of pass `index`, from 0: (steps, B) int64."""
         rng = np.random.RandomState([self._seed, self._number, index])
-        order = rng.permutation(self._split.size)[:self._steps * self._batch_size]
+        order = self._split.order(rng)[:self._steps * self._batch_size]
         return order.reshape(self._steps, self._batch_size)
 
     def batches(self, numbers, view):

@@ -3,6 +3,9 @@
 import re
 import unicodedata
 
+import numpy as np
+
+from elastic.errors import UserError
 from elastic.files import printable
 
 # Blanks without width, soft hyphens and marks of direction; not joiners, which shape letters.
@@ -31,3 +34,27 @@ def matches(given, names):
         found.update((name, meant[form(name)][0]) for name in given
                      if len(meant.get(form(name), ())) == 1)
     return found
+
+
+def joined(old, new):
+    """Returns how the classes of new images join those of a run that is continued.
+
+    Returns (names: the old ones in their order, then the others sorted; numbers: (len(new),) int32,
+    the place of each new name among them; lines on names of another form).
+    Raises UserError if two new names mean one old class, or if one may mean two old classes.
+    """
+    meant, found = matches(new, old), {}
+    for name in new:
+        form = shown(name).casefold()
+        alike = [other for other in old if shown(other).casefold() == form]
+        if name not in meant and alike:
+            raise UserError('class {!r} of the new images may be {} of the run that is continued: '
+                            'rename it'.format(name, ' or '.join(map(repr, alike))))
+        if name in meant and found.setdefault(meant[name], name) != name:
+            raise UserError('classes {} and {} of the new images both are {!r} of the run that is '
+                            'continued: rename one, or put their images together'.format(
+                                ascii(found[meant[name]]), ascii(name), meant[name]))
+    names = tuple(old) + tuple(sorted(name for name in new if name not in meant))
+    return (names, np.array([names.index(meant.get(name, name)) for name in new], np.int32),
+            ['class {!r} of the new images is {!r} of the run that is continued'.format(name, other)
+             for name, other in meant.items() if name != other])

@@ -39,16 +39,16 @@ class ClassWeights(NamedTuple):
         return table(['class', 'training images', 'weight'], rows)
 
 
-def class_weights(given, class_names, labels):
-    """Returns the ClassWeights of --class_weight. labels: (n,) int, of the training images.
+def class_weights(given, class_names, counts):
+    """Returns the ClassWeights of --class_weight. counts: (C,), training images of each class.
 
     given: 'balanced' weights each class by n / (C * its images), so that all classes count the
     same; or the path of a CSV file. Raises UserError as read_class_weights, and for a name that is
     no class or has no weight.
     """
-    images = np.bincount(labels, minlength=len(class_names))
+    images = np.rint(counts).astype(int)
     if given == BALANCED:
-        return ClassWeights(images, len(labels) / (len(images) * np.maximum(images, 1.0)))
+        return ClassWeights(images, images.sum() / (len(images) * np.maximum(images, 1.0)))
     weights = read_class_weights(given)
     meant = matches(weights, class_names)
     wrong = [name for name in weights if name not in meant]

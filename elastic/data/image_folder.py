@@ -39,7 +39,7 @@ def folder_splits(path, input_size):
     """Returns the class names, training Split, test Split and notes of the folder at `path`."""
     found = scan_folder(path)
     names = tuple(sorted(found.train))
-    splits = tuple(_split(part, names, input_size, path) for part in (found.train, found.test))
+    splits = tuple(split_of(part, names, input_size, path) for part in (found.train, found.test))
     return (names,) + splits + (found.notes,)
 
 
@@ -63,7 +63,7 @@ def scan_folder(path):
         left_out.update((printable(os.path.splitext(name)[1].lower() or name), 'in no class folder')
                         for name in os.listdir(place) if not name.startswith('.')
                         and not os.path.isdir(os.path.join(place, name)))
-    train, test = [_images_by_class(part, path, left_out) for part in parts] + [None] * (
+    train, test = [images_by_class(part, path, left_out) for part in parts] + [None] * (
         2 - len(parts))
     empty = ["'{}'".format(printable(name)) for name in sorted(train) if not train[name]]
     if empty:
@@ -174,7 +174,7 @@ def _wrapped(path):
     return ''
 
 
-def _images_by_class(path, root, left_out):
+def images_by_class(path, root, left_out):
     """Returns class folder -> sorted paths of its images, also in folders inside the class folder.
 
     left_out: Counter as in images_among, to add to.
@@ -206,7 +206,8 @@ def _check_links(root, path, entries):
                                 place, os.path.realpath(place), root))))
 
 
-def _split(classes, names, input_size, root):
+def split_of(classes, names, input_size, root):
+    """Returns the Split of the images in `root`. classes: name -> paths. names: of all classes."""
     pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
     files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
 
@@ -236,7 +237,7 @@ def without_bad_images(split):
     from tqdm import tqdm
     if split.files is None:
         return split, []
-    bad = np.array([fault_of(path, split.input_size) is not None for path in tqdm(
+    bad = np.array([bool(path and fault_of(path, split.input_size)) for path in tqdm(
         split.files, 'images', unit='image', leave=False, disable=None)])
     if bad.all():
         raise UserError('none of the {} images in {} can be read'.format(

@@ -12,6 +12,7 @@ import os
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from elastic.data import tfds
+from elastic.data.class_names import joined
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
@@ -23,6 +24,7 @@ from elastic.data.image_folder import (
     scan_folder,
     without_bad_images,
 )
+from elastic.data.replay import kept_images
 from elastic.data.split import Split
 from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits
 from elastic.errors import UserError, one_of
@@ -108,19 +110,28 @@ def load_images(name, input_size, settings):
     alone.
     """
     class_names, train, test, notes = _splits(name, input_size, settings.data_dir)
+    if settings.old_classes:
+        class_names, numbers, lines = joined(settings.old_classes, class_names)
+        train, test = train.relabelled(numbers), test.relabelled(numbers)
+        notes = tuple(notes) + tuple(lines)
     photos = {nfc(name): path for split in (train, test)
               for name, path in zip(split.named(), split.files or ())}
     if settings.train_images is not None:
         train = train.subset(settings.train_images, 'training images of ' + name)
     if settings.test_images is not None:
         test = test.subset(settings.test_images, 'test images of ' + name)
+    kept = kept_images(settings.replay_from, class_names, input_size)
+    if kept is not None:
+        train = train.joined(kept, settings.replay_share)
+        notes += ('{:,} images of earlier runs are mixed in: {:.0f} % of each batch'.format(
+            kept.size, 100 * settings.replay_share),)
     images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes,
                     photos=photos)
     if settings.validation_share is not None:
         images = _with_validation(images, settings.validation_share)
     if settings.class_weight is not None:
         images = images._replace(class_weights=class_weights(
-            settings.class_weight, class_names, images.train.labels()))
+            settings.class_weight, class_names, images.train.counts(len(class_names))))
     return images._replace(train=images.train.part(*settings.share))
 
 

@@ -74,9 +74,9 @@ def fault_of(path, input_size=None):
 def first_fault(files, input_size=None):
     """Returns (path, reason) of the first image that cannot be read; None if all can be read.
 
-    input_size: as in fault_of.
+    files: paths; None, for an image without one, is passed over. input_size: as in fault_of.
     """
-    faults = ((path, fault_of(path, input_size)) for path in files)
+    faults = ((path, fault_of(path, input_size)) for path in files if path is not None)
     return next((fault for fault in faults if fault[1] is not None), None)
 
 

@@ -21,9 +21,11 @@ class Split(NamedTuple):
     labels: () -> (size,) int32, without decoding an image.
     size: number of images.
     fetch: image number, () int64 -> image and label, () int32; runs in a graph.
-    files: paths of a user's images; None for other data sets.
+    files: paths of a user's images, None for other images; or None, if there are no paths.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     names: what records call the images: paths within the user's folder; None: their numbers.
+    old: how many of the images, the last ones, earlier runs have kept (replay.py).
+    old_share: what share of the images in each batch they should be.
     """
     input_size: int
     labels: Callable
@@ -32,6 +34,8 @@ class Split(NamedTuple):
     files: Optional[Sequence[str]] = None
     kept: bool = False
     names: Optional[Sequence[str]] = None
+    old: int = 0
+    old_share: float = 0.0
 
     def named(self):
         """Returns `names`, or the numbers as text, before any were chosen."""
@@ -45,7 +49,66 @@ class Split(NamedTuple):
         names = self.named()
         return self._replace(
             size=len(chosen), fetch=fetch, labels=lambda: self.labels()[chosen],
-            files=self.files and [self.files[i] for i in chosen], names=[names[i] for i in chosen])
+            files=self.files and [self.files[i] for i in chosen], names=[names[i] for i in chosen],
+            old=int(np.sum(np.asarray(chosen) >= self.new)))
+
+    def joined(self, old, share):
+        """Returns the Split of these images and then of those in the Split `old`.
+
+        share: as old_share.
+        """
+        def fetch(index):
+            import tensorflow as tf
+            return tf.cond(index < self.size, lambda: self.fetch(index),
+                           lambda: old.fetch(index - self.size))
+        labels = np.concatenate([self.labels(), old.labels()])
+        files = [split.files or [None] * split.size for split in (self, old)]
+        return self._replace(
+            size=self.size + old.size, fetch=fetch, labels=lambda: labels, files=sum(files, []),
+            names=list(self.named()) + list(old.named()), old=old.size, old_share=share)
+
+    @property
+    def new(self):
+        """Returns the number of images that no earlier run has kept; they come first."""
+        return self.size - self.old
+
+    @property
+    def _drawn(self):
+        """Returns how many old images an epoch shows."""
+        return max(1, int(round(self.new * self.old_share / (1 - self.old_share)))) * (self.old > 0)
+
+    @property
+    def epoch_size(self):
+        """Returns the number of images that an epoch shows, as `order` says."""
+        return self.new + self._drawn
+
+    def order(self, rng):
+        """Returns the numbers of the images of an epoch, (epoch_size,) int64, in a random order.
+
+        An epoch shows each new image once, and evenly between them as many old ones as their share
+        asks: other ones in each epoch, or each several times, where there are fewer.
+        rng: np.random.RandomState.
+        """
+        found = rng.permutation(self.new)
+        if self.old:
+            places = np.arange(self.epoch_size + 1) * self._drawn // self.epoch_size
+            found = np.insert(found, np.flatnonzero(np.diff(places)) - np.arange(self._drawn),
+                              self.new + np.resize(rng.permutation(self.old), self._drawn))
+        return found
+
+    def counts(self, classes):
+        """Returns how many images of each class an epoch shows on average, (classes,)."""
+        new, old = [np.bincount(labels, minlength=classes)
+                    for labels in np.split(self.labels(), [self.new])]
+        return new + old * self._drawn / self.old if self.old else new
+
+    def relabelled(self, numbers):
+        """Returns the Split in which class c is called numbers[c]. numbers: (C,) int32."""
+        def fetch(index):
+            import tensorflow as tf
+            image, label = self.fetch(index)
+            return image, tf.gather(numbers, label)
+        return self._replace(fetch=fetch, labels=lambda: numbers[self.labels()])
 
     def spaced(self, count):
         """Returns the Split of `count` evenly spaced images."""
@@ -114,11 +177,12 @@ class Split(NamedTuple):
                     bar.update(end - done)
                     done = end
         except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
-            if self.files is None:
+            from elastic.data.photo import first_fault, unreadable
+            fault = first_fault((self.files or ())[done:], self.input_size)
+            if fault is None:
                 raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
                                 'again'.format(done, title, reason(error)))
-            from elastic.data.photo import first_fault, unreadable
-            raise unreadable(*first_fault(self.files[done:], self.input_size))
+            raise unreadable(*fault)
         if not keep:
             return self
         # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.

@@ -12,6 +12,7 @@
     events.*        TensorBoard
     trained_by      which machine trains it, while one does (claim.py)
     checkpoint/     trained weights, written before the summary; the model, with --save_model
+    replay/         training images for a run that continues, with --replay (data/replay.py)
     resume/         what an unfinished run resumes from (checkpoint.py)
 """
 

@@ -1,12 +1,15 @@
 """Names the folders of runs."""
 
 import os
+import zlib
 
 from elastic.data.tfds import TFDS
 from elastic.errors import UserError
 from elastic.files import printable
 from elastic.settings import LAST, RANDOM
 from elastic.texts import duration_text
+
+MOST = 40  # characters of the run before, in the name of one that continues it
 
 
 def checked_run_name(name, logs_dir):
@@ -30,4 +33,8 @@ def default_run_name(args):
         parts.append('rho{:g}'.format(args.rho) if args.deadline is None else
                      duration_text(args.deadline))
     parts += [args.head] * (args.head != LAST) + [args.head_start] * (args.head_start != RANDOM)
+    if args.continue_from is not None:
+        before = os.path.basename(args.continue_from)
+        parts.append('after_' + (before if len(before) <= MOST else '{}-{:08x}'.format(
+            before[:MOST], zlib.crc32(os.fsencode(before)))))
     return '_'.join(parts + ['seed{}'.format(args.seed)] * (args.seed > 0))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from elastic import errors, texts
 from elastic.data.photo_list import PHOTOS, listed
+from elastic.data.replay import FOLDER as REPLAY
 from elastic.files import flush_folder, make_folder, remove_parts, whole, write_json
 from elastic.runs import checkpoint
 from elastic.runs.claim import Claim
@@ -87,7 +88,8 @@ def _clear(folder):
             if os.path.exists(os.path.join(folder, name)):
                 os.remove(os.path.join(folder, name))
         flush_folder(folder)  # else a power cut may leave the summary of records that are gone
-    shutil.rmtree(os.path.join(folder, 'checkpoint'), ignore_errors=True)
+    for name in ('checkpoint', REPLAY):
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 class Recorder:

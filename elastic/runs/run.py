@@ -15,6 +15,7 @@ from elastic.runs.checkpoint import Interrupted
 from elastic.runs.judge import judge_of
 from elastic.runs.progress import announce, epoch_label, print_epoch, record_epoch, summary_of
 from elastic.runs.tally import Tally
+from elastic.schemes import statistics
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice
 from elastic.schemes.solved_head import TRIED, safe_scale, solve_head
@@ -77,9 +78,15 @@ class Run:
 
     def solve(self):
         """Solves the output layer in this epoch."""
-        self.result, self.head = solve_head(
+        trained, arguments = self.settings.trained_epochs > 0, (
             self.maker.model, self.dataset, self.cluster,
-            functools.partial(self.pause, self.keeper.stop), self.settings.trained_epochs > 0)
+            functools.partial(self.pause, self.keeper.stop))
+        if self.settings.keep_statistics:
+            self.result, self.head, found = statistics.solve(
+                *arguments, trained, self.settings.continue_from)
+            self.session.statistics = None if trained else found
+        else:
+            self.result, self.head = solve_head(*arguments, trained)
         self.choice, self.choice_is_new = Choice(fixed_mask(HEAD, self.maker.model)), True
         self.maker.optimizer.iterations.assign(self.dataset.steps)  # as after any other epoch
 

@@ -68,7 +68,10 @@ class Session:
 
     keeper: checkpoint.Keeper; by default one that keeps nothing.
     resumed: the tree of the checkpoint that the run resumes from; None if it starts.
+    statistics: statistics.Statistics of the head that was solved in this process, once it was, if
+    they are kept and nothing is trained after that; else None.
     """
+    statistics = None
 
     def __init__(self, recorder, clock=None, keeper=None, resumed=None):
         self.recorder, self.resumed = recorder, resumed

@@ -16,6 +16,7 @@ from scipy.linalg import blas, lapack
 LEFT_OUT = 10  # one image of ten, where the matrix of features is the smaller one
 PIECE = 512  # images that are added at once
 STEP = 10 ** 0.5  # from one strength to the next
+TRACED = 256  # random vectors; of 100 images, the degrees of freedom are off by about 1 %
 FIRST = 0.3  # strength, times the mean square of the features of an image, that is tried first
 
 
@@ -24,8 +25,10 @@ def is_many(rows, count):
     return rows * (rows + count) > count ** 2
 
 
-def needed_bytes(rows, count):
-    """Returns the bytes that solving takes. rows: images. count: features."""
+def needed_bytes(rows, count, kept=False):
+    """Returns the bytes that solving takes. rows: images. count: features. kept: their sums are."""
+    if kept:
+        return 4 * count * (1.5 * count + 6 * PIECE)
     return 4 * (count * (count + rows // LEFT_OUT) if is_many(rows, count) else
                 rows * (rows + count))
 
@@ -144,30 +147,60 @@ def solve_few(features, _, times):
     return [(kernel, mean_target - middle @ kernel, fitted) for kernel, fitted in found]
 
 
-class _Sums:
-    """Sums up the products of standardised features over images, over all workers."""
+class Sums:
+    """Sums up the products of standardised features over images, over all workers.
 
-    def __init__(self, features, cluster):
+    features: solved_head.Features. cluster: workers.cluster.Cluster; None: this process alone.
+    """
+
+    def __init__(self, features, cluster=None):
         self._features, self._cluster = features, cluster
         count, classes = features.count, features.classes
         self._arrays = [np.zeros(shape, np.float32) for shape in (
             (count, count), (count, classes), count, classes, 1)]
 
-    def add(self, pieces):
-        """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers."""
+    def add(self, pieces, times=None):
+        """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers.
+
+        times: (C,), how many images each image of a class stands for; None: one.
+        """
         matrix, products, first, target, weight = self._arrays
-        if not self._cluster.is_chief:
+        if self._cluster and not self._cluster.is_chief:
             for array in self._arrays:
                 array[:] = 0  # what was added before
         for z, labels in pieces:
             weights = self._features.weights[labels]
+            if times is not None:
+                weights = weights * times[labels].astype(np.float32)
             targets, scaled = self._features.one_hot(labels), z * np.sqrt(weights)[:, None]
             blas.ssyrk(1.0, scaled.T, beta=1.0, c=matrix.T, overwrite_c=1)
             products += z.T @ (targets * weights[:, None])
             first += weights @ z
             target += weights @ targets
             weight += weights.sum()
-        self._arrays = [self._cluster.total(array) for array in self._arrays]
+        if self._cluster:
+            self._arrays = [self._cluster.total(array) for array in self._arrays]
+
+    NAMES = ('matrix', 'products', 'first', 'target', 'weight')
+
+    def packed(self):
+        """Returns the sums, name -> float32 array; of the matrix, each row up to its diagonal."""
+        return dict(zip(self.NAMES, [np.concatenate([
+            row[:i + 1] for i, row in enumerate(self._arrays[0])])] + self._arrays[1:]))
+
+    def include(self, packed, places):
+        """Adds sums of other images, with the same standardisation.
+
+        packed: as `packed` returns it. places: (c,) int, of its classes among those of this object.
+        """
+        matrix, products, first, target, weight = self._arrays
+        ends = np.cumsum(np.arange(len(matrix) + 1))
+        for i, row in enumerate(matrix):
+            row[:i + 1] += packed['matrix'][ends[i]:ends[i + 1]]
+        products[:, places] += packed['products']
+        target[places] += packed['target']
+        first += packed['first']
+        weight += packed['weight']
 
     def ridge(self):
         """Returns the _Ridge of the features minus their means; `restore` takes it back."""
@@ -185,6 +218,15 @@ class _Sums:
         """Returns (F, C), the products of features and one-hot labels, both minus their means."""
         _, products, first, target, weight = self._arrays
         return products - np.outer(first, target) / weight
+
+    def centred(self, z):
+        """Returns features, (n, F), minus their means over all images."""
+        return z - self._arrays[2] / self._arrays[4]
+
+    @property
+    def target(self):
+        """Returns (C,), how many images there are of each class."""
+        return self._arrays[3]
 
     @property
     def weight(self):
@@ -214,7 +256,7 @@ def solve_many(features, cluster, times):
     features.standardise(mean, np.sqrt(cluster.total(variance) / number))
     z -= features.mean
     z /= features.deviation
-    sums = _Sums(features, cluster)
+    sums = Sums(features, cluster)
     sums.add(features.pieces(np.delete(features.numbers, slice(None, None, every))))
     ridge, right = sums.ridge(), sums.right
     square = float(ridge.diagonal.sum()) / sums.weight
@@ -230,3 +272,46 @@ def solve_many(features, cluster, times):
     ridge, right = sums.ridge(), sums.right
     kernels = [ridge.solve(strength * square, right) for _, strength in found]
     return [(kernel, sums.bias(kernel), fitted) for kernel, (fitted, _) in zip(kernels, found)]
+
+
+def solve_sums(sums, images, held, views, times):
+    """Solves from sums alone, so that it does not matter which run has added which images.
+
+    The strength minimises generalised cross-validation (Golub, Heath and Wahba, 1979), which needs
+    the trace of an inverse: TRACED random vectors estimate it (Hutchinson, 1989). Of some images
+    that are among those summed, the scores without each of them follow in closed form; their
+    softmax gives the factor.
+    sums: Sums. images: their number, without views. held: (features, (views * n, F), standardised;
+    labels; how much each counts in the sums) of n images, view by view. times: as in solve_many.
+    Returns the same as solve_many.
+    """
+    ridge, right = sums.ridge(), sums.right
+    square, weight = float(ridge.diagonal.sum()) / sums.weight, sums.weight
+    whole = weight - float(np.sum(np.square(sums.target, dtype=np.float64))) / weight
+    z, targets = sums.centred(held[0]), np.eye(right.shape[1], dtype=np.float32)[held[1]]
+    random = np.random.RandomState(0).choice(np.float32([-1, 1]), (len(right), TRACED))
+
+    def error_of(strength):
+        strength *= square
+        found = ridge.solve(strength, np.hstack([right, random]))
+        if found is None:
+            return [np.inf], None, strength
+        kernel, traced = np.split(found.astype(np.float64), [right.shape[1]], axis=1)
+        freedom = 1 + len(right) - strength * np.sum(random * traced) / TRACED
+        residual = whole - np.sum(kernel * right) - strength * np.sum(np.square(kernel))
+        if freedom >= images or residual <= 0:
+            return [np.inf], None, strength
+        return [residual / (1 - freedom / images) ** 2], kernel.astype(np.float32), strength
+
+    def left_out(kernel, strength):
+        inverse = ridge.solve(strength, z.T).reshape(len(right), views, -1)
+        products = np.einsum('vif,fwi->ivw', z.reshape(views, -1, len(right)), inverse)
+        counted = held[2].reshape(views, -1)[0][:, None, None]
+        blocks = np.eye(views) - counted * (1 / weight + products)
+        errors = (targets - z @ kernel - sums.target / weight).reshape(views, -1, targets.shape[1])
+        errors = np.linalg.solve(blocks, errors.swapaxes(0, 1)).swapaxes(0, 1)
+        return _fitted(targets - errors.reshape(targets.shape), held[1], np.ones(len(targets[0])))
+    found = [(kernel, sums.bias(kernel), left_out(kernel, strength))
+             for _, kernel, strength in _at_best_strength(error_of, times) if kernel is not None]
+    sums.restore(ridge)
+    return found

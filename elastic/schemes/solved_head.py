@@ -47,30 +47,37 @@ def solve_head(model, dataset, cluster, pause=lambda: None, trained=False):
     layer that training starts from, [kernel, bias], None without it).
     Raises UserError if features are not finite, if none varies, or if all images are of one class.
     """
-    features = _Features(model, dataset, pause)
+    features = Features(model, dataset, pause)
     with cluster.watched():
         solve = solve_many if features.many or cluster.size > 1 else solve_few
         heads = solve(features, cluster, (1.0, BEFORE_TRAINING) if trained else (1.0,))
-        if np.count_nonzero(cluster.total(features.seen)) < 2:
-            raise UserError('all training images are of one class: there is nothing that '
-                            '--head_start solved could tell apart')
-        values = cluster.of_chief(lambda: [
-            [fitted.factor / features.scale * weights, fitted.factor * bias]
-            for weights, bias, fitted in heads])
+        check_classes(cluster.total(features.seen))
+        return take_head(model, features, heads, cluster)
+
+
+def take_head(model, features, heads, cluster):
+    """Gives the model the first of these heads; returns the same as solve_head.
+
+    heads: one or two, as ridge.solve_many returns them.
+    """
+    values = cluster.of_chief(lambda: [
+        [fitted.factor / features.scale * weights, fitted.factor * bias]
+        for weights, bias, fitted in heads])
     features.keep()
     keras_stack.assign_arrays(output_layer(model).weights, values[0])
     best = heads[0][-1]
     return EpochResult(best.loss, best.accuracy, 0.0, {SOLVE: features.ms}, {SOLVE: [0.0]},
-                       0.0), values[1] if trained else None
+                       0.0), values[1] if len(values) > 1 else None
 
 
-def features_in_memory(most, images, room=None):
+def features_in_memory(most, images, room=None, kept=False):
     """Returns `most`, halved until the solver fits into the memory that is free; says so in a line.
 
     images: number of those that the head is solved for. room: bytes; default: a share of the free.
+    kept: whether the sums are kept (statistics.py).
     """
     room, fitting = room or MEMORY_SHARE * available_bytes(), most
-    while fitting > 1 and needed_bytes(VIEWS * images, fitting) > room:
+    while fitting > 1 and needed_bytes(VIEWS * images, fitting, kept) > room:
         fitting //= 2
     if fitting < most:
         print('memory is short: the head reads at most {:,} features instead of {:,}, and may lose '
@@ -92,7 +99,7 @@ def check_features(model, dataset):
 def standardise(model, dataset, cluster):
     """Standardises the features of a model with a random head, by PIECE images, unless they are."""
     if not standardisation(model).weights[0].numpy().any():
-        features = _Features(model, dataset, lambda: None)
+        features = Features(model, dataset, lambda: None)
         with cluster.watched():
             z, _ = next(features.pieces(features.numbers[:PIECE]))
             features.standardise(*cluster.of_chief(lambda: [z.mean(axis=0), z.std(axis=0)]))
@@ -128,6 +135,13 @@ def safe_scale(step, scale, batches, evaluate, maker, cluster):
     return float(scale)
 
 
+def check_classes(counts):
+    """Raises UserError unless there are images of two classes. counts: (C,), images of each."""
+    if np.count_nonzero(counts) < 2:
+        raise UserError('all training images are of one class: there is nothing that '
+                        '--head_start solved could tell apart')
+
+
 def _check_finite(features):
     if not np.isfinite(features).all():
         raise UserError('{} of {} features are not finite numbers: --head_start solved needs a '
@@ -141,9 +155,10 @@ def _check_varying(deviation):
                         'solved cannot tell the classes apart'.format(len(deviation)))
 
 
-class _Features:
+class Features:
     """Runs the network on the training images: one forward pass, for each view.
 
+    pause: called after each batch; it may raise.
     many: as ridge.is_many.
     weights: (C,) float32, of the classes. scale: factor of standardised features; after
     `standardise`, what the output layer reads is this times (features - mean) / deviation.
@@ -178,6 +193,8 @@ class _Features:
         numbers: of the images. rows: at most so many at once, unless a batch has more.
         """
         size, found = self._batch_size, []
+        if not len(numbers):
+            return
         whole = np.resize(numbers, (-(-len(numbers) // size), size))  # the last batch is filled up
         for view in range(self.views):
             begin, left = time.perf_counter(), len(numbers)

@@ -61,7 +61,7 @@ def test_balanced_weights_give_each_class_the_same_influence(unequal):
     'rare,7\nusual, 1.5\ncommon,1\n', 'name,weight\r\ncommon,1\r\n\r\nrare,7\r\nusual,1.5',
     '\ufeffcommon,1\n"rare",7\nusual,1.5\n'], ids=['plain', 'header', 'mark'])
 def test_weights_are_read_from_a_file(tmp_path, text):
-    found = class_weights(written(tmp_path / 'w.csv', text), ('common', 'rare', 'usual'), [0, 0])
+    found = class_weights(written(tmp_path / 'w.csv', text), ('common', 'rare', 'usual'), [2, 0, 0])
     assert found.weights.tolist() == [1, 7, 1.5] and found.images.tolist() == [2, 0, 0]
 
 
@@ -221,5 +221,5 @@ def test_a_timing_table_knows_that_the_loss_is_weighted(tmp_path):
 
 def test_names_in_the_file_are_those_that_people_see(tmp_path):
     path = written(tmp_path / 'w.csv', 'cafe\u0301,2\nDOG ,3\n"acer\u2028palmatum",4\n')
-    found = class_weights(path, ('acer palmatum', 'caf\xe9', 'dog'), [0, 1])
+    found = class_weights(path, ('acer palmatum', 'caf\xe9', 'dog'), [1, 1, 0])
     assert found.weights.tolist() == [4, 2, 3]

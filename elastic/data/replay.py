@@ -1,0 +1,135 @@
+"""Keeps training images in the folder of a run, for runs that continue it.
+
+They are ordinary image files, RUN/replay/CLASS/NAME, which the owner may look at and delete. A
+user's own photos are copied as they are; images of other data sets are PNG files of the run's
+--input_size, so that they are the same bit for bit. A run that continues reads those of the run
+before, and keeps its own sample of both.
+
+Reservoir sampling: the sample is uniform over all images of a class that the runs have seen, though
+it is drawn again in each run. Each image has a number, a hash of its class and name, and those with
+the smallest numbers are kept (bottom-k sampling). So the sample depends on neither seed nor scheme,
+and needs no memory of what was dropped. A name begins with the place of its run in the chain, 1, 2,
+..., as cameras begin their numbers again.
+"""
+
+import collections
+import hashlib
+import io
+import os
+import re
+from urllib.parse import quote
+
+from elastic.data.class_names import matches
+from elastic.data.image_folder import images_by_class, left_out_note, nfc, split_of
+from elastic.errors import UserError, nearest
+from elastic.files import make_folder, printable, whole_folder
+from elastic.texts import bytes_of
+
+FOLDER = 'replay'  # in the folder of a run
+NAME_LENGTH = 50  # characters of a name that are kept: file systems allow 255 bytes in all
+
+
+def folder_of(class_name):
+    """Returns the name of a class's folder: the class, with / and . in front as %2F and %2E."""
+    name = re.sub('[%/\0\\\\]', lambda found: quote(found.group(), safe=''), class_name)
+    return re.sub(r'^\.', '%2E', name)
+
+
+def kept_images(folder, class_names, input_size):
+    """Returns the Split of the images in a folder of kept images; None if there is none.
+
+    class_names: in the order of the labels. Raises UserError for a file that is no image and for a
+    class that is not among these names.
+    """
+    if folder is None or not os.path.isdir(folder):
+        return None
+    left_out = collections.Counter(
+        (printable(name), 'in no class folder') for name in os.listdir(folder)
+        if not name.startswith('.') and not os.path.isdir(os.path.join(folder, name)))
+    found = images_by_class(folder, folder, left_out)
+    folders = {folder_of(name): name for name in class_names}
+    meant = matches(found, folders)
+    unknown = sorted(set(found).difference(meant))
+    if unknown:
+        raise UserError("kept images of '{}' in {}: no class of the earlier runs or of the new data"
+                        '{}; rename or remove the folder'.format(
+                            printable(unknown[0]), folder, nearest(unknown[0], folders)))
+    if left_out:
+        raise UserError('kept images in {}: {}; remove what is no image'.format(
+            folder, left_out_note(left_out)))
+    classes = {}
+    for name, paths in found.items():
+        classes.setdefault(folders[meant[name]], []).extend(paths)
+    split = split_of(classes, class_names, input_size, folder)
+    return split if split.size else None
+
+
+def keep_images(run_folder, images, amount, left_out=()):
+    """Writes the kept images of a run; returns how many there are.
+
+    images: data.images.Images of the run, of which the training images may be kept. amount: their
+    number, or a size as texts.bytes_of reads it. left_out: paths of images that cannot be read.
+    Images that can no longer be read are passed over. Raises OSError if one cannot be written; what
+    the folder held stays then.
+    """
+    split, room = images.train, amount if isinstance(amount, int) else bytes_of(amount)
+    number = 0
+    with whole_folder(os.path.join(run_folder, FOLDER)) as new:
+        for index, path in _ranked(split, images.class_names, left_out):
+            try:
+                content = _content(split, index)
+            except OSError:
+                continue
+            room -= 1 if isinstance(amount, int) else len(content)
+            if room < 0:
+                break
+            make_folder(os.path.dirname(os.path.join(new, path)))
+            with open(os.path.join(new, path), 'wb') as file:
+                file.write(content)
+            number += 1
+    return number
+
+
+def _ranked(split, class_names, left_out):
+    """Returns [(number of an image, its path among the kept ones)], those to keep first.
+
+    First comes the image with the smallest hash of each class, then the second one, and so on.
+    """
+    names, labels, left_out = split.named(), split.labels(), set(left_out)
+    old = [os.path.basename(name) for name in names[split.new:]]
+    run = 1 + max([int(found.group()) for found in map(re.compile('[0-9]+').match, old) if found],
+                  default=0)
+    paths = {}
+    for index in range(split.size):
+        file, folder = split.files and split.files[index], folder_of(class_names[labels[index]])
+        if file in left_out:
+            continue
+        if index >= split.new:
+            path = '{}/{}'.format(folder, old[index - split.new])
+        else:
+            stem, ending = os.path.splitext(os.path.basename(names[index]) + '.png' * (not file))
+            begin, twin = '{}/{}-{}'.format(folder, run, stem[-NAME_LENGTH:]), 1
+            path = begin + ending
+            while path.lower() in paths:  # in another folder of the class folder
+                twin += 1
+                path = '{}_{}{}'.format(begin, twin, ending)
+        paths.setdefault(path.lower(), (index, labels[index], path))
+    hashes = {path: hashlib.sha256(os.fsencode(nfc(path))).digest() for path in paths}
+    seen, found = collections.Counter(), []
+    for key in sorted(paths, key=hashes.get):
+        index, label, path = paths[key]
+        found.append((seen[label], hashes[key], index, path))
+        seen[label] += 1
+    return [(index, path) for _, _, index, path in sorted(found)]
+
+
+def _content(split, index):
+    """Returns the bytes of the file of an image; of an image without one, those of a PNG."""
+    if split.files and split.files[index]:
+        with open(split.files[index], 'rb') as file:
+            return file.read()
+    import tensorflow as tf
+    from PIL import Image
+    out = io.BytesIO()
+    Image.fromarray(split.fetch(tf.constant(index, tf.int64))[0].numpy()).save(out, 'PNG')
+    return out.getvalue()
