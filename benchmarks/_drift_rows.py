@@ -1,18 +1,19 @@
 """Trains one network, task after task, in every way that drift.py compares."""
 
 import itertools
+import os
 import time
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 import tensorflow as tf
 
 from elastic.cache.prefix_cache import NoCache, PrefixCache
 from elastic.compat import keras_stack
 from elastic.networks.backbone import output_layer, statistics_from_batch
 from elastic.planning.cache_offers import CacheOffers
+from elastic.schemes import statistics
 from elastic.schemes.fixed import SCHEMES, fixed_mask
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import rho_or_smallest
@@ -21,12 +22,12 @@ from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import WarmupCosine, optimizer_with
 from elastic.steps.prefix_steps import PrefixSteps
+from elastic.workers.cluster import ALONE
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
-EPOCHS = 2        # of the new images of each task
-FIRST_EPOCHS = 5  # of the first task, in full training, from which all rows start
-PROBES = 2        # batches of each importance
-WATCHED = (0.1, 0.3, 0.6)  # parts of a task after which old exams are looked at
+EPOCHS = 2  # of the new images of each task
+PROBES = 2  # batches of each importance
+WATCHED = (0.1, 0.3, 0.6)  # shares of a task after which old exams are looked at
 
 
 class Row(NamedTuple):
@@ -45,11 +46,12 @@ class Row(NamedTuple):
 
 
 NOTHING, STATISTICS, MEANS, SOLVED = 'nothing', 'AdaBN', 'class means', 'solved head'
-FULL, ELASTIC, RANDOM, LAST = 'full', 'elastic 0.35', 'random 0.35', 'last 0.35'
+HEAD, FULL, HALF, ELASTIC, RANDOM, LAST = (
+    'head', 'full', 'elastic 0.5', 'elastic 0.35', 'random 0.35', 'last 0.35')
 ROWS = {row.label: row for row in [
     Row(label, keeps=False) for label in (NOTHING, STATISTICS, MEANS, SOLVED)] + [
-    Row('head', 'traditional_tl_training'), Row('BN + bias', 'bn_plus_bias_training'),
-    Row(FULL, 'full_training'), Row('elastic 0.5', TRAINING.importance, 0.5),
+    Row(HEAD, 'traditional_tl_training'), Row('BN + bias', 'bn_plus_bias_training'),
+    Row(FULL, 'full_training'), Row(HALF, TRAINING.importance, 0.5),
     Row(ELASTIC, TRAINING.importance, 0.35),
     Row(ELASTIC + ', cache', TRAINING.importance, 0.35, cached=True),
     Row(RANDOM, 'random', 0.35), Row(LAST, 'last', 0.35),
@@ -58,7 +60,7 @@ ROWS = {row.label: row for row in [
 
 
 class Kept:
-    """Keeps up to `count` of the images seen so far, equally many of each class if it can.
+    """Keeps up to `count` of the images seen so far, of each class equally many if it can.
 
     Each image draws a number once. Those with the smallest numbers of their class are kept, as in
     elastic/data/replay.py: a sample of all images of the class.
@@ -71,8 +73,7 @@ class Kept:
     def add(self, new):
         pixels = self.pixels + new if self.pixels else new
         drawn = np.append(self._drawn, self._random.uniform(size=len(new)))
-        order = np.argsort(drawn)
-        rank = np.empty(len(drawn), int)  # within its class
+        order, rank = np.argsort(drawn), np.empty(len(drawn), int)  # rank: within the class
         for label in np.unique(pixels.labels):
             members = order[pixels.labels[order] == label]
             rank[members] = np.arange(len(members))
@@ -81,10 +82,11 @@ class Kept:
 
 
 class Mixture:
-    """Mixes new and kept Pixels, half and half, in each batch. A prefix cache takes it as data.
+    """Stands for a datasets.Dataset: each batch is half new, half kept Pixels, if there are any.
 
     It has only as many kept images as one epoch needs. seed: list of int.
     """
+    augmentation, class_weight, num_old = 'none', None, 0
 
     def __init__(self, new, kept, batch_size, seed):
         each = batch_size // 2 if kept else batch_size
@@ -101,7 +103,6 @@ class Mixture:
         return 0
 
     def order(self, epoch):
-        """Returns the numbers of the images of a pass, (steps, B) int64."""
         random = np.random.RandomState(self._seed + [epoch])
         return np.concatenate([random.permutation(part).reshape(self._steps, -1)
                                for part in self._numbers], axis=1)
@@ -112,34 +113,40 @@ class Mixture:
             yield tf.constant(some.images, tf.float32), tf.constant(some.labels, tf.int32)
 
 
-def outputs_of(model):
-    """Returns a function (n, S, S, 3) uint8 -> (features that the head reads, logits)."""
-    size = tuple(model.inputs[0].shape[1:])
-    both = tf.keras.Model(model.inputs, [output_layer(model).input, model.outputs[0]])
-    return tf.function(lambda images: both(tf.cast(images, tf.float32), training=False),
-                       input_signature=[tf.TensorSpec((None,) + size, tf.uint8)])
+class Predictor:
+    """Predicts the labels of images, (n, S, S, 3) uint8. nbytes: kept beside the network."""
+    nbytes = 0
+
+    def __init__(self, model):
+        self.model, self.classes = model, int(model.outputs[0].shape[-1])
+        both = tf.keras.Model(model.inputs, [output_layer(model).input, model.outputs[0]])
+        self.outputs = tf.function(
+            lambda images: both(tf.cast(images, tf.float32), training=False), input_signature=[
+                tf.TensorSpec((None,) + tuple(model.inputs[0].shape[1:]), tf.uint8)])
+
+    def predict(self, images):
+        return self.outputs(images)[1].numpy().argmax(axis=1)
 
 
-class Learner:
+class Learner(Predictor):
     """Trains one network by all rows. Its step is traced once; each run starts over.
 
-    model: keras.Model of images, to (B, C) logits. table: its TensorTimings.
-    folder: of a prefix cache that does not fit into memory.
+    model: keras.Model from models.build_model. table: its TensorTimings. folder: of a prefix cache
+    that does not fit into memory.
     """
 
     def __init__(self, model, table, batch_size, folder):
-        self.model, self.table, self.batch_size, self._folder = model, table, batch_size, folder
+        super().__init__(model)
+        self.table, self.batch_size, self._folder = table, batch_size, folder
         self._schedule = WarmupCosine(1.0, 10 ** 9, scaled=True)  # the scale is the rate
         optimizer = optimizer_with('sgd', self._schedule, model.trainable_variables)
-        size = tuple(model.inputs[0].shape[1:])
-        batch = tf.zeros((batch_size,) + size), tf.zeros((batch_size,), tf.int32)
+        batch = tf.zeros((batch_size,) + tuple(model.inputs[0].shape[1:])), tf.zeros(
+            (batch_size,), tf.int32)
         self.maker = StepMaker(model, optimizer, TRAINING.weight_decay, *batch)
         self._evaluator, self._prefixes = Evaluator(self.maker), PrefixSteps(self.maker)
         evaluate_importance(model, optimizer, [batch], evaluator=self._evaluator)  # compiles
         self._steps, self._cuts, self._measured = {}, {}, {}
-        self.classes = int(model.outputs[0].shape[-1])
         self._first, self._head = self.weights, output_layer(model).weights[0]
-        self.run = outputs_of(model)
 
     @property
     def weights(self):
@@ -149,18 +156,14 @@ class Learner:
         """Starts over: from `weights`, or from the first ones and a head drawn from the seed."""
         self.maker.assign(weights or self._first)
         self._evaluator.scale = 1.0
-        self._evaluator.memory.clear()
         self._evaluator.random.seed(seed)
         if weights is None:
             keras_stack.assign_arrays([self._head], [np.random.RandomState(seed).normal(
                 0, self._head.shape[0] ** -0.5, self._head.shape).astype(np.float32)])
 
-    def predict(self, images):
-        return self.run(images)[1].numpy().argmax(axis=1)
-
-    def adapt_statistics(self, pixels):
+    def adapt_statistics(self, new):
         """Sets the statistics of batch normalization to those of these images (AdaBN)."""
-        statistics_from_batch(self.model, tf.constant(pixels.images, tf.float32))
+        statistics_from_batch(self.model, tf.constant(new.images, tf.float32))
 
     def train(self, row, new, kept, seed, share_of, rate, watch=lambda: None):
         """Trains on one task; returns (seconds, steps).
@@ -191,7 +194,7 @@ class Learner:
             if not np.isfinite(loss):
                 raise Diverged('{}: the loss is {} at rate {:g}'.format(row.label, loss, rate))
             owed, steps = owed + 1, steps + 1
-            if call.step.compiled:  # the time of first calls is that of the next one
+            if call.step.compiled:  # a first call counts as the next one
                 seconds, owed = seconds + owed * (time.perf_counter() - begin), 0
             call.step.compiled = True
             while due and share_of(seconds, steps) >= due[0]:
@@ -206,11 +209,11 @@ class Learner:
             return NoCache(data)
         cache = PrefixCache(data, self._folder, measured=self._measured)
         cache.prefixes, cache.chain_cuts = self._prefixes, self._cuts
-        cache.copying(np.ones(1))  # measures once what copying takes
+        cache.copying(np.ones(1))  # measures copying, the first time
         return cache
 
     def _chosen(self, row, data, cache):
-        """Returns the (N,) bool mask of a task, and the TensorTimings with the cost of its cache."""
+        """Returns the (N,) bool mask of a task, and the TensorTimings with its CacheCost or None."""
         if row.trains in SCHEMES:
             return fixed_mask(row.trains, self.model), None
         table = self.table
@@ -236,62 +239,39 @@ class Learner:
         return self._steps[key]
 
 
-class Means:
-    """Classifies by the nearest class mean, on features that never change.
+class Means(Predictor):
+    """Predicts the class with the nearest mean, of features that never change."""
 
-    run: (n, S, S, 3) uint8 -> (features, (n, F); logits).
-    """
-
-    def __init__(self, run, classes):
-        self._run, self._sums, self._counts = run, 0.0, np.zeros(classes)
-
-    @property
-    def nbytes(self):
-        return self._sums.nbytes
+    def __init__(self, model):
+        super().__init__(model)
+        self._sums, self._counts = 0.0, np.zeros(self.classes)
 
     def learn(self, new):
-        chosen = np.eye(len(self._counts), dtype=np.float32)[new.labels]  # (n, C)
-        self._sums = self._sums + chosen.T @ self._run(new.images)[0].numpy()
-        self._counts += chosen.sum(axis=0)
+        chosen = np.eye(self.classes, dtype=np.float32)[new.labels]  # (n, C)
+        self._sums = self._sums + chosen.T @ self.outputs(new.images)[0].numpy()
+        self._counts, self.nbytes = self._counts + chosen.sum(axis=0), self._sums.nbytes
 
     def predict(self, images):
         seen = np.flatnonzero(self._counts)
         means = self._sums[seen] / self._counts[seen, None]
-        return seen[np.argmax(self._run(images)[0].numpy() @ means.T
+        return seen[np.argmax(self.outputs(images)[0].numpy() @ means.T
                               - np.square(means).sum(axis=1) / 2, axis=1)]
 
 
-class Solved:
-    """Solves the head of all stages from sums over all images so far, in a forward pass of each.
+class Solved(Predictor):
+    """Solves its head in each task from the sums over all images so far, as --keep_statistics.
 
-    run: as Means takes it, of a model whose features are those of all stages.
+    model: from models.build_model with head_start 'solved'. folder: of the sums.
     """
 
-    def __init__(self, run, classes):
-        self._run, self._classes, self._moments = run, classes, None
-
-    def _standardised(self, images):
-        features = self._run(images)[0].numpy()
-        if self._moments is None:
-            deviation = features.std(axis=0)
-            self._moments = features.mean(axis=0), np.maximum(deviation, 0.1 * np.median(deviation))
-        features = (features - self._moments[0]) / self._moments[1]
-        return np.append(features, np.ones((len(images), 1), np.float32), axis=1)
+    def __init__(self, model, batch_size, folder):
+        super().__init__(model)
+        self._batch_size, self._folder = batch_size, folder
+        os.makedirs(os.path.dirname(os.path.join(folder, statistics.FILE)), exist_ok=True)
 
     def learn(self, new):
-        first = self._moments is None
-        z, chosen = self._standardised(new.images), np.eye(
-            self._classes, dtype=np.float32)[new.labels]
-        found = [z.T @ z, z.T @ chosen]
-        self._sums = found if first else [old + more for old, more in zip(self._sums, found)]
-        products, right = self._sums
-        self._head = scipy.linalg.solve(products + np.diag(np.full(
-            len(products), np.float32(0.3 * np.trace(products) / len(products)))), right,
-            assume_a='pos')
-
-    @property
-    def nbytes(self):
-        return sum(each.nbytes for each in self._sums)
-
-    def predict(self, images):
-        return (self._standardised(images) @ self._head).argmax(axis=1)
+        data = Mixture(new, None, self._batch_size, [0])
+        data.num_classes, data.class_names = self.classes, tuple(map(str, range(self.classes)))
+        *_, sums = statistics.solve(self.model, data, ALONE, lambda: None, False,
+                                    self._folder if self.nbytes else None)
+        self.nbytes = os.path.getsize(statistics.write(self._folder, sums))

@@ -105,7 +105,7 @@ def night(images, random, number):
     return noisy((1 - 0.08 * number) * images, random, 6.0 * number)
 
 
-# ---------------------------------------------------------------- streams: (Source, random) -> [Task]
+# ---------------------------------------------------------------- (Source, random) -> [Task]
 
 def domains(source, random):
     """Upright, turned, dark, blurred, noisy, upright again."""
@@ -137,3 +137,4 @@ def solar(source, random):
 
 STREAMS = {stream.__name__: stream for stream in (domains, classes, gradual, solar)}
 CLASSES = {'solar': 2}  # width of the head; others: 10
+AHEAD = ('gradual',)  # streams in which each task is also tested by the next one's exam

@@ -1,27 +1,27 @@
 """Measures what each way to train forgets while the data change (the paper's question 3).
 
-    python benchmarks/drift.py --streams domains classes --seeds 3   (an hour on two slow cores)
-    python benchmarks/drift.py --equal epochs --kept 0               (more lines of the same table)
-    python benchmarks/drift.py --tune                                (prints the RATES)
+    python benchmarks/drift.py --tune                       (prints RATES, for this module)
+    python benchmarks/drift.py --seeds 3                    (an hour on two slow cores)
+    python benchmarks/drift.py --seeds 3 --equal epochs --kept 0
+    python benchmarks/drift.py --seeds 3 --equal seconds epochs      (all tables and answers again)
 
-A stream is a chain of tasks, each of a few hundred new images. All rows start from one network,
-which full training made of the first task. They then train on one task after the other, and are
-tested by the exams of all tasks so far. Each row has the seconds that rho 0.35 takes for the epochs
-of a task, or the same epochs. Selections count; making a step and its first call do not.
+A stream is a chain of tasks, each of a few hundred new images (_drift_streams.py). All rows start
+from the network that full training made of the first task. They then train on one task after the
+other, and are tested by the exams of all tasks so far. Each task takes the seconds that rho 0.35
+needs for its epochs, by the timing table; or each row trains for these epochs.
 
-Each result is a line of a CSV file. A line that is there is not measured again, so the same command
-resumes. At the end come a table of each stream, and the answers (_drift_tables.py).
+Each result is a line of a CSV file. A line that is there is not measured again: the same command
+resumes, and smaller ones add up. At the end come a table of each stream and the answers.
 """
 
 import argparse
 import csv
+import functools
 import os
 import time
-from typing import Any, NamedTuple
 
 import _path
 import numpy as np
-from _drift_tables import answers, table_of
 from tqdm import tqdm
 
 from elastic import command_line, options
@@ -31,194 +31,178 @@ from elastic.errors import UserError, one_of
 from elastic.settings import LOGS_DIR, TRAINING
 
 LOGS = os.path.join(_path.ROOT, LOGS_DIR, 'drift')
-STREAMS = ('domains', 'classes', 'gradual', 'solar')
-EQUAL = ('seconds', 'epochs')
+BATCH_SIZE, EXAM, QUICK = 32, 200, 30  # images; QUICK: of each old exam within a task
+FIRST_EPOCHS = 5  # of the first task
 CHOOSING = 3.0  # full steps, about what an importance takes
-QUICK = 30  # images of each old exam that are looked at within a task
 TUNING_SEED = 1000  # no table has it
 GRID = (0.0015, 0.006, 0.024)
-# Stream -> row -> learning rate without and with kept images. Not tuned yet: from the rates that
-# accuracy.py found for Fashion-MNIST. Streams that are not listed have those of domains.
-RATES = {'domains': {
-    'head': (0.006, 0.006), 'BN + bias': (0.024, 0.024), 'full': (0.0015, 0.0015),
-    'elastic 0.5': (0.003, 0.003), 'elastic 0.35': (0.003, 0.003),
-    'elastic 0.35, cache': (0.006, 0.006), 'random 0.35': (0.003, 0.003),
-    'last 0.35': (0.006, 0.006), 'all at once': (0.0015, 0.0015),
-    'kept alone': (0.0015, 0.0015)}}
-KEY = ('stream', 'equal', 'row', 'kept', 'seed')
-COLUMNS = KEY + ('setup', 'end', 'new', 'bwt', 'worst', 'first', 'next', 'gap', 'seconds', 'steps',
-                 'bytes')
+# Stream -> row -> learning rates without and with kept images, as --tune prints them; other streams
+# have those of domains. Not tuned yet: near those of accuracy.py for Fashion-MNIST.
+RATES = {'domains': dict.fromkeys(
+    ['elastic 0.5', 'elastic 0.35', 'elastic 0.35, cache', 'random 0.35', 'last 0.35', 'head'],
+    [0.006, 0.006]), 'classes': {}}
+RATES['domains'].update({'BN + bias': [0.024, 0.024], 'full': [0.0015, 0.0015]})
+KEY = ['stream', 'equal', 'row', 'kept', 'seed']
+MEASURES = ['end', 'new', 'bwt', 'worst', 'first', 'next', 'gap']
+COLUMNS = KEY + ['setup'] + MEASURES + ['seconds', 'steps', 'bytes']
 
 
 class Exams:
-    """Tests a predictor, images -> labels, by the exams of all tasks."""
+    """Tests a predictor by the exams of all tasks. ahead: whether also by the next one's."""
 
-    def __init__(self, tasks, predict, ahead):
-        self._tasks, self._predict, self._lows, self._gaps = tasks, predict, [], []
-        self._ahead = ahead
-        self._found = np.full((len(tasks),) * 2, np.nan)  # after task i, exam j
+    def __init__(self, tasks, predictor, ahead):
+        self._tasks, self._predictor, self._ahead = tasks, predictor, ahead
+        self._found = np.full((len(tasks),) * 2, np.nan)  # after task i, accuracy in exam j
+        self._lows, self._gaps = [], []
 
     def _accuracy(self, task, count=None):
         exam = self._tasks[task].exam.only(slice(count))
-        return np.mean(self._predict(exam.images) == exam.labels)
+        return np.mean(self._predictor.predict(exam.images) == exam.labels)
 
     def look(self, task):
         """Looks at the old exams while `task` is trained."""
         self._lows.append(np.mean([self._accuracy(old, QUICK) for old in range(task)]))
 
-    def take(self, task, whole=True):
-        """Takes all exams up to that of `task`, after training on it; of the next if `ahead`."""
+    def take(self, task):
+        """Takes the exams after the training on `task`."""
         if self._lows:
             self.look(task)
             self._gaps.append(min(self._lows) - self._lows[-1])
             self._lows = []
-        for exam in range(task + 1 + (self._ahead and task + 1 < len(self._tasks))) if whole else ():
+        for exam in range(min(task + 1 + self._ahead, len(self._tasks))):
             self._found[task, exam] = self._accuracy(exam)
 
-    def columns(self):
-        """Returns name -> accuracy or difference of accuracies, NaN where there is none."""
-        found, last = self._found, self._found[-1]
-        own, later = np.diag(found), np.arange(len(found))[:, None] >= np.arange(len(found))
-        best = np.where(later & np.isfinite(found), found, -1).max(axis=0)
-        return dict(
-            end=last.mean(), new=own[1:].mean(), bwt=(last - own)[:-1].mean(),
-            worst=(best - last)[:-1].max() if np.isfinite(own[0]) else np.nan,
-            first=last[0] - own[0], next=np.diag(found, 1).mean(),
-            gap=np.mean(self._gaps) if self._gaps else np.nan)
-
-
-class Course(NamedTuple):
-    """Holds what the rows of one stream and seed share. seconds: of a task; None: as in `limit`."""
-    tasks: Any
-    learner: Any
-    seed: int
-    seconds: float
-    stages: Any  # () -> model for the solved head
-    ahead: bool  # whether each task is also tested by the exam of the next one
-    start: Any = None  # weights after the first task
-
-    def begun(self, rate):
-        """Returns this Course after full training on the first task."""
-        from _drift_rows import FIRST_EPOCHS, FULL, ROWS, Limit
-        self.learner.restart(self.seed)
-        self.learner.train(ROWS[FULL], self.tasks[0].new, None, [self.seed, 0], Limit(
-            steps=FIRST_EPOCHS * self._epoch(self.tasks[0].new)), rate)
-        return self._replace(start=self.learner.weights)
-
-    def _epoch(self, pixels, kept=False):
-        return len(pixels) // (self.learner.batch_size // (1 + bool(kept)))
-
-    def limit(self, equal, pixels, kept=None, tasks=1):
-        """Returns the Limit of training on `pixels`, new ones of this number of tasks."""
-        from _drift_rows import EPOCHS, Limit
-        steps = EPOCHS * self._epoch(pixels, kept)
-        if equal == 'epochs':
-            return Limit(steps=steps)
-        full = 1e-3 * self.learner.table.t_step
-        return Limit(self.seconds * tasks if self.seconds else full * (
-            0.35 * EPOCHS * self._epoch(self.tasks[-1].new) + CHOOSING) * tasks)
-
-    def measure(self, row, count, equal, rate):
-        """Returns the results of one row, as in COLUMNS. count: of kept images."""
-        from _drift_rows import MEANS, SOLVED, STATISTICS, Kept, Means, Solved
-        learner, tasks, kept = self.learner, self.tasks, Kept(count, self.seed)
-        learner.restart(self.seed, None if row.label == MEANS else self.start)
-        frozen = {MEANS: lambda: Means(learner.run, learner.classes),
-                  SOLVED: lambda: Solved(self.stages, learner.classes)}.get(row.label)
-        frozen = frozen and frozen()
-        exams, spent = Exams(tasks, (frozen or learner).predict, self.ahead), np.zeros(2)
-        for number, task in enumerate(tasks):
-            begin = time.perf_counter()
-            if frozen:
-                frozen.learn(task.new)
-            elif number and row.label == STATISTICS:
-                learner.adapt_statistics(task.new)
-            elif number and row.trains and not row.at_once:
-                spent += learner.train(
-                    row, task.new, kept.pixels, [self.seed, number],
-                    self.limit(equal, task.new, kept.pixels), rate, lambda: exams.look(number))
-            if row.trains is None and row.label != 'nothing':
-                spent[0] += time.perf_counter() - begin
-            if count:
-                kept.add(task.new)
-            exams.take(number, whole=not row.at_once)
-        if row.at_once:
-            pixels = kept.pixels if row.at_once == 'kept' else sum(
-                [task.new for task in tasks[1:]], tasks[0].new)
-            learner.restart(self.seed)
-            spent += learner.train(row, pixels, None, [self.seed, 0], self.limit(
-                equal, pixels, tasks=len(tasks)), rate)
-            exams.take(len(tasks) - 1)
-        return dict(exams.columns(), seconds=spent[0], steps=int(spent[1]),
-                    bytes=kept.pixels.images.nbytes if count else frozen.nbytes if frozen else 0)
-
-
-def rate_of(stream, row, count):
-    """Returns the learning rate of a row in a stream, None if it has none."""
-    return RATES.get(stream, RATES['domains']).get(row.label, (None, None))[count > 0]
+    def measures(self):
+        """Returns MEASURES -> accuracy, or difference of accuracies; NaN where there is none."""
+        found, last, own = self._found, self._found[-1], np.diag(self._found)
+        best = np.fmax.reduce(np.where(np.tri(len(found), dtype=bool), found, np.nan))
+        return dict(zip(MEASURES, [
+            last.mean(), own[1:].mean(), (last - own)[:-1].mean(),
+            (best - last)[:-1].max() + 0 * own[0], last[0] - own[0], np.diag(found, 1).mean(),
+            np.mean(self._gaps) if self._gaps else np.nan]))
 
 
 class Bench:
-    """Makes the Courses. make: (classes, whether for the solved head) -> (model, TensorTimings)."""
+    """Measures rows on a stream, whose network and first training they share.
 
-    def __init__(self, make, source, seconds=None, batch_size=32):
-        self._make, self.source, self._seconds = make, source, seconds
-        self._batch_size, self._learners, self._runs = batch_size, {}, {}
+    make: (classes, whether for the solved head) -> keras.Model, and with False its TensorTimings.
+    seconds: of a task; None: those of rho 0.35.
+    """
 
-    def course(self, stream, seed):
-        from _drift_rows import Learner
-        from _drift_streams import STREAMS as KINDS
-        kind = KINDS[stream]
-        if kind.classes not in self._learners:
-            self._learners[kind.classes] = Learner(
-                *self._make(kind.classes, False), self._batch_size, LOGS)
-        tasks = kind.tasks(self.source, np.random.RandomState(seed))
-        return Course(tasks, self._learners[kind.classes], seed, self._seconds,
-                      self._stages(kind.classes), kind.ahead).begun(
-                          RATES['domains']['full'][0])
+    def __init__(self, make, source, seconds=None, batch_size=BATCH_SIZE):
+        self._make, self._source, self._seconds = make, source, seconds
+        self._batch_size, self._learners, self._begun = batch_size, {}, None
+
+    def begin(self, stream, seed):
+        """Makes the tasks, and trains on the first one, unless that was the last call."""
+        from _drift_rows import FULL, ROWS, Learner, Solved
+        from _drift_streams import AHEAD, CLASSES, STREAMS
+        if self._begun == (stream, seed):
+            return
+        self._begun, self._seed, self._ahead = (stream, seed), seed, stream in AHEAD
+        classes = CLASSES.get(stream, 10)
+        if classes not in self._learners:
+            self._learners[classes] = Learner(
+                *self._make(classes, False), self._batch_size, LOGS), Solved(
+                    self._make(classes, True), self._batch_size, LOGS)
+        self.learner, self.solved = self._learners[classes]
+        self.tasks = STREAMS[stream](self._source, np.random.RandomState(seed))
+        self.learner.restart(seed)
+        total = FIRST_EPOCHS * self._epoch(self.tasks[0].new)
+        self.learner.train(ROWS[FULL], self.tasks[0].new, None, [seed, 0],
+                           lambda seconds, steps: steps / total, rate_of(stream, FULL, 0))
+        self._start = self.learner.weights
+
+    def _epoch(self, pixels, kept=None):
+        return len(pixels) // (self._batch_size // (2 if kept else 1))
+
+    def _share_of(self, equal, pixels, kept=None, tasks=1):
+        """Returns (seconds, steps) -> share of the training. tasks: whose seconds it has."""
+        from _drift_rows import EPOCHS
+        if equal == 'epochs':
+            return lambda seconds, steps: steps / (EPOCHS * self._epoch(pixels, kept))
+        whole = tasks * (self._seconds or 1e-3 * self.learner.table.t_step * (
+            0.35 * EPOCHS * self._epoch(self.tasks[-1].new) + CHOOSING))
+        return lambda seconds, steps: seconds / whole
+
+    def measure(self, row, count, equal, rate):
+        """Returns the dict of one result, without KEY. count: of kept images."""
+        from _drift_rows import MEANS, SOLVED, STATISTICS, Kept, Means
+        learner, kept, spent = self.learner, Kept(count, self._seed), np.zeros(2)
+        learner.restart(self._seed, None if row.label == MEANS or row.at_once else self._start)
+        self.solved.nbytes = 0
+        used = Means(learner.model) if row.label == MEANS else (
+            self.solved if row.label == SOLVED else learner)
+        learn = learner.adapt_statistics if row.label == STATISTICS else getattr(
+            used, 'learn', lambda new: None)
+        exams = Exams(self.tasks, used, self._ahead)
+        for number, task in enumerate(self.tasks):
+            if number and row.trains and not row.at_once:
+                spent += learner.train(
+                    row, task.new, kept.pixels, [self._seed, number], self._share_of(
+                        equal, task.new, kept.pixels), rate, functools.partial(exams.look, number))
+            elif number or used is not learner:
+                begin = time.perf_counter()
+                learn(task.new)
+                spent[0] += time.perf_counter() - begin
+            if count:
+                kept.add(task.new)
+            if not row.at_once:
+                exams.take(number)
+        if row.at_once:
+            pixels = kept.pixels or sum([task.new for task in self.tasks[1:]], self.tasks[0].new)
+            spent += learner.train(row, pixels, None, [self._seed, 0], self._share_of(
+                equal, pixels, tasks=len(self.tasks)), rate)
+            exams.take(len(self.tasks) - 1)
+        return dict(exams.measures(), seconds=spent[0], steps=int(spent[1]),
+                    bytes=kept.pixels.images.nbytes if count else used.nbytes)
+
+    def tune(self, stream, rows, counts):
+        """Returns the RATES of a stream: best on images for validation of the first two tasks."""
+        self.begin(stream, TUNING_SEED)
+        self.tasks, best = self.tasks[:2], {}
+        for row in tqdm([row for row in rows if row.trains], stream, disable=None):
+            best[row.label] = [max(GRID, key=lambda rate, count=count: self.measure(
+                row, count, 'seconds', rate)['end']) for count in counts]
+        return best
 
 
-    def _stages(self, classes):
-        """Returns `run` of Solved."""
-        from _drift_rows import outputs_of
-        if classes not in self._runs:
-            self._runs[classes] = outputs_of(self._make(classes, True)[0])
-        return self._runs[classes]
+def rate_of(stream, label, count):
+    """Returns the learning rate of a row, that of full training if it has none."""
+    found = dict(RATES['domains'], **RATES.get(stream, {}))
+    return found.get(label, found['full'])[count > 0]
 
 
 def read(path):
-    """Returns {(stream, equal, row, kept, seed): line} of a CSV file, {} if there is none."""
+    """Returns {(stream, equal, row, kept, seed): line} of the CSV file, {} if there is none."""
     if not os.path.exists(path):
         return {}
     with open(path, newline='') as file:
         lines = list(csv.DictReader(file))
-    if lines and tuple(lines[0]) != COLUMNS:
-        raise UserError("'{}' is not a table of this benchmark: use another --csv".format(path))
+    if lines and list(lines[0]) != COLUMNS:
+        raise UserError("'{}' is no table of this benchmark: use another --csv".format(path))
     return {tuple(line[name] for name in KEY): line for line in lines}
 
 
-def measure(bench, wanted, path, setup):
-    """Measures the results that are not in the CSV file yet, and appends each.
+def measure(bench, wanted, path, setup=''):
+    """Adds the results that the CSV file lacks. wanted: [(stream, equal, Row, kept, seed)].
 
-    wanted: [(stream, equal, Row, kept, seed)]. setup: (stream, Row, kept) -> str; raises UserError
-    where a line there has another setup.
+    setup: what all results must share. Raises UserError where a line has another one.
     """
-    done, missing, course, at = read(path), [], None, None
+    done, missing = read(path), []
     for stream, equal, row, count, seed in wanted:
-        line = done.get((stream, equal, row.label, str(count), str(seed)))
-        if line is None:
-            missing.append((stream, equal, row, count, seed))
-        elif line['setup'] != setup(stream, row, count):
-            raise UserError("'{}' has results of another setup, {}, not {}: use another --csv".format(
-                path, line['setup'], setup(stream, row, count)))
-    missing.sort(key=lambda each: (each[0], each[4]))  # stable: one course after the other
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    for stream, equal, row, count, seed in tqdm(missing, disable=None, unit='row'):
-        if at != (stream, seed):
-            at, course = (stream, seed), bench.course(stream, seed)
-        found = course.measure(row, count, equal, rate_of(stream, row, count))
-        found.update(zip(KEY, (stream, equal, row.label, count, seed)),
-                     setup=setup(stream, row, count))
+        key = tuple(map(str, (stream, equal, row.label, count, seed)))
+        rate = rate_of(stream, row.label, count)
+        found = dict(zip(KEY, key), setup='{}, rate {:g}'.format(setup, rate))
+        if key not in done:
+            missing.append((stream, seed, equal, row, count, rate, found))
+        elif done[key]['setup'] != found['setup']:
+            raise UserError("'{}' has results of another setup ({}; now {}): use another --csv"
+                            .format(path, done[key]['setup'], found['setup']))
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    for stream, seed, equal, row, count, rate, found in tqdm(missing, disable=None, unit='row'):
+        bench.begin(stream, seed)
+        found.update(bench.measure(row, count, equal, rate))
         new = not os.path.exists(path)
         with open(path, 'a', newline='') as file:
             writer = csv.DictWriter(file, COLUMNS)
@@ -227,91 +211,70 @@ def measure(bench, wanted, path, setup):
             writer.writerow(found)
 
 
-def tune(bench, streams, rows, counts):
-    """Prints the RATES that are best on images for validation of the first two tasks."""
-    for stream in streams:
-        course, best = bench.course(stream, TUNING_SEED), {}
-        course = course._replace(tasks=course.tasks[:2])
-        for row in rows:
-            for count in counts if row.trains else ():
-                ends = [course.measure(row, count, 'seconds', rate)['end'] for rate in GRID]
-                best.setdefault(row.label, []).append(GRID[int(np.argmax(ends))])
-                print('{}, {}, {} kept: {}'.format(stream, row.label, count, ', '.join(
-                    '{:g}: {:.1f} %'.format(rate, 100 * end) for rate, end in zip(GRID, ends))),
-                    flush=True)
-        print("    '{}': {},".format(stream, best))
-
-
-def network(args):
-    """Returns `make` of Bench: builds a network and reads or measures its timing table."""
+def make_of(args):
+    """Returns `make` of Bench."""
     import models
     import profiler
 
     def make(classes, stages):
-        shape, frozen = (args.input_size, args.input_size, 3), 'frozen'
-        model = models.build_model(
-            args.model_name, shape, classes, args.weights, bn_statistics=frozen,
-            **dict(head='stages', head_start='solved') if stages else {})
-        settings = profiler.StepSettings(args.model_name, 1.0, args.input_size, 32, classes, 'none',
-                                         frozen, 'sgd', TRAINING.weight_decay, None)
-        return model, None if stages else profiler.table_for(settings, model, LOGS, lambda: None)
+        shape, weights = (args.input_size, args.input_size, 3), args.weights
+        if stages:
+            return models.build_model(args.model_name, shape, classes, weights,
+                                      bn_statistics='frozen', head='stages', head_start='solved')
+        model = models.build_model(args.model_name, shape, classes, weights, bn_statistics='frozen')
+        settings = profiler.StepSettings(args.model_name, 1.0, args.input_size, BATCH_SIZE, classes,
+                                         'none', 'frozen', 'sgd', TRAINING.weight_decay, None)
+        return model, profiler.table_for(settings, model, LOGS, lambda: None)
     return make
 
 
 def parsed(argv):
-    whole = options.number
+    whole, streams = options.number, ('domains', 'classes', 'gradual', 'solar')
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--streams', nargs='+', choices=STREAMS, default=list(STREAMS[:2]))
+    parser.add_argument('--streams', nargs='+', choices=streams, default=list(streams[:2]))
     parser.add_argument('--rows', nargs='+', metavar='ROW', help='default: all')
-    parser.add_argument('--kept', nargs='+', type=whole(int, low=0), default=[0, 200, 1000],
-                        metavar='N', help='kept images (default: 0 200 1000)')
+    parser.add_argument('--kept', nargs='+', type=whole(int, low=0), default=[0, 200, 1000])
     parser.add_argument('--seeds', type=whole(int, low=1, high=TUNING_SEED), default=5)
-    parser.add_argument('--equal', nargs='+', choices=EQUAL, default=[EQUAL[0]])
-    parser.add_argument('--seconds', type=whole(float, above=0), metavar='X', help='of each task '
-                        '(default: what rho 0.35 takes for two epochs, by the timing table)')
-    parser.add_argument('--images', type=whole(int, low=32), default=384, metavar='N',
-                        help='new images of each task (default: %(default)s)')
-    parser.add_argument('--exam', type=whole(int, low=10), default=200, metavar='N',
-                        help='images of each exam (default: %(default)s)')
+    parser.add_argument('--equal', nargs='+', choices=('seconds', 'epochs'), default=['seconds'])
+    parser.add_argument('--seconds', type=whole(float, above=0), help='of each task (see above)')
+    parser.add_argument('--images', type=whole(int, low=BATCH_SIZE), default=384,
+                        help='new ones of each task (default: %(default)s)')
     parser.add_argument('--input_size', type=whole(int, low=32), default=48)
     parser.add_argument('--dataset_name', default=FASHION, help='of ten classes, such as digits')
     parser.add_argument('--model_name', default='efficientnet_lite0')
     parser.add_argument('--weights', default='imagenet')
     parser.add_argument('--csv', type=options.as_path, metavar='PATH',
                         default=os.path.join(_path.RESULTS, 'drift.csv'))
-    options.add_flag(parser, '--tune', 'print the best learning rates, by a seed of their own')
+    options.add_flag(parser, '--tune', 'print the best learning rates instead')
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parsed(argv)
     start.quiet_tensorflow()
-    from _drift_rows import EPOCHS, ROWS
-    from _drift_streams import STREAMS as KINDS
-    from _drift_streams import Source
-    rows = [ROWS[one_of(label, tuple(ROWS), 'row')] for label in args.rows or ROWS]
-    source = Source(args.dataset_name, args.input_size, args.images, args.exam, args.tune)
-    bench = Bench(network(args), source, args.seconds)
-    if args.tune:
-        tune(bench, args.streams, rows, args.kept[:1] + args.kept[-1:])
-        return 0
-
-    def setup(stream, row, count):
-        return '{} {} {}px {}x{} exam {} seconds {} rate {}'.format(
-            args.model_name, args.dataset_name, args.input_size, args.images, EPOCHS, args.exam,
-            args.seconds, rate_of(stream, row, count))
-    measure(bench, [(stream, equal, row, count, seed) for stream in args.streams
-                    for seed in range(args.seeds) for equal in args.equal for row in rows
-                    for count in args.kept if (row.keeps or not count)
-                    and (count or row.at_once != 'kept')], args.csv, setup)
+    from _drift_rows import ROWS
+    from _drift_streams import STREAMS, Source
     from _drift_tables import Results
+    rows = [ROWS[one_of(label, tuple(ROWS), 'row')] for label in args.rows or ROWS]
+    bench = Bench(make_of(args), Source(args.dataset_name, args.input_size, args.images, EXAM,
+                                        args.tune), args.seconds)
+    if args.tune:
+        print('\n'.join("    '{}': {},".format(stream, bench.tune(
+            stream, rows, (0, max(args.kept)))) for stream in args.streams))
+        return 0
+    wanted = [(stream, equal, row, count, seed) for stream in args.streams
+              for seed in range(args.seeds) for equal in args.equal for row in rows
+              for count in args.kept if (row.keeps or not count) and (
+                  count or row.at_once != 'kept') and (row.trains or equal == 'seconds')]
+    measure(bench, wanted, args.csv, '{0.model_name}, {0.weights}, {0.dataset_name}, '
+            '{0.input_size} px, {0.images} images, {0.seconds} s'.format(args))
     for stream in args.streams:
         results = Results(read(args.csv), stream)
         for equal in args.equal:
-            print('\n{}: {}; equal {}\n'.format(stream, KINDS[stream].title, equal))
-            print(table_of(results, equal, list(ROWS)))
-        print('\n' + '\n'.join(answers(results)))
+            print('\n{}: {} Equal {}.\n'.format(stream, STREAMS[stream].__doc__, equal))
+            print(results.table(equal, list(ROWS)))
+        print('\n' + '\n'.join(results.answers()))
     return 0
 
 
