@@ -1,4 +1,4 @@
-"""Makes the streams of drift.py: tasks whose images arrive one after the other."""
+"""Lists the rows of drift.py, and makes its streams: tasks whose images arrive one by one."""
 
 import os
 from typing import NamedTuple
@@ -8,11 +8,41 @@ import numpy as np
 from _solar_cells import kinds_of_cells, write_cells
 
 from elastic.errors import UserError
-from elastic.settings import LOGS_DIR, DataSettings
+from elastic.settings import LOGS_DIR, TRAINING, DataSettings
 
+EPOCHS = 2  # of the new images of each task
 NIGHT = 10  # tasks in which it gets dark
 EXAM_SEED = 1797  # exams are the same for every seed
 CELLS = os.path.join(_path.ROOT, LOGS_DIR, 'solar_cells')
+
+
+class Row(NamedTuple):
+    """Describes a way to train.
+
+    trains: a fixed scheme; 'last', the tensors nearest to the output; or a metric of metrics.py.
+    rho: budget of a step. cached: whether there is a prefix cache. keeps: whether it takes kept
+    images. at_once: what it trains on in one training at the end, 'all' or 'kept'; None: by tasks.
+    """
+    label: str
+    trains: str = None
+    rho: float = None
+    cached: bool = False
+    keeps: bool = True
+    at_once: str = None
+
+
+NOTHING, STATISTICS, MEANS, SOLVED = 'nothing', 'AdaBN', 'class means', 'solved head'
+HEAD, FULL, HALF, ELASTIC, RANDOM, LAST = (
+    'head', 'full', 'elastic 0.5', 'elastic 0.35', 'random 0.35', 'last 0.35')
+ROWS = {row.label: row for row in [
+    Row(label, keeps=False) for label in (NOTHING, STATISTICS, MEANS, SOLVED)] + [
+    Row(HEAD, 'traditional_tl_training'), Row('BN + bias', 'bn_plus_bias_training'),
+    Row(FULL, 'full_training'), Row(HALF, TRAINING.importance, 0.5),
+    Row(ELASTIC, TRAINING.importance, 0.35),
+    Row(ELASTIC + ', cache', TRAINING.importance, 0.35, cached=True),
+    Row(RANDOM, 'random', 0.35), Row(LAST, 'last', 0.35),
+    Row('all at once', 'full_training', keeps=False, at_once='all'),
+    Row('kept alone', 'full_training', at_once='kept')]}
 
 
 class Pixels:

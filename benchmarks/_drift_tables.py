@@ -2,7 +2,7 @@
 
 import numpy as np
 from _accuracy_table import mean_error, plus_minus
-from _drift_rows import ELASTIC, FULL, HALF, HEAD, LAST, RANDOM
+from _drift_streams import ELASTIC, FULL, HALF, HEAD, LAST, RANDOM
 
 from elastic import texts
 
@@ -38,9 +38,10 @@ class Results:
                           key=lambda key: (order.index(key[1]), key[2])):
             found = {name: list(self._values(key, name).values())
                      for name in list(TITLES) + ['seconds', 'steps', 'bytes']}
+            found = {name: np.array(each)[np.isfinite(each)] for name, each in found.items()}
             rows.append([key[1], key[2], len(found['end'])] + [
-                '' if np.isnan(found[name]).all() else plus_minus(
-                    *mean_error(100 * np.array(found[name])), '{:.1f}') for name in TITLES] + [
+                plus_minus(*mean_error(100 * found[name]), '{:.1f}') if len(found[name]) else ''
+                for name in TITLES] + [
                 '{:.1f}'.format(np.mean(found['seconds'])), '{:.0f}'.format(
                     np.mean(found['steps'])), '{:.1f}'.format(np.mean(found['bytes']) / 1e6)])
         return texts.table(

@@ -20,18 +20,22 @@ import functools
 import os
 import time
 
+import _drift_streams as streams
 import _path
 import numpy as np
+from _drift_tables import Results
 from tqdm import tqdm
 
 from elastic import command_line, options
 from elastic.compat import start
-from elastic.data.fashion import FASHION
+from elastic.data.fashion import FASHION, source_of
+from elastic.data.images import check_dataset_name
 from elastic.errors import UserError, one_of
+from elastic.networks.names import LITE, check_weights
 from elastic.settings import LOGS_DIR, TRAINING
 
 LOGS = os.path.join(_path.ROOT, LOGS_DIR, 'drift')
-BATCH_SIZE, EXAM, QUICK = 32, 200, 30  # images; QUICK: of each old exam within a task
+BATCH_SIZE, EXAM, QUICK = 32, 160, 20  # images; QUICK: of each old exam within a task
 FIRST_EPOCHS = 5  # of the first task
 CHOOSING = 3.0  # full steps, about what an importance takes
 TUNING_SEED = 1000  # no table has it
@@ -95,22 +99,21 @@ class Bench:
 
     def begin(self, stream, seed):
         """Makes the tasks, and trains on the first one, unless that was the last call."""
-        from _drift_rows import FULL, ROWS, Learner, Solved
-        from _drift_streams import AHEAD, CLASSES, STREAMS
+        from _drift_learner import Learner, Solved
         if self._begun == (stream, seed):
             return
-        self._begun, self._seed, self._ahead = (stream, seed), seed, stream in AHEAD
-        classes = CLASSES.get(stream, 10)
+        self._begun, self._seed, self._ahead = (stream, seed), seed, stream in streams.AHEAD
+        classes = streams.CLASSES.get(stream, 10)
         if classes not in self._learners:
             self._learners[classes] = Learner(
                 *self._make(classes, False), self._batch_size, LOGS), Solved(
                     self._make(classes, True), self._batch_size, LOGS)
         self.learner, self.solved = self._learners[classes]
-        self.tasks = STREAMS[stream](self._source, np.random.RandomState(seed))
+        self.tasks = streams.STREAMS[stream](self._source, np.random.RandomState(seed))
         self.learner.restart(seed)
         total = FIRST_EPOCHS * self._epoch(self.tasks[0].new)
-        self.learner.train(ROWS[FULL], self.tasks[0].new, None, [seed, 0],
-                           lambda seconds, steps: steps / total, rate_of(stream, FULL, 0))
+        self.learner.train(streams.ROWS[streams.FULL], self.tasks[0].new, None, [seed, 0],
+                           lambda seconds, steps: steps / total, rate_of(stream, streams.FULL, 0))
         self._start = self.learner.weights
 
     def _epoch(self, pixels, kept=None):
@@ -118,22 +121,22 @@ class Bench:
 
     def _share_of(self, equal, pixels, kept=None, tasks=1):
         """Returns (seconds, steps) -> share of the training. tasks: whose seconds it has."""
-        from _drift_rows import EPOCHS
         if equal == 'epochs':
-            return lambda seconds, steps: steps / (EPOCHS * self._epoch(pixels, kept))
+            return lambda seconds, steps: steps / (streams.EPOCHS * self._epoch(pixels, kept))
         whole = tasks * (self._seconds or 1e-3 * self.learner.table.t_step * (
-            0.35 * EPOCHS * self._epoch(self.tasks[-1].new) + CHOOSING))
+            0.35 * streams.EPOCHS * self._epoch(self.tasks[-1].new) + CHOOSING))
         return lambda seconds, steps: seconds / whole
 
     def measure(self, row, count, equal, rate):
         """Returns the dict of one result, without KEY. count: of kept images."""
-        from _drift_rows import MEANS, SOLVED, STATISTICS, Kept, Means
+        from _drift_learner import Kept, Means
         learner, kept, spent = self.learner, Kept(count, self._seed), np.zeros(2)
-        learner.restart(self._seed, None if row.label == MEANS or row.at_once else self._start)
+        fresh = row.label == streams.MEANS or row.at_once
+        learner.restart(self._seed, None if fresh else self._start)
         self.solved.nbytes = 0
-        used = Means(learner.model) if row.label == MEANS else (
-            self.solved if row.label == SOLVED else learner)
-        learn = learner.adapt_statistics if row.label == STATISTICS else getattr(
+        used = Means(learner.model) if row.label == streams.MEANS else (
+            self.solved if row.label == streams.SOLVED else learner)
+        learn = learner.adapt_statistics if row.label == streams.STATISTICS else getattr(
             used, 'learn', lambda new: None)
         exams = Exams(self.tasks, used, self._ahead)
         for number, task in enumerate(self.tasks):
@@ -162,7 +165,7 @@ class Bench:
         self.begin(stream, TUNING_SEED)
         self.tasks, best = self.tasks[:2], {}
         for row in tqdm([row for row in rows if row.trains], stream, disable=None):
-            best[row.label] = [max(GRID, key=lambda rate, count=count: self.measure(
+            best[row.label] = [max(GRID, key=lambda rate, row=row, count=count: self.measure(
                 row, count, 'seconds', rate)['end']) for count in counts]
         return best
 
@@ -211,39 +214,38 @@ def measure(bench, wanted, path, setup=''):
             writer.writerow(found)
 
 
-def make_of(args):
-    """Returns `make` of Bench."""
+def make_of(size):
+    """Returns `make` of Bench, of EfficientNet-Lite0 with ImageNet weights. size: of images."""
     import models
     import profiler
 
     def make(classes, stages):
-        shape, weights = (args.input_size, args.input_size, 3), args.weights
-        if stages:
-            return models.build_model(args.model_name, shape, classes, weights,
-                                      bn_statistics='frozen', head='stages', head_start='solved')
-        model = models.build_model(args.model_name, shape, classes, weights, bn_statistics='frozen')
-        settings = profiler.StepSettings(args.model_name, 1.0, args.input_size, BATCH_SIZE, classes,
-                                         'none', 'frozen', 'sgd', TRAINING.weight_decay, None)
-        return model, profiler.table_for(settings, model, LOGS, lambda: None)
+        shape, frozen, solved = (size, size, 3), 'frozen', dict(head='stages', head_start='solved')
+        model = models.build_model(LITE, shape, classes, 'imagenet', bn_statistics=frozen,
+                                   **solved if stages else {})
+        settings = profiler.StepSettings(LITE, 1.0, size, BATCH_SIZE, classes, 'none', frozen,
+                                         'sgd', TRAINING.weight_decay, None)
+        return model if stages else (
+            model, profiler.table_for(settings, model, LOGS, lambda: None))
     return make
 
 
 def parsed(argv):
-    whole, streams = options.number, ('domains', 'classes', 'gradual', 'solar')
+    whole, own = options.number, source_of(FASHION) == FASHION
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--streams', nargs='+', choices=streams, default=list(streams[:2]))
+    parser.add_argument('--streams', nargs='+', choices=list(streams.STREAMS),
+                        default=['domains', 'classes'])
     parser.add_argument('--rows', nargs='+', metavar='ROW', help='default: all')
     parser.add_argument('--kept', nargs='+', type=whole(int, low=0), default=[0, 200, 1000])
     parser.add_argument('--seeds', type=whole(int, low=1, high=TUNING_SEED), default=5)
     parser.add_argument('--equal', nargs='+', choices=('seconds', 'epochs'), default=['seconds'])
     parser.add_argument('--seconds', type=whole(float, above=0), help='of each task (see above)')
-    parser.add_argument('--images', type=whole(int, low=BATCH_SIZE), default=384,
+    parser.add_argument('--images', type=whole(int, low=BATCH_SIZE), default=320,
                         help='new ones of each task (default: %(default)s)')
     parser.add_argument('--input_size', type=whole(int, low=32), default=48)
-    parser.add_argument('--dataset_name', default=FASHION, help='of ten classes, such as digits')
-    parser.add_argument('--model_name', default='efficientnet_lite0')
-    parser.add_argument('--weights', default='imagenet')
+    parser.add_argument('--dataset_name', default=FASHION if own else 'digits',
+                        help='of ten classes (default: fashion_mnist where it is, else digits)')
     parser.add_argument('--csv', type=options.as_path, metavar='PATH',
                         default=os.path.join(_path.RESULTS, 'drift.csv'))
     options.add_flag(parser, '--tune', 'print the best learning rates instead')
@@ -252,13 +254,13 @@ def parsed(argv):
 
 def main(argv=None):
     args = parsed(argv)
+    check_dataset_name(args.dataset_name)
+    check_weights('imagenet', LITE)
+    known = streams.ROWS
+    rows = [known[one_of(label, tuple(known), 'row')] for label in args.rows or known]
     start.quiet_tensorflow()
-    from _drift_rows import ROWS
-    from _drift_streams import STREAMS, Source
-    from _drift_tables import Results
-    rows = [ROWS[one_of(label, tuple(ROWS), 'row')] for label in args.rows or ROWS]
-    bench = Bench(make_of(args), Source(args.dataset_name, args.input_size, args.images, EXAM,
-                                        args.tune), args.seconds)
+    source = streams.Source(args.dataset_name, args.input_size, args.images, EXAM, args.tune)
+    bench = Bench(make_of(args.input_size), source, args.seconds)
     if args.tune:
         print('\n'.join("    '{}': {},".format(stream, bench.tune(
             stream, rows, (0, max(args.kept)))) for stream in args.streams))
@@ -267,13 +269,13 @@ def main(argv=None):
               for seed in range(args.seeds) for equal in args.equal for row in rows
               for count in args.kept if (row.keeps or not count) and (
                   count or row.at_once != 'kept') and (row.trains or equal == 'seconds')]
-    measure(bench, wanted, args.csv, '{0.model_name}, {0.weights}, {0.dataset_name}, '
-            '{0.input_size} px, {0.images} images, {0.seconds} s'.format(args))
+    measure(bench, wanted, args.csv, '{0.dataset_name}, {0.input_size} px, '
+            ' {0.images} images, {0.seconds} s'.format(args))
     for stream in args.streams:
         results = Results(read(args.csv), stream)
         for equal in args.equal:
-            print('\n{}: {} Equal {}.\n'.format(stream, STREAMS[stream].__doc__, equal))
-            print(results.table(equal, list(ROWS)))
+            print('\n{}: {} Equal {}.\n'.format(stream, streams.STREAMS[stream].__doc__, equal))
+            print(results.table(equal, list(known)))
         print('\n' + '\n'.join(results.answers()))
     return 0
 

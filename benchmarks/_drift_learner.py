@@ -1,13 +1,13 @@
-"""Trains one network, task after task, in every way that drift.py compares."""
+"""Trains one network, task after task, by the rows of drift.py (_drift_streams.py)."""
 
 import itertools
 import os
 import time
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from _drift_streams import EPOCHS
 
 from elastic.cache.prefix_cache import NoCache, PrefixCache
 from elastic.compat import keras_stack
@@ -18,45 +18,14 @@ from elastic.schemes.fixed import SCHEMES, fixed_mask
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import rho_or_smallest
 from elastic.settings import TRAINING
-from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import WarmupCosine, optimizer_with
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.workers.cluster import ALONE
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
-EPOCHS = 2  # of the new images of each task
 PROBES = 2  # batches of each importance
 WATCHED = (0.1, 0.3, 0.6)  # shares of a task after which old exams are looked at
-
-
-class Row(NamedTuple):
-    """Describes a way to train.
-
-    trains: a fixed scheme; 'last', the tensors nearest to the output; or a metric of metrics.py.
-    rho: budget of a step. cached: whether there is a prefix cache. keeps: whether it takes kept
-    images. at_once: what it trains on in one training at the end, 'all' or 'kept'; None: by tasks.
-    """
-    label: str
-    trains: str = None
-    rho: float = None
-    cached: bool = False
-    keeps: bool = True
-    at_once: str = None
-
-
-NOTHING, STATISTICS, MEANS, SOLVED = 'nothing', 'AdaBN', 'class means', 'solved head'
-HEAD, FULL, HALF, ELASTIC, RANDOM, LAST = (
-    'head', 'full', 'elastic 0.5', 'elastic 0.35', 'random 0.35', 'last 0.35')
-ROWS = {row.label: row for row in [
-    Row(label, keeps=False) for label in (NOTHING, STATISTICS, MEANS, SOLVED)] + [
-    Row(HEAD, 'traditional_tl_training'), Row('BN + bias', 'bn_plus_bias_training'),
-    Row(FULL, 'full_training'), Row(HALF, TRAINING.importance, 0.5),
-    Row(ELASTIC, TRAINING.importance, 0.35),
-    Row(ELASTIC + ', cache', TRAINING.importance, 0.35, cached=True),
-    Row(RANDOM, 'random', 0.35), Row(LAST, 'last', 0.35),
-    Row('all at once', 'full_training', keeps=False, at_once='all'),
-    Row('kept alone', 'full_training', at_once='kept')]}
 
 
 class Kept:
@@ -190,9 +159,8 @@ class Learner(Predictor):
             if share >= 1:
                 break
             self._schedule.scale.assign(rate * (1 + np.cos(np.pi * share)) / 2)
-            loss = float(call.run().loss)
-            if not np.isfinite(loss):
-                raise Diverged('{}: the loss is {} at rate {:g}'.format(row.label, loss, rate))
+            if not np.isfinite(float(call.run().loss)):
+                break  # the exams will show it
             owed, steps = owed + 1, steps + 1
             if call.step.compiled:  # a first call counts as the next one
                 seconds, owed = seconds + owed * (time.perf_counter() - begin), 0
@@ -213,7 +181,7 @@ class Learner(Predictor):
         return cache
 
     def _chosen(self, row, data, cache):
-        """Returns the (N,) bool mask of a task, and the TensorTimings with its CacheCost or None."""
+        """Returns the (N,) bool mask of a task; with a cache, also the TensorTimings of its cut."""
         if row.trains in SCHEMES:
             return fixed_mask(row.trains, self.model), None
         table = self.table
@@ -221,9 +189,9 @@ class Learner(Predictor):
             masks = [table.depth <= depth for depth in range(len(table.depth))]
             return [mask for mask in masks if mask is masks[0] or table.step_time(mask)
                     <= row.rho * table.t_step][-1], None
-        importance = evaluate_importance(
+        importance = np.nan_to_num(evaluate_importance(
             self.model, self.maker.optimizer, data.batches(data.order(0)[:PROBES], 0), row.trains,
-            self._evaluator)
+            self._evaluator))
         if row.cached:
             mask, _, table = choose_cached_tensors(
                 CacheOffers(cache, table, 1, EPOCHS + 1), importance, row.rho)
