@@ -165,8 +165,8 @@ class Learner(Predictor):
             if call.step.compiled:  # a first call counts as the next one
                 seconds, owed = seconds + owed * (time.perf_counter() - begin), 0
             call.step.compiled = True
-            while due and share_of(seconds, steps) >= due[0]:
-                del due[0]
+            if due and share_of(seconds, steps) >= due[0]:
+                due = [share for share in due if share > share_of(seconds, steps)]
                 watch()
             begin = time.perf_counter()
         cache.end()

@@ -23,12 +23,12 @@ class Results:
     def _values(self, key, measure):
         return {seed: float(line[measure]) for seed, line in self._of.get(key, {}).items()}
 
-    def _text(self, one, other, measure, kept):
-        """Returns the paired difference of two rows, in points, at equal seconds."""
-        return _shown(self._paired(one, other, measure, kept))
+    def _text(self, one, other, measure, kept, equal='seconds'):
+        return _shown(self._paired(one, other, measure, kept, equal))
 
-    def _paired(self, one, other, measure, kept):
-        one, other = [self._values(('seconds', row, kept), measure) for row in (one, other)]
+    def _paired(self, one, other, measure, kept, equal='seconds'):
+        """Returns [points] by which row `one` exceeds another, of each seed."""
+        one, other = [self._values((equal, row, kept), measure) for row in (one, other)]
         return [100 * (one[seed] - other[seed]) for seed in one if seed in other]
 
     def table(self, equal, order):
@@ -85,6 +85,13 @@ class Results:
             lines.append('Which rho? {} kept: {}, {:.1f} % in all exams{}.'.format(
                 kept, best, 100 * ends[best], ''.join('; to {} {}'.format(other, self._text(
                     best, other, 'end', kept)) for other in others)))
+        for kept in counts:
+            seconds = [np.mean(list(self._values(('epochs', row, kept), 'seconds').values()))
+                       for row in (FULL, ELASTIC) if ('epochs', row, kept) in self._of]
+            if len(seconds) == 2:
+                lines.append('At equal epochs, {} kept: rho 0.35 is {:.2f} times as fast as full; '
+                             'all exams {}.'.format(kept, seconds[0] / seconds[1], self._text(
+                                 ELASTIC, FULL, 'end', kept, 'epochs')))
         return lines
 
 

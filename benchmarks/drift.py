@@ -270,7 +270,7 @@ def main(argv=None):
               for count in args.kept if (row.keeps or not count) and (
                   count or row.at_once != 'kept') and (row.trains or equal == 'seconds')]
     measure(bench, wanted, args.csv, '{0.dataset_name}, {0.input_size} px, '
-            ' {0.images} images, {0.seconds} s'.format(args))
+            '{0.images} images, {0.seconds} s'.format(args))
     for stream in args.streams:
         results = Results(read(args.csv), stream)
         for equal in args.equal:

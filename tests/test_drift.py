@@ -74,38 +74,31 @@ def test_every_row_is_measured_once_and_a_line_that_is_there_stays(tmp_path, mon
     results = _drift_tables.Results(drift.read(path), 'two')
     for equal in ('seconds', 'epochs'):
         assert len(results.table(equal, list(streams.ROWS)).split('\n')) == 2 + len(wanted) // 2
-    assert len(results.answers()) == 6
+    assert len(results.answers()) == 8
+
+
+class Predictor:
+    """Is right in a share of each exam. right: list, by the exam, whose images hold 10 * number."""
+
+    def predict(self, images):
+        numbers = images[:, 0, 0, 0]
+        return np.where(numbers % 10 < 4 * self.right[numbers[0] // 10], numbers // 10, 9)
 
 
 def test_exams_give_the_measures_of_forgetting():
-    tasks = [streams.Task(None, pixels([0] * 4)), streams.Task(None, pixels([1] * 4)),
-             streams.Task(None, pixels([2] * 4))]
-
-    class Predictor:
-        right = {}  # label -> share of its exam
-
-        def predict(self, images):
-            exam = self.exam
-            self.exam += 1
-            return np.where(np.arange(len(images)) < 4 * self.right[exam], exam, 9)
     predictor = Predictor()
-    exams = drift.Exams(tasks, predictor, False)
-    for task, right in enumerate([[0.5], [1.0, 0.75], [0.25, 0.5, 1.0]]):
-        if task:  # within the task, the old exams fall to nothing
-            predictor.right, predictor.exam = dict.fromkeys(range(3), 0.0), 0
+    exams = drift.Exams([streams.Task(None, pixels([task] * 4, 10 * task)) for task in range(3)],
+                        predictor, ahead=True)
+    for task, right in enumerate([[0.5, 0.25], [1.0, 0.75, 0.25], [0.25, 0.5, 1.0]]):
+        if task:  # meanwhile, the first exam falls to nothing
+            predictor.right = [0.0] + right[1:]
             exams.look(task)
-            predictor.exam = -task
-            predictor.right = dict(enumerate(right), **{})
-            predictor.right.update({-k: 0.0 for k in range(1, task + 1)})
-        else:
-            predictor.right, predictor.exam = dict(enumerate(right)), 0
+        predictor.right = right
         exams.take(task)
-    found = exams.measures()
-    assert found['end'] == pytest.approx((0.25 + 0.5 + 1) / 3)
-    assert found['new'] == pytest.approx((0.75 + 1) / 2)
-    assert found['bwt'] == pytest.approx((0.25 - 0.5 + 0.5 - 0.75) / 2)
-    assert found['worst'] == pytest.approx(0.75)  # from 1.0 after the second task
-    assert found['first'] == pytest.approx(-0.25)
+    assert exams.measures() == pytest.approx(dict(
+        end=(0.25 + 0.5 + 1) / 3, new=(0.75 + 1) / 2, bwt=(0.25 - 0.5 + 0.5 - 0.75) / 2,
+        worst=0.75,  # from 1.0 after the second task
+        first=-0.25, next=0.25, gap=(-1.0 - 0.125) / 2))
 
 
 def test_kept_images_are_of_all_classes_and_do_not_move_to_make_room():
@@ -132,15 +125,17 @@ def test_answers_pair_rows_by_seed():
         for row, kept, equal, end, new, bwt in (
                 ('full', 0, 'seconds', 0.5, 0.80, -0.40), ('full', 0, 'epochs', 0.4, 0.90, -0.60),
                 ('elastic 0.35', 0, 'seconds', 0.6, 0.85, -0.30),
+                ('elastic 0.35', 0, 'epochs', 0.45, 0.85, -0.50),
                 ('full', 200, 'seconds', 0.8, 0.8, -0.1),
                 ('elastic 0.35', 200, 'seconds', 0.805, 0.8, -0.1)):
             made['x', equal, row, str(kept), seed] = dict(
-                end=end + noise, new=new + noise, bwt=bwt + noise)
+                end=end + noise, new=new + noise, bwt=bwt + noise, seconds=10 - 6 * (row != 'full'))
     lines = _drift_tables.Results(made, 'x').answers()
     assert 'backward transfer +10.0 ± 0.0, new exams +5.0 ± 0.0' in lines[0]
     assert 'at equal new accuracy +20.0 ± 0.0' in lines[0]  # full: -0.5 in the middle
     assert 'at equal new accuracy not measured' in lines[1]
     assert 'irrelevant? 200: all exams, rho 0.35 to full, +10.0 ± 0.0 with 0, +0.5' in lines[3]
+    assert '0 kept: rho 0.35 is 2.50 times as fast as full; all exams +5.0 ± 0.0' in lines[-1]
 
 
 def test_bad_flags_are_refused(tmp_path, capsys):
