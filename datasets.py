@@ -27,8 +27,9 @@ class Dataset:
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. num_old: how many of them, the last
         ones, earlier runs have kept. train_size: how many an epoch shows.
-    steps: batches per epoch. test_size: number of test images.
-    test_names: what records call the test images, in the order of `test`.
+    steps: batches per epoch. test_size: number of test images. tested_at_once: in a test batch.
+    test_names: what records call the test images, in the order of `test`. train_names: the training
+        images of a folder.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
         elastic.data.images.Images.
     """
@@ -45,7 +46,7 @@ class Dataset:
                            else train.epoch_size)
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
-        self.test_names = test.named()
+        self.test_names, self.train_names = test.named(), train.files and train.named() or ()
         used = images._replace(test=test).splits.values()
         self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size
@@ -57,9 +58,9 @@ class Dataset:
         probe = Stream(1, train, batch_size, train.epoch_size // batch_size, seed, kind,
                        ahead=False)
         self.train = self._epochs.passes(lambda index: self.view(index + 1), 1)
-        self.test = in_order(test, tested_at_once(batch_size))
-        self.validation = images.validation and in_order(
-            images.validation, tested_at_once(batch_size))
+        self.tested_at_once = tested_at_once(batch_size)
+        self.test = in_order(test, self.tested_at_once)
+        self.validation = images.validation and in_order(images.validation, self.tested_at_once)
         self.probe = probe.passes(lambda index: index, None)
 
     @property

@@ -14,10 +14,8 @@ import warnings
 
 from elastic import command_line
 from elastic.compat import start
-from elastic.data.image_folder import FOLDER, shortened
+from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
-from elastic.data.replay import FOLDER as REPLAY
-from elastic.data.replay import keep_images
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT
 from elastic.files import check_writable, read_json
@@ -65,6 +63,8 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
+    from elastic.runs.exams import exam_records, hold_exams, report
+    from elastic.runs.later import keep_for_later
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
@@ -97,17 +97,21 @@ def run(settings, records, cluster, signals):
                                     plans.epochs)
         cluster.leave()
         keep_weights(os.path.join(records.folder, CHECKPOINT), model, dataset.class_names)
-        keep_for_later(settings, session, images, model, dataset)
+        keep_for_later(settings, session.statistics, images, model, dataset)
+        scores = hold_exams(settings, model, dataset, session) if cluster.is_chief else []
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
-            run_name=records.run_name, run_before=run_before(settings),
-            scheme=plans.settings.training.train_type,
+            run_name=records.run_name, scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
+        if settings.training.continue_from is not None:
+            summary.update(exam_records(settings, scores))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
         session.recorder.finish(summary)
     print_end(summary, dataset)
+    for line in report(scores):
+        print(line)
     add_metered_energy(records)
     add_model(records, summary, lambda: model, lambda: dataset)
     return 0
@@ -127,21 +131,13 @@ def images_of(settings):
     if settings.num_classes not in (None, len(images.class_names)):
         raise UserError('--num_classes {} contradicts {}, which has {} classes; leave the flag out'
                         .format(settings.num_classes, name, len(images.class_names)))
-    check_known(settings, images)
+    if training.continue_from is not None and not training.solves:
+        earlier_run(training.continue_from).check_known(images, name)
     steps = training.trained_epochs * datasets.steps_of(images, batch_size, settings.data)
     if training.trained_epochs and training.warmup_steps >= steps:
         raise UserError('--warmup_steps {} is not less than the {} steps of this run; allowed: 0 '
                         'to {}'.format(training.warmup_steps, steps, steps - 1))
     return images
-
-
-def check_known(settings, images):
-    """Raises UserError if no training image is of a class of the run that is continued."""
-    old = settings.data.old_classes
-    if old and not settings.training.solves and not (images.train.labels() < len(old)).any():
-        raise UserError('no image of {} is of a class of run {}, which would be forgotten: add '
-                        'images of its classes ({})'.format(
-                            settings.dataset_name, settings.training.continue_from, shortened(old)))
 
 
 def load_data(settings, images=None, cache='auto'):
@@ -200,7 +196,8 @@ def profile(settings, model, dataset):
     import profiler
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
     step, folder = timed_step(settings, dataset)
-    return profiler.table_for(step, model, folder, lambda: batch)
+    return profiler.table_for(step, model, folder, lambda: batch,
+                              known=len(settings.data.old_classes))
 
 
 def path_of_timings(settings, dataset):
@@ -287,30 +284,6 @@ def measured_beside(plans, dataset, clock):
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found
-
-
-def keep_for_later(settings, session, images, model, dataset):
-    """Keeps what --replay and --keep_statistics ask for; prints how much, or why that failed."""
-    from elastic.schemes import statistics
-    folder, before = settings.records.folder, settings.training.continue_from
-    try:
-        if settings.data.replay:
-            print('{:,} images kept for later runs in {}'.format(
-                keep_images(folder, images, settings.data.replay, dataset.left_out),
-                os.path.join(folder, REPLAY)))
-        if settings.training.keep_statistics:
-            found = session.statistics or statistics.collect(model, dataset, before)
-            if found is not None:
-                print('sums over {:,} images kept for later runs in {}'.format(
-                    found.images, statistics.write(folder, found)))
-    except OSError as error:
-        print('not kept for later runs: {}'.format(error), file=sys.stderr)
-
-
-def run_before(settings):
-    """Returns the folder of the run that this one continues, from its own; None without one."""
-    before = settings.training.continue_from
-    return before and os.path.relpath(before, settings.records.folder)
 
 
 def add_metered_energy(records):

@@ -6,6 +6,7 @@
     python plot.py timings TABLE.json --output figures/NAME     t_dw and t_dy of every tensor
     python plot.py devices TABLE.json [...] --output figures/NAME   the same on several devices
     python plot.py rates RUN --output figures/NAME              the test of --learning_rate auto
+    python plot.py forgetting RUN --output figures/NAME         what a continued run forgot
     python plot.py table RUN [RUN ...]                          accuracy, time, speed-up, as text
 
 RUN is the name of a folder under --logs_dir, or a path. Each figure is a PNG, a PDF and a CSV with
@@ -25,6 +26,7 @@ from elastic.errors import UserError
 from elastic.figures import compare
 from elastic.figures.bars import device_bars, timing_bars
 from elastic.figures.confusion import confusion_of_run
+from elastic.figures.forgetting import forgetting
 from elastic.figures.rates import range_tests
 from elastic.figures.selection import selection_map
 from elastic.figures.style import write_figure
@@ -288,6 +290,7 @@ def main(argv=None):
     draw_by_name({'curves': (accuracy_over_time, False), 'selection': (selection_map, True),
                   'confusion': (confusion_of_run, True), 'timings': (timing_bars, True),
                   'devices': (device_bars, False), 'rates': (range_tests, True),
+                  'forgetting': (forgetting, True),
                   'table': (lambda folders, _: [compare.table(read_runs(folders))], False)},
                  __doc__, argv)
 

@@ -36,7 +36,7 @@ from elastic.settings import (
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
 from elastic.timing.report import describe, warn_of
-from elastic.timing.stored import TABLE_FILE, stored_table, table_path
+from elastic.timing.stored import TABLE_FILE, stored_table, table_path, wider_table
 from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
 from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
@@ -174,14 +174,19 @@ def path_of_table(settings, logs_dir):
                           settings.head, settings.head_start) else '')
 
 
-def table_for(settings, model, logs_dir, draw, again=False):
+def table_for(settings, model, logs_dir, draw, again=False, known=None):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
-    settings: StepSettings. again: measure in any case.
+    settings: StepSettings. again: measure in any case. known: number of classes of the run that is
+    continued, whose table serves where there is none of more classes.
     draw: () -> (images, labels) to time steps on, or None for noise, whose step time may differ.
     """
     key, path = table_key(settings, model), path_of_table(settings, logs_dir)
-    table = None if again else stored_table(path, key)
+    fewer, table = settings._replace(num_classes=known), None
+    if known and not again and not os.path.exists(path):
+        table = wider_table(path_of_table(fewer, logs_dir), table_key(fewer, model, known), model)
+    if table is None and not again:
+        table = stored_table(path, key)
     if table is None:
         begin = time.perf_counter()
         with whole_folder(os.path.dirname(path)) as new:

@@ -72,17 +72,14 @@ def parse_arguments(argv=None):
     for title, names in GROUPS.items():
         command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
     given, late = command_line.with_files(argv), PLANNED + ('head', 'importance', 'learning_rate')
-    args, earlier = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(
-        late + FIXED + WHAT))), None
+    args = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(late + FIXED + WHAT)))
+    inherited, kept = [], dict(continue_from=None, old_classes=())
     if args.continue_from is not None:
-        earlier = earlier_run(os.path.normpath(run_folder(args.continue_from, args.logs_dir)))
-        given = earlier.words(args) + given
-    as_given = args
-    args = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(late)))
-    args.old_classes = ()
-    if earlier is not None:
-        earlier.check_network(as_given)
-        args.continue_from, args.old_classes = earlier.folder, earlier.class_names
+        earlier = earlier_run(run_folder(args.continue_from, args.logs_dir))
+        inherited = map('--{0[0]}={0[1]}'.format, earlier.inherited(args).items())
+        kept = dict(continue_from=earlier.folder, old_classes=earlier.class_names)
+    args = parser.parse_args(list(inherited) + given, argparse.Namespace(**dict.fromkeys(late)))
+    vars(args).update(kept)
     args.planned = [name for name in PLANNED if getattr(args, name) is not None]
     args.head = args.head or (LAST if args.deadline is None else STAGES)
     if args.learning_rate is None:

@@ -207,7 +207,10 @@ def _check_links(root, path, entries):
 
 
 def split_of(classes, names, input_size, root):
-    """Returns the Split of the images in `root`. classes: name -> paths. names: of all classes."""
+    """Returns the Split of the images of these classes, name -> paths below the folder `root`.
+
+    names: of all classes, in the order of the labels.
+    """
     pairs = [(file, label) for label, name in enumerate(names) for file in classes.get(name, [])]
     files, labels = [file for file, _ in pairs], np.array([label for _, label in pairs], np.int32)
 

@@ -3,7 +3,7 @@
 import os
 import zlib
 
-from elastic.data.image_folder import shortened
+from elastic.data.image_folder import nfc, shortened
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.files import read_json
@@ -26,6 +26,27 @@ def listed(photos, before=None):
         same = before.get(name, [])[:2] == stamp
         found[name] = before[name] if same else stamp + [_checksum(path, stat.st_size)]
     return found
+
+
+def stamps_of(folder, names):
+    """Returns {(bytes, checksum)} of those images that the run in `folder` lists."""
+    path = os.path.join(folder, PHOTOS)
+    stamps = read_json(path) if names and os.path.exists(path) else {}
+    return {tuple(stamps[nfc(name)][1:]) for name in names if nfc(name) in stamps}
+
+
+def still_there(folder, root, names, seen):
+    """Returns name -> path of those images below `root` that are as the run in `folder` had them.
+
+    names: as in split.Split. seen: of stamps_of, of images to leave out.
+    """
+    before = read_json(os.path.join(folder, PHOTOS))
+    place = {name: os.path.join(root, name) for name in names if nfc(name) in before}
+    place = {name: path for name, path in place.items() if os.path.isfile(path)}
+    now = listed({nfc(name): path for name, path in place.items()}, before)
+    same = {name for name in place if now[nfc(name)][1:] == before[nfc(name)][1:]}
+    return {name: path for name, path in place.items()
+            if name in same and tuple(now[nfc(name)][1:]) not in seen}
 
 
 def changes(folder, photos, skip_bad_images=False):

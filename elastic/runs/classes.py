@@ -78,14 +78,14 @@ class Predictions(NamedTuple):
 def write_predictions(path, predictions):
     """Writes Predictions as a CSV file with PREDICTION_COLUMNS."""
     names = predictions.class_names
-    _write(path, PREDICTION_COLUMNS, (
+    write_table(path, PREDICTION_COLUMNS, (
         (image, names[label], names[predicted], '{:.6g}'.format(probability))
         for image, label, predicted, probability in zip(*predictions[1:])))
 
 
 def write_classes(path, predictions):
     """Writes how well each class is known, as a CSV file with CLASS_COLUMNS."""
-    _write(path, CLASS_COLUMNS, predictions.classes())
+    write_table(path, CLASS_COLUMNS, predictions.classes())
 
 
 def read_predictions(folder, class_names):
@@ -126,7 +126,8 @@ def report(predictions):
     return lines + ['']
 
 
-def _write(path, header, rows):
+def write_table(path, header, rows):
+    """Writes rows as a CSV file; None becomes an empty cell."""
     with whole(path) as part, open(part, 'w', encoding='utf-8', newline='') as file:
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(header)

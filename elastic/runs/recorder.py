@@ -23,6 +23,7 @@ from elastic.runs.classes import (
     write_classes,
     write_predictions,
 )
+from elastic.runs.exams import EXAMS, FORGETTING
 from elastic.runs.folder import (
     DEVICE_COLUMNS,
     RATE_COLUMNS,
@@ -83,7 +84,8 @@ def _clear(folder):
     """Removes the checkpoints of a run and its summary, then all other records but the settings."""
     checkpoint.remove(folder)
     for stale in [['summary.json'],
-                  ['epochs.txt', 'flags.txt', PHOTOS, PREDICTIONS, CLASSES] + records_of(folder)]:
+                  ['epochs.txt', 'flags.txt', PHOTOS, PREDICTIONS, CLASSES, EXAMS, FORGETTING]
+                  + records_of(folder)]:
         for name in stale:
             if os.path.exists(os.path.join(folder, name)):
                 os.remove(os.path.join(folder, name))
@@ -131,6 +133,13 @@ class Recorder:
         for number, row in enumerate(rows):
             self._scalars({'range_test/' + name: value for name, value in zip(
                 RATE_COLUMNS[1:], row)}, number)
+
+    def exams(self, scores, epoch):
+        """Shows exams.Scores of earlier runs in TensorBoard, before training and after `epoch`."""
+        for score in scores:
+            if not score.class_name:
+                self._scalars({'forgetting/' + score.run: score.before}, 0)
+                self._scalars({'forgetting/' + score.run: score.after}, epoch)
 
     def _scalars(self, values, epoch):
         with self._for_tensorboard():

@@ -5,6 +5,7 @@ import os
 from elastic.timing.table import TensorTimings
 
 TABLE_FILE = 'timings.json'
+WIDER = 0.01  # of a step, below the noise of measuring it (docs/benchmarks.md)
 
 
 def table_path(logs_dir, model_name, input_size, num_classes, batch_size, head=''):
@@ -35,3 +36,20 @@ def stored_table(path, key):
         return None
     print('timing table: {}'.format(path))
     return table
+
+
+def wider_table(path, key, model):
+    """Returns the stored_table at `path`, of the same network with fewer classes, for a model.
+
+    Returns None without one, or if the classes that are new would change a step by more than WIDER.
+    """
+    table = stored_table(path, key) if os.path.exists(path) else None
+    if table is None:
+        return None
+    # The forward pass and the error gradient of a layer take about as long as its weight gradient.
+    head_ms, classes = 3 * table.t_dw[-2:].sum() + table.t_up[-2:].sum(), model.output_shape[-1]
+    change = (classes / key['num_classes'] - 1) * head_ms / table.t_step
+    print('  of {} classes: with {} a step takes {:.1f} % longer{}'.format(
+        key['num_classes'], classes, 100 * change, ', so it is not used' * (change > WIDER)))
+    return None if change > WIDER else table._replace(
+        shapes=[tuple(int(n) for n in v.shape) for v in model.trainable_variables])

@@ -13,10 +13,11 @@ ENVIRONMENT = ('TF_ENABLE_ONEDNN_OPTS', 'XLA_FLAGS', 'TF_XLA_FLAGS', 'TF_NUM_INT
                'TF_NUM_INTRAOP_THREADS', 'OMP_NUM_THREADS')
 
 
-def table_key(settings, model):
+def table_key(settings, model, classes=None):
     """Returns the dict of all that a timing table of this model depends on.
 
     settings: profiler.StepSettings. A saved model is known by its content, not by its path.
+    classes: as in `fingerprint`.
     """
     import tensorflow as tf
     from tensorflow import keras
@@ -27,7 +28,7 @@ def table_key(settings, model):
     weighted = {} if settings.class_weight is None else {'weighted': True}  # the loss, by class
     return dict(
         model='saved' if is_saved(settings.model_name) else settings.model_name,
-        network=fingerprint(model), alpha=settings.alpha, input_size=settings.input_size,
+        network=fingerprint(model, classes), alpha=settings.alpha, input_size=settings.input_size,
         batch_size=settings.batch_size, num_classes=settings.num_classes,
         optimizer=settings.optimizer, decay=bool(settings.weight_decay),
         clipped=settings.clip_norm is not None, bn_statistics=settings.bn_statistics,
@@ -38,11 +39,12 @@ def table_key(settings, model):
         host=host_description(), tensorflow=tf.__version__, keras=keras.__version__, **weighted)
 
 
-def fingerprint(model):
+def fingerprint(model, classes=None):
     """Returns a hash of what a step of the model computes.
 
     It covers classes, settings and dtypes of all layers in order, and names, shapes and dtypes of
     all weights; but neither the values of weights nor the numbers in Keras' names.
+    classes: number of classes that its output layer is taken to have; None: as it is.
     """
     from tensorflow import keras
 
@@ -67,5 +69,9 @@ def fingerprint(model):
                for layer in flat_layers(model)]
     weights = [[re.sub(r'_\d+(?=/)', '', variable_name(v)), list(v.shape), str(v.dtype)]
                for v in model.trainable_variables + model.non_trainable_variables]
+    if classes is not None:
+        content[-1][2]['units'] = classes
+        for _, shape, _ in weights[:len(model.trainable_variables)][-2:]:
+            shape[-1] = classes
     text = json.dumps([content, weights], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

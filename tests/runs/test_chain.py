@@ -6,66 +6,254 @@ import shutil
 
 import numpy as np
 import pytest
+from tensorflow import keras
 
 import main
+import profiler
+import small_runs
+from elastic.compat import keras_stack
 from elastic.data.class_names import joined
 from elastic.errors import UserError
+from elastic.export.predictor import CHECKPOINT, WEIGHTS
 from elastic.files import read_json
-from image_folders import encoded, write
+from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.networks.weights import save_weights
+from elastic.runs.chain import chain_of, earlier_run
+from elastic.settings import run_settings
+from elastic.timing.stored import wider_table
+from elastic.timing.table_key import table_key
+from fixed_tables import store_table
 from models import build_model
-from refusals import assert_refused
-from small_runs import outcome, quick_flags, stopped_at
+from photo_runs import chain, content, first_flags, next_flags, photos
+from small_runs import outcome, script
 
-FULL = ['--train_type', 'full_training']
-
-
-def write_classes(folder, *names, images=10, seed=0):
-    """Writes a folder of photos; the same seed gives the same photos."""
-    for c, name in enumerate(names):
-        for i in range(images):
-            write(folder / name / '{}.png'.format(i), encoded(100 * seed + 20 * c + i, 'png'))
-    return 'folder:{}'.format(folder)
-
-
-def flags_of(logs, data, *more):
-    """Returns the flags of a small run on a folder of photos."""
-    given = quick_flags(logs, '--run_name', 'monday', *FULL)
-    place = given.index('--train_images')
-    return given[:place] + given[place + 2:] + ['--dataset_name', data] + list(more)
+STOP = '''import sys
+sys.path.append({support!r})
+from small_runs import stopped_at
+stopped_at({words!r}, {flags!r})'''  # in a process of its own: --deterministic holds until its end
 
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """Returns a folder of runs with the finished run `monday`, of the classes cat and dog."""
-    folder = tmp_path_factory.mktemp('chain')
-    (folder / 'logs').mkdir()
-    data = write_classes(folder / 'photos' / 'monday', 'cat', 'dog')
-    assert main.main(flags_of(folder / 'logs', data, '--save_model')) == 0
-    return folder / 'logs'
+    return chain(tmp_path_factory.mktemp('chain'))
 
 
-def tuesday(logs, *more, classes=('ant', 'dog'), day='tuesday'):
-    """Returns the flags of a run that continues `monday`."""
-    data = write_classes(logs.parent / 'photos' / day, *classes, seed=1)
-    return ['--continue_from', 'monday', '--dataset_name', data, '--logs_dir', str(logs)] + list(
-        more)
+@pytest.fixture(scope='module')
+def data(logs):
+    """Returns the data set of a fourth day, of an old and a new class."""
+    return photos(logs.parent / 'thursday', 'dog', 'elk', seed=9)
 
 
-def content(folder):
-    return {str(path): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+def settings_of(flags):
+    return run_settings(check_arguments(parse_arguments(flags)))
 
 
-def test_a_run_continues_with_old_and_new_classes_and_leaves_the_old_run_alone(logs, capsys):
-    before = content(logs / 'monday')
-    assert main.main(tuesday(logs, '--run_name', 'tuesday')) == 0
-    out, summary = capsys.readouterr().out, read_json(str(logs / 'tuesday' / 'summary.json'))
-    assert 'was replaced' not in out and 'classes in the order of the outputs: cat, dog, ant' in out
-    assert summary['class_names'] == ['cat', 'dog', 'ant']
-    assert summary['run_before'] == os.path.join('..', 'monday')
-    old = read_json(str(logs / 'monday' / 'settings.json'))
-    new = read_json(str(logs / 'tuesday' / 'settings.json'))
-    assert {name for name in new if new[name] != old[name]} == {
-        'continue_from', 'dataset_name', 'weights'}
-    assert content(logs / 'monday') == before
-    assert main.main(tuesday(logs, '--run_name', 'tuesday')) == 0
-    assert 'already finished' in capsys.readouterr().out
+def weights_of(folder):
+    with np.load(str(folder / CHECKPOINT / WEIGHTS)) as arrays:
+        return [arrays[name] for name in sorted(arrays.files) if name != 'format']
+
+
+# ---------------------------------------------------------------- what is kept
+
+def test_classes_join_by_name_and_old_ones_come_first(logs):
+    days = [read_json(str(logs / day / 'summary.json')) for day in (
+        'monday', 'tuesday', 'wednesday')]
+    assert [day['class_names'] for day in days] == [
+        ['cat', 'dog'], ['cat', 'dog', 'ant'], ['cat', 'dog', 'ant']]
+    assert [day.get('run_before') for day in days] == [
+        None, os.path.join('..', 'monday'), os.path.join('..', 'tuesday')]
+    runs, broken = chain_of(str(logs / 'wednesday'))
+    assert [run.name for run in runs] == ['wednesday', 'tuesday', 'monday'] and broken is None
+
+
+def test_a_run_that_learns_nothing_keeps_the_network_bit_for_bit(logs):
+    """The learning rate of the chain is 0."""
+    monday, tuesday, wednesday = [weights_of(logs / day) for day in (
+        'monday', 'tuesday', 'wednesday')]
+    for old, new in zip(monday, tuesday):
+        widened = old.shape != new.shape
+        assert (new[..., :2] if widened else new).tobytes() == old.tobytes()
+    assert [old.shape for old in monday[-2:]] == [(16, 2), (2,)]
+    assert [new.shape for new in tuesday[-2:]] == [(16, 3), (3,)]
+    assert all(old.tobytes() == new.tobytes() for old, new in zip(tuesday, wednesday))
+
+
+@pytest.mark.parametrize('head', ['last', 'stages'])
+@pytest.mark.parametrize('start', ['random', 'solved'])
+def test_known_classes_keep_their_rows_with_every_head(head, start, tmp_path):
+    """New classes get the same rows each time."""
+    def build(classes, weights, known=None):
+        keras.backend.clear_session()
+        keras_stack.set_seed(0)
+        return build_model('mobilenetv2', (32, 32, 3), classes, weights, 0.35, 'frozen', head=head,
+                           head_start=start, known=known)
+    path = str(tmp_path / 'weights.npz')
+    old = build(3, 'none')
+    rng = np.random.RandomState(1)
+    old.set_weights([rng.uniform(0.1, 1, array.shape) for array in old.get_weights()])
+    save_weights(old, path)
+    new, again = build(5, path, 3), build(5, path, 3)
+    pairs = list(zip(old.trainable_variables, new.trainable_variables)) + list(
+        zip(old.non_trainable_variables, new.non_trainable_variables))
+    for before, after in pairs:
+        before, after = before.numpy(), after.numpy()
+        assert np.array_equal(before, after[..., :3] if before.shape != after.shape else after)
+    kernel = new.trainable_variables[-2].numpy()
+    assert kernel.shape[-1] == 5 and np.ptp(kernel[:, 3:]) > 0
+    assert all(np.array_equal(a, b) for a, b in zip(new.get_weights(), again.get_weights()))
+
+
+@pytest.mark.thorough
+def test_a_solved_head_is_not_solved_again(logs, data):
+    solved = first_flags(logs, photos(logs.parent / 'monday', 'cat', 'dog'), '--head_start',
+                         'solved', '--head', 'stages', '--run_name', 'solved')
+    assert main.main(solved) == 0
+    given = next_flags(logs, 'solved', 'after_solved', data, '--learning_rate', '0')
+    assert main.main(given) == 0
+    old, new = weights_of(logs / 'solved'), weights_of(logs / 'after_solved')
+    assert all(np.array_equal(a, b[..., :2] if a.shape != b.shape else b) for a, b in zip(old, new))
+    summary = read_json(str(logs / 'after_solved' / 'summary.json'))
+    assert summary['head_start'] == 'solved' and summary['head_seconds'] == 0
+
+
+def test_new_names_that_look_like_old_ones_are_the_same_class():
+    old = ('caf\u00e9', 'dog')
+    names, numbers, lines = joined(old, ('Dog', 'ant', 'cafe\u0301', 'Bee'))
+    assert names == old + ('Bee', 'ant') and numbers.tolist() == [1, 3, 0, 2]
+    assert numbers.dtype == np.int32 and len(lines) == 2 and "'Dog'" in lines[0]
+    assert joined(('cat', 'CAT'), ('CAT', 'cat'))[1].tolist() == [1, 0]
+    with pytest.raises(UserError, match="'Cat' and 'cat' of the new images both are 'cat'"):
+        joined(('cat', 'dog'), ('Cat', 'cat'))
+    with pytest.raises(UserError, match="'Cat' of the new images may be 'cat' or 'CAT'"):
+        joined(('cat', 'CAT'), ('Cat', 'dog'))
+
+
+# ---------------------------------------------------------------- flags
+
+def test_flags_that_are_not_given_are_those_of_the_run_before(logs, data):
+    monday = read_json(str(logs / 'monday' / 'settings.json'))
+    new = decisive_settings(settings_of(next_flags(logs, 'monday', 'next', data, '--batch_size',
+                                                   '4')))
+    assert {name for name in new if new[name] != monday[name]} == {
+        'continue_from', 'dataset_name', 'weights', 'batch_size'}
+    elastic = settings_of(next_flags(logs, 'monday', 'next', data, '--train_type',
+                                     'elastic_training_weight_magnitude'))
+    assert elastic.training.importance == 'weight_magnitude'
+
+
+def test_the_name_of_a_run_says_what_it_continues(logs, data):
+    given = next_flags(logs, 'monday', 'next', data)
+    del given[2:4]
+    assert settings_of(given).records.run_name.endswith('_full_training_after_monday')
+    shutil.copytree(str(logs / 'monday'), str(logs / ('m' * 90)))
+    try:
+        name = settings_of(['--continue_from', 'm' * 90] + given[2:]).records.run_name
+    finally:
+        shutil.rmtree(str(logs / ('m' * 90)))
+    assert 'after_mmm' in name and len(name.split('after_')[1]) < 60
+
+
+def test_a_file_of_flags_repeats_a_continued_run(logs, capsys):
+    before = content(logs)
+    assert main.main(['@{}'.format(logs / 'tuesday' / 'flags.txt')]) == 0
+    assert 'already finished' in capsys.readouterr().out and content(logs) == before
+
+
+@pytest.mark.parametrize('given, words', [
+    (['--alpha', '0.5'], "keeps the network of run 'monday': leave --alpha 0.5 out"),
+    (['--head', 'stages'], 'leave --head stages out'), (['--weights', 'none'], '--weights none'),
+    (['--deadline', '1m'], '--deadline solves the head'),
+    (['--continue_from', 'mondy'], "did you mean 'monday'?"),
+    (['--continue_from', 'unfinished'], 'unfinished: it has no'),
+    (['--continue_from', 'pruned'], 'prune_training has removed channels'),
+    (['--continue_from', 'weightless'], 'kept no weights'),
+    (['--run_name', 'monday', '--restart'], 'choose another --run_name'),
+    (['--run_name', 'monday/next'], 'choose another --run_name'),
+    (['--continue_from', 'wednesday', '--run_name', 'monday', '--restart'],
+     'choose another --run_name'),
+    (['--num_classes', '2'], 'which has 3 classes')])
+def test_what_cannot_be_continued_is_refused_in_one_line(given, words, logs, data, capsys):
+    for name, gone in (('unfinished', 'summary.json'), ('weightless', 'checkpoint/weights.npz'),
+                       ('pruned', None)):
+        if not (logs / name).exists():
+            shutil.copytree(str(logs / 'monday'), str(logs / name))
+            if gone:
+                os.remove(str(logs / name / gone))
+    path = logs / 'pruned' / 'summary.json'
+    path.write_text(json.dumps(dict(read_json(str(path)), scheme='prune_training')))
+    before = content(logs)
+    with pytest.raises(UserError) as error:
+        main.main(next_flags(logs, 'monday', 'next', data, *given))
+    assert words in str(error.value) and '\n' not in str(error.value)
+    assert content(logs) == before and not (logs / 'next').exists()
+
+
+@pytest.mark.parametrize('names, words', [
+    (('cat',), 'it needs at least two classes'),
+    (('ant', 'elk'), "no image of folder:"),
+    (('Cat', 'cat', 'elk'), "both are 'cat'")])
+def test_new_images_that_do_not_fit_are_refused_in_one_line(names, words, logs, tmp_path):
+    before = content(logs)
+    with pytest.raises(UserError) as error:
+        main.main(next_flags(logs, 'monday', 'next', photos(tmp_path, *names)))
+    assert words in str(error.value) and '\n' not in str(error.value)
+    assert content(logs) == before
+
+
+def test_a_run_of_another_stack_is_refused_and_another_version_is_reported(logs, capsys):
+    run = earlier_run(str(logs / 'monday'))
+    run.check_stack(run.summary['stack'])
+    assert not capsys.readouterr().out
+    run.check_stack(run.summary['stack'].replace('Python', 'python'))
+    assert 'results differ by rounding' in capsys.readouterr().out
+    with pytest.raises(UserError, match='--weights .*weights.npz') as error:
+        run.check_stack('TensorFlow 1.15.0, Keras 1.2.3, Python 3.6')
+    assert '\n' not in str(error.value)
+
+
+# ---------------------------------------------------------------- resuming, tables
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('words', ['epoch 1/2', 'epoch 2/2'])
+def test_a_killed_run_resumes_bit_for_bit(words, logs, data):
+    more = ['--learning_rate', '0.02', '--num_epochs', '2']
+    more += ['--deterministic'] * keras_stack.KERAS_3  # TensorFlow 2.9
+    whole = next_flags(logs, 'tuesday', 'whole', data, *more)
+    if not (logs / 'whole').exists():
+        assert script('main.py', *whole)[0] == 0
+    name = 'killed' + words[6]
+    killed = next_flags(logs, 'tuesday', name, data, *more)
+    status, out, err = script('-c', STOP.format(support=os.path.dirname(small_runs.__file__),
+                                                words=words, flags=killed))
+    assert status == 0, out + err
+    assert not (logs / name / 'summary.json').exists()
+    status, out, err = script('main.py', *killed)
+    assert status == 0 and 'resumes in epoch' in out, out + err
+    assert outcome(logs / name) == outcome(logs / 'whole')
+    for record in ('exams.csv', 'forgetting.csv'):
+        assert (logs / name / record).read_bytes() == (logs / 'whole' / record).read_bytes()
+
+
+@pytest.mark.thorough
+def test_the_timing_table_of_fewer_classes_serves_where_it_fits(logs, data, capsys):
+    elastic = ['--train_type', 'elastic_training', '--rho', '0.9', '--learning_rate', '0.02']
+    old = first_flags(logs, photos(logs.parent / 'monday', 'cat', 'dog'), '--run_name', 'old',
+                      *elastic)
+    path = store_table(old, 200.0, 400.0)
+    assert main.main(next_flags(logs, 'monday', 'fits', data, *elastic)) == 0
+    out = capsys.readouterr().out
+    assert 'of 2 classes: with 3 a step takes' in out and 'profiled' not in out
+    assert read_json(str(logs / 'fits' / 'summary.json'))['selection_seconds'] > 0
+    settings = settings_of(next_flags(logs, 'monday', 'more', data, *elastic))
+    images = main.images_of(settings)
+    step, _ = main.timed_step(settings, main.load_data(settings, images))
+    key = table_key(step._replace(num_classes=2), main.model_of(settings, 3, 8192), 2)
+    model = main.model_of(settings, 3, 8192)
+    table = wider_table(path, key, model)
+    assert table.shapes[-1] == (3,) and table.key == key
+    table.t_dw[-2] = table.t_step / 100
+    table.save(path)
+    assert wider_table(path, key, model) is None  # the head takes too large a part of a step
+    table._replace(key=dict(key, host='another')).save(path)
+    assert wider_table(path, key, model) is None
+    assert profiler.path_of_table(step, str(logs)) != path
