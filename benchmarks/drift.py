@@ -255,9 +255,9 @@ def parsed(argv):
 def main(argv=None):
     args = parsed(argv)
     check_dataset_name(args.dataset_name)
-    check_weights('imagenet', LITE)
     known = streams.ROWS
     rows = [known[one_of(label, tuple(known), 'row')] for label in args.rows or known]
+    check_weights('imagenet', LITE)
     start.quiet_tensorflow()
     source = streams.Source(args.dataset_name, args.input_size, args.images, EXAM, args.tune)
     bench = Bench(make_of(args.input_size), source, args.seconds)

@@ -40,7 +40,7 @@ def tiny(classes, for_solved):
         return model
     batch = tf.zeros((BATCH,) + SMALL), tf.zeros((BATCH,), tf.int32)
     return model, fixed_table(StepMaker(
-        model, make_optimizer('sgd', 1e-6, 100, model.trainable_variables), 0.0, *batch))
+        model, make_optimizer('sgd', 1e-6, 100, model.trainable_variables), 5e-4, *batch))
 
 
 @pytest.mark.thorough
