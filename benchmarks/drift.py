@@ -35,9 +35,10 @@ from elastic.networks.names import LITE, check_weights
 from elastic.settings import LOGS_DIR, TRAINING
 
 LOGS = os.path.join(_path.ROOT, LOGS_DIR, 'drift')
-BATCH_SIZE, EXAM, QUICK = 32, 160, 20  # images; QUICK: of each old exam within a task
-FIRST_EPOCHS = 5  # of the first task
+BATCH_SIZE, EXAM, QUICK = 32, 120, 20  # images; QUICK: of each old exam within a task
+FIRST_EPOCHS, FIRST_RATE = 8, 0.006  # of the first task
 CHOOSING = 3.0  # full steps, about what an importance takes
+FEATURES = 4096  # of the solved head; twice as many take eight times as long
 TUNING_SEED = 1000  # no table has it
 GRID = (0.0015, 0.006, 0.024)
 # Stream -> row -> learning rates without and with kept images, as --tune prints them; other streams
@@ -113,7 +114,7 @@ class Bench:
         self.learner.restart(seed)
         total = FIRST_EPOCHS * self._epoch(self.tasks[0].new)
         self.learner.train(streams.ROWS[streams.FULL], self.tasks[0].new, None, [seed, 0],
-                           lambda seconds, steps: steps / total, rate_of(stream, streams.FULL, 0))
+                           lambda seconds, steps: steps / total, FIRST_RATE)
         self._start = self.learner.weights
 
     def _epoch(self, pixels, kept=None):
@@ -220,7 +221,8 @@ def make_of(size):
     import profiler
 
     def make(classes, stages):
-        shape, frozen, solved = (size, size, 3), 'frozen', dict(head='stages', head_start='solved')
+        shape, frozen, solved = (size, size, 3), 'frozen', dict(
+            head='stages', head_features=FEATURES, head_start='solved')
         model = models.build_model(LITE, shape, classes, 'imagenet', bn_statistics=frozen,
                                    **solved if stages else {})
         settings = profiler.StepSettings(LITE, 1.0, size, BATCH_SIZE, classes, 'none', frozen,
