@@ -139,8 +139,7 @@ class Learner(Predictor):
 
         kept: Pixels or None. share_of: (seconds, steps) -> share of the task, which ends at 1.
         rate: the first learning rate, of a cosine. watch: called at WATCHED shares, outside the
-        time. Making a step, and compiling it in its first call, are left out of the time: they take
-        the same in every row, and next to nothing in a longer task.
+        time. A first call compiles its step; it counts as long as the next one.
         """
         data = Mixture(new, kept, self.batch_size, seed)
         for slot in keras_stack.momenta(self.maker.optimizer, self.model.trainable_variables):
@@ -162,7 +161,7 @@ class Learner(Predictor):
             if not np.isfinite(float(call.run().loss)):
                 break  # the exams will show it
             owed, steps = owed + 1, steps + 1
-            if call.step.compiled:  # a first call counts as the next one
+            if call.step.compiled:
                 seconds, owed = seconds + owed * (time.perf_counter() - begin), 0
             call.step.compiled = True
             if due and share_of(seconds, steps) >= due[0]:

@@ -7,8 +7,10 @@
 
 A stream is a chain of tasks, each of a few hundred new images (_drift_streams.py). All rows start
 from the network that full training made of the first task. They then train on one task after the
-other, and are tested by the exams of all tasks so far. Each task takes the seconds that rho 0.35
-needs for its epochs, by the timing table; or each row trains for these epochs.
+other, and are tested by the exams of all tasks so far. `all at once` and `kept alone` train once,
+at the end, from ImageNet weights. Each task takes the seconds that rho 0.35 needs for its epochs,
+by the timing table; or each row trains for these epochs. Selections count; making a step and its
+first call do not, as they take the same in every row.
 
 Each result is a line of a CSV file. A line that is there is not measured again: the same command
 resumes, and smaller ones add up. At the end come a table of each stream and the answers.
