@@ -24,7 +24,6 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.workers.cluster import ALONE
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
-PROBES = 2  # batches of each importance
 WATCHED = (0.1, 0.3, 0.6)  # shares of a task after which old exams are looked at
 
 
@@ -189,7 +188,7 @@ class Learner(Predictor):
             return [mask for mask in masks if mask is masks[0] or table.step_time(mask)
                     <= row.rho * table.t_step][-1], None
         importance = np.nan_to_num(evaluate_importance(
-            self.model, self.maker.optimizer, data.batches(data.order(0)[:PROBES], 0), row.trains,
+            self.model, self.maker.optimizer, data.batches(data.order(0)[:1], 0), row.trains,
             self._evaluator))
         if row.cached:
             mask, _, table = choose_cached_tensors(
