@@ -63,7 +63,7 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export, keep_weights
     from elastic.planning.plans import plans_of
-    from elastic.runs.exams import exam_records, hold_exams, report
+    from elastic.runs.exams import hold_exams, means_of, report
     from elastic.runs.later import keep_for_later
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
@@ -104,7 +104,8 @@ def run(settings, records, cluster, signals):
             run_name=records.run_name, scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
         if settings.training.continue_from is not None:
-            summary.update(exam_records(settings, scores))
+            summary.update(means_of(scores), run_before=os.path.relpath(
+                settings.training.continue_from, records.folder))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
@@ -156,8 +157,9 @@ def features_to_read(settings, images, cluster, resumed):
     if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
+    most = network.head_features  # sums that are kept take the memory of five images a feature
     return cluster.of_chief(lambda: features_in_memory(
-        network.head_features, images.train.size, kept=training.keep_statistics))
+        most, max(images.train.size, 5 * most * training.keep_statistics)))
 
 
 def model_of(settings, num_classes, features):

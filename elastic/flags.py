@@ -197,7 +197,7 @@ def check_workers(args):
         return
     if args.replay or args.keep_statistics:
         raise UserError('--replay and --keep_statistics do not fit --workers: each would keep '
-                        'other images; leave them out, or train on one')
+                        'other images; give --replay 0 and --keep_statistics 0, or train on one')
     args.workers, args.worker_index = ','.join(workers.addresses), workers.index
     args.share = (workers.index, len(workers.addresses))
     if args.train_type == PRUNE:

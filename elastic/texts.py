@@ -23,23 +23,16 @@ duration.metavar = 'TIME'
 
 
 def count_or_size(text):
-    """Returns the int of a text such as 1000, or a size such as 200MB as it is; an argparse type.
-
-    bytes_of reads a size.
-    """
-    if re.match('[0-9]+$', text):
-        return int(text)
-    if not bytes_of(text):
-        raise argparse.ArgumentTypeError(
-            "'{}' is not a number of images from 0 on, nor a size such as 200MB or 1GB".format(
-                text))
-    return text.upper()
+    """Returns the int of a text such as 1000, or a size such as 200MB; an argparse type."""
+    if not re.match('([0-9]+|[1-9][0-9]*[KMG]B)$', text.upper()):
+        raise argparse.ArgumentTypeError("'{}' is not a number of images from 0 on, nor a size "
+                                         'such as 200MB or 1GB'.format(text))
+    return int(text) if text.isdigit() else text.upper()
 
 
 def bytes_of(size):
-    """Returns the bytes of a text such as 200MB; None if it is none."""
-    found = re.match('([0-9]+)([KMG])B$', size.upper())
-    return found and int(found.group(1)) * 1000 ** ('KMG'.index(found.group(2)) + 1)
+    """Returns the bytes of a size such as 200MB."""
+    return int(size[:-2]) * 1000 ** ' KMG'.index(size[-2])
 
 
 def duration_text(seconds):

@@ -9,11 +9,14 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
+import datasets
 import main
 import train
 from cached_runs import BATCH, SIZE, NearlyAlone, behind, bits, digits, network
 from elastic.cache.prefix_cache import NoCache, PrefixCache
 from elastic.compat import keras_stack
+from elastic.data.replay import FOLDER as REPLAY
+from elastic.data.replay import keep_images
 from elastic.errors import UserError
 from elastic.runs import checkpoint
 from elastic.runs.checkpoint import Interrupted, Keeper
@@ -196,6 +199,18 @@ def test_a_run_that_begins_with_the_head_resumes_on_held_images(tmp_path, timing
     trained = {epoch: sum(row['selected'] == '1' for row in parts.table('selections.csv')
                           if row['epoch'] == epoch) for epoch in ('1', '2', '3')}
     assert trained['1'] == 2 and trained['2'] > 2 and trained['3'] > 2
+
+
+@pytest.mark.parametrize('name, more', [
+    ('full_training', dict(model=normalised, optimizer='adam', learning_rate=0.01)),
+    pytest.param('elastic_training', dict(cache='memory', rho=0.5), marks=pytest.mark.thorough)])
+def test_a_run_with_kept_images_resumes_after_every_step(name, more, tmp_path, timings):
+    """Of its eight steps, one is made by each process; the few kept images come back in each."""
+    keep_images(str(tmp_path), datasets.find_images('digits_shifted', SIZE, BATCH, train_images=20),
+                10)
+    assert_resumes(tmp_path, [(AfterSteps, 1)] * (2 * EPOCHS - 1), name, timings, data=dict(
+        replay_from=str(tmp_path / REPLAY), steps_per_epoch=2, views='held', interval=2,
+        augmentation='flip+rotate'), **more)
 
 
 @pytest.mark.thorough

@@ -41,19 +41,15 @@ def joined(old, new):
 
     Returns (names: the old ones in their order, then the others sorted; numbers: (len(new),) int32,
     the place of each new name among them; lines on names of another form).
-    Raises UserError if two new names mean one old class, or if one may mean two old classes.
+    Raises UserError if two new names mean one old class, or if one may mean two.
     """
-    meant, found = matches(new, old), {}
-    for name in new:
-        form = shown(name).casefold()
-        alike = [other for other in old if shown(other).casefold() == form]
-        if name not in meant and alike:
-            raise UserError('class {!r} of the new images may be {} of the run that is continued: '
-                            'rename it'.format(name, ' or '.join(map(repr, alike))))
-        if name in meant and found.setdefault(meant[name], name) != name:
-            raise UserError('classes {} and {} of the new images both are {!r} of the run that is '
-                            'continued: rename one, or put their images together'.format(
-                                ascii(found[meant[name]]), ascii(name), meant[name]))
+    meant, alike = matches(new, old), [shown(name).casefold() for name in old]
+    known = list(meant.values())
+    unclear = [ascii(name) for name in new if known.count(meant.get(name)) > 1
+               or name not in meant and shown(name).casefold() in alike]
+    if unclear:
+        raise UserError('it is not clear which classes of the run that is continued are meant by '
+                        '{}: rename them, or put their images together'.format(', '.join(unclear)))
     names = tuple(old) + tuple(sorted(name for name in new if name not in meant))
     return (names, np.array([names.index(meant.get(name, name)) for name in new], np.int32),
             ['class {!r} of the new images is {!r} of the run that is continued'.format(name, other)

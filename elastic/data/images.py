@@ -68,6 +68,7 @@ class Images(NamedTuple):
 
     class_names: in the order of the labels.
     fingerprint: a hash that changes with the classes, the labels and the names of the images.
+    seen: all training images, with those for validation and for other workers.
     photos: name, in one Unicode form -> path of all images of a folder, used or not.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
@@ -82,6 +83,7 @@ class Images(NamedTuple):
     validation: Optional[Split] = None
     class_weights: Optional[ClassWeights] = None
     photos: Mapping[str, str] = {}
+    seen: Optional[Split] = None
 
     @property
     def splits(self):
@@ -126,7 +128,7 @@ def load_images(name, input_size, settings):
         notes += ('{:,} images of earlier runs are mixed in: {:.0f} % of each batch'.format(
             kept.size, 100 * settings.replay_share),)
     images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes,
-                    photos=photos)
+                    photos=photos, seen=train)
     if settings.validation_share is not None:
         images = _with_validation(images, settings.validation_share)
     if settings.class_weight is not None:

@@ -1,15 +1,12 @@
-"""Keeps training images in the folder of a run, for runs that continue it.
+"""Keeps training images in the folder of a run, for runs that continue it: RUN/replay/CLASS/NAME.
 
-They are ordinary image files, RUN/replay/CLASS/NAME, which the owner may look at and delete. A
-user's own photos are copied as they are; images of other data sets are PNG files of the run's
---input_size, so that they are the same bit for bit. A run that continues reads those of the run
-before, and keeps its own sample of both.
+They are ordinary image files, which the owner may look at and delete. Photos are copied as they
+are; images of other data sets become PNG files of the run's --input_size, the same bit for bit.
 
-Reservoir sampling: the sample is uniform over all images of a class that the runs have seen, though
-it is drawn again in each run. Each image has a number, a hash of its class and name, and those with
-the smallest numbers are kept (bottom-k sampling). So the sample depends on neither seed nor scheme,
-and needs no memory of what was dropped. A name begins with the place of its run in the chain, 1, 2,
-..., as cameras begin their numbers again.
+Reservoir sampling, by hashes: each image has a number, a hash of its class and name, and of each
+class those with the smallest numbers are kept. So after any number of runs they are a uniform
+sample of all that was seen, which depends on neither seed nor scheme, without a record of what was
+dropped. Names begin with the place of their run in the chain, as cameras begin their numbers again.
 """
 
 import collections
@@ -26,7 +23,7 @@ from elastic.files import make_folder, printable, whole_folder
 from elastic.texts import bytes_of
 
 FOLDER = 'replay'  # in the folder of a run
-NAME_LENGTH = 50  # characters of a name that are kept: file systems allow 255 bytes in all
+MOST = 50  # last characters of a name that are kept: file systems allow 255 bytes in all
 
 
 def folder_of(class_name):
@@ -67,20 +64,19 @@ def kept_images(folder, class_names, input_size):
 def keep_images(run_folder, images, amount, left_out=()):
     """Writes the kept images of a run; returns how many there are.
 
-    images: data.images.Images of the run, of which the training images may be kept. amount: their
-    number, or a size as texts.bytes_of reads it. left_out: paths of images that cannot be read.
-    Images that can no longer be read are passed over. Raises OSError if one cannot be written; what
-    the folder held stays then.
+    images: data.images.Images of the run. amount: number of images, or a size as texts.bytes_of
+    reads it. left_out: paths of images that cannot be read; those that can no longer be read are
+    passed over, too. Raises OSError if one cannot be written; what the folder held stays then.
     """
-    split, room = images.train, amount if isinstance(amount, int) else bytes_of(amount)
-    number = 0
+    split, counts, number = images.seen, isinstance(amount, int), 0
+    room = amount if counts else bytes_of(amount)
     with whole_folder(os.path.join(run_folder, FOLDER)) as new:
-        for index, path in _ranked(split, images.class_names, left_out):
+        for index, path in _ranked(split, images.class_names, set(left_out)):
             try:
                 content = _content(split, index)
             except OSError:
                 continue
-            room -= 1 if isinstance(amount, int) else len(content)
+            room -= 1 if counts else len(content)
             if room < 0:
                 break
             make_folder(os.path.dirname(os.path.join(new, path)))
@@ -95,25 +91,22 @@ def _ranked(split, class_names, left_out):
 
     First comes the image with the smallest hash of each class, then the second one, and so on.
     """
-    names, labels, left_out = split.named(), split.labels(), set(left_out)
+    names, labels = split.named(), split.labels()
     old = [os.path.basename(name) for name in names[split.new:]]
-    run = 1 + max([int(found.group()) for found in map(re.compile('[0-9]+').match, old) if found],
-                  default=0)
-    paths = {}
+    run, paths = 1 + max([int(name.split('-')[0]) for name in old if re.match('[0-9]+-', name)],
+                         default=0), {}
     for index in range(split.size):
         file, folder = split.files and split.files[index], folder_of(class_names[labels[index]])
-        if file in left_out:
-            continue
         if index >= split.new:
             path = '{}/{}'.format(folder, old[index - split.new])
         else:
-            stem, ending = os.path.splitext(os.path.basename(names[index]) + '.png' * (not file))
-            begin, twin = '{}/{}-{}'.format(folder, run, stem[-NAME_LENGTH:]), 1
-            path = begin + ending
+            name, twin = os.path.basename(names[index])[-MOST:] + '.png' * (not file), 1
+            path = '{}/{}-{}'.format(folder, run, name)
             while path.lower() in paths:  # in another folder of the class folder
                 twin += 1
-                path = '{}_{}{}'.format(begin, twin, ending)
-        paths.setdefault(path.lower(), (index, labels[index], path))
+                path = '{}/{}-{}-{}'.format(folder, run, twin, name)
+        if file not in left_out:
+            paths.setdefault(path.lower(), (index, labels[index], path))
     hashes = {path: hashlib.sha256(os.fsencode(nfc(path))).digest() for path in paths}
     seen, found = collections.Counter(), []
     for key in sorted(paths, key=hashes.get):

@@ -17,7 +17,7 @@ def forgetting(run_folder, output):
     scores = read_scores(run_folder)
     change = [abs(score.after - score.before) if score.class_name else np.inf for score in scores]
     shown = [scores[i] for i in sorted(np.argsort(change)[::-1][:MOST_ROWS])]
-    return write_figure(output, (5.2, 0.9 + 0.2 * len(shown)), lambda figure: _draw(figure, shown),
+    return write_figure(output, (7.2, 0.9 + 0.2 * len(shown)), lambda figure: _draw(figure, shown),
                         FORGETTING_COLUMNS, [list(score) for score in scores])
 
 

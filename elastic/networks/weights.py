@@ -27,10 +27,9 @@ def save_weights(model, path):
 def load_weights(model, path, known=None):
     """Reads a file of save_weights into a model; assigns all arrays or none.
 
-    known: number of classes, the first ones, that the file's head (its last two trainable arrays)
-    may be for: then the other classes of the model's head keep their initial values. If it is for
-    any other number of classes, the whole head keeps them, with a warning.
-    Raises UserError that lists all other mismatches. Reads no pickled objects.
+    If the file's head (its last two trainable arrays) is for another number of classes, the model's
+    head keeps its initial values, with a warning; those of new classes alone if the file has the
+    `known` first ones. Raises UserError that lists all other mismatches. Reads no pickled objects.
     """
     stored = read_npz(path, WEIGHTS_FORMAT)
     head = {id(variable) for variable in model.trainable_weights[-2:]}
@@ -49,14 +48,16 @@ def load_weights(model, path, known=None):
                     own.split('/')[-1] == name.split('/')[-1]):
                 assignments.append((variable, array))
                 continue
-            wider = _widened(variable, array, known) if numbers and id(variable) in head else None
-            if wider is not None:
-                assignments.append((variable, wider))
+            if known and id(variable) in head and numbers and (
+                    array.shape == tuple(variable.shape[:-1]) + (known,)):
+                new = variable.numpy()[..., known:]
+                array = array.view(new.dtype) if array.dtype.kind == 'V' else array
+                assignments.append((variable, np.concatenate([array, new], -1)))
                 continue
             mismatches.append('{} {}{} in the file, {} {} in the model'.format(
                 name, 'x'.join(map(str, array.shape)), '' if numbers else ' {}'.format(array.dtype),
                 own, 'x'.join(map(str, variable.shape))))
-            only_head = only_head and id(variable) in head
+            only_head = only_head and id(variable) in head and not known
     if mismatches and not only_head:
         raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
             path, len(mismatches), '\n  '.join(mismatches)))
@@ -65,17 +66,6 @@ def load_weights(model, path, known=None):
                       '({})'.format(path, '; '.join(mismatches)))
     assign_arrays(*zip(*assignments))
     weights_were_set(model)
-
-
-def _widened(variable, array, known):
-    """Returns the variable's values with the array in the first `known` columns; None if it is not
-    of as many, or of other features.
-    """
-    values = variable.numpy()
-    if values.ndim != array.ndim or array.shape != values.shape[:-1] + (known,):
-        return None
-    array = array.view(values.dtype) if array.dtype.kind == 'V' else array  # bfloat16
-    return np.concatenate([array.astype(values.dtype), values[..., known:]], axis=-1)
 
 
 def _kinds(model):

@@ -164,16 +164,10 @@ def read_scores(folder):
 
 
 def means_of(scores):
-    """Returns the mean accuracy over the earlier runs, [before, after]; [None, None] of none."""
+    """Returns what the summary says of the Scores: mean accuracies over the earlier runs."""
     found = [score[3:5] for score in scores if not score.class_name]
-    return np.mean(found, axis=0).tolist() if found else [None, None]
-
-
-def exam_records(settings, scores):
-    """Returns what the summary of a continued run says of the Scores, and of the run before."""
-    before, after = means_of(scores)
-    return dict(exam_before=before, exam_after=after, run_before=os.path.relpath(
-        settings.training.continue_from, settings.records.folder))
+    return dict(zip(('exam_before', 'exam_after'), np.mean(found, axis=0).tolist() if found else (
+        None, None)))
 
 
 def report(scores):
@@ -187,7 +181,7 @@ def report(scores):
                                          for other in fell[:MOST_CLASSES]]
     if len(whole) > 1:
         shown.append(('mean', Score('', '', sum(score.images for score in whole),
-                                    *means_of(scores), None)))
+                                    *means_of(scores).values(), None)))
     rows = [(title, score.images) + tuple(form.format(100 * share) for form, share in (
         ('{:.1f}', score.before), ('{:.1f}', score.after), ('{:+.1f}', score.after - score.before)))
             for title, score in shown]

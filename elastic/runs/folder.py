@@ -8,6 +8,8 @@
     rates.csv       one row per step of a test of learning rates (steps/rates.py)
     predictions.csv one row per test image, after the last epoch (classes.py)
     classes.csv     one row per class, computed from it
+    exams.csv       with --continue_from: one row per test image of a run before (exams.py)
+    forgetting.csv  accuracy on these images before and after, per run and class
     summary.json    written last; a folder without it is an unfinished run
     events.*        TensorBoard
     trained_by      which machine trains it, while one does (claim.py)

@@ -1,7 +1,6 @@
 """Names the folders of runs."""
 
 import os
-import zlib
 
 from elastic.data.tfds import TFDS
 from elastic.errors import UserError
@@ -34,7 +33,5 @@ def default_run_name(args):
                      duration_text(args.deadline))
     parts += [args.head] * (args.head != LAST) + [args.head_start] * (args.head_start != RANDOM)
     if args.continue_from is not None:
-        before = os.path.basename(args.continue_from)
-        parts.append('after_' + (before if len(before) <= MOST else '{}-{:08x}'.format(
-            before[:MOST], zlib.crc32(os.fsencode(before)))))
+        parts.append('after_' + os.path.basename(args.continue_from)[-MOST:])
     return '_'.join(parts + ['seed{}'.format(args.seed)] * (args.seed > 0))

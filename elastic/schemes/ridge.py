@@ -25,10 +25,8 @@ def is_many(rows, count):
     return rows * (rows + count) > count ** 2
 
 
-def needed_bytes(rows, count, kept=False):
-    """Returns the bytes that solving takes. rows: images. count: features. kept: their sums are."""
-    if kept:
-        return 4 * count * (1.5 * count + 6 * PIECE)
+def needed_bytes(rows, count):
+    """Returns the bytes that solving takes. rows: images. count: features."""
     return 4 * (count * (count + rows // LEFT_OUT) if is_many(rows, count) else
                 rows * (rows + count))
 
@@ -171,7 +169,7 @@ class Sums:
         for z, labels in pieces:
             weights = self._features.weights[labels]
             if times is not None:
-                weights = weights * times[labels].astype(np.float32)
+                weights = weights * times[labels]
             targets, scaled = self._features.one_hot(labels), z * np.sqrt(weights)[:, None]
             blas.ssyrk(1.0, scaled.T, beta=1.0, c=matrix.T, overwrite_c=1)
             products += z.T @ (targets * weights[:, None])

@@ -70,14 +70,13 @@ def take_head(model, features, heads, cluster):
                        0.0), values[1] if len(values) > 1 else None
 
 
-def features_in_memory(most, images, room=None, kept=False):
+def features_in_memory(most, images, room=None):
     """Returns `most`, halved until the solver fits into the memory that is free; says so in a line.
 
     images: number of those that the head is solved for. room: bytes; default: a share of the free.
-    kept: whether the sums are kept (statistics.py).
     """
     room, fitting = room or MEMORY_SHARE * available_bytes(), most
-    while fitting > 1 and needed_bytes(VIEWS * images, fitting, kept) > room:
+    while fitting > 1 and needed_bytes(VIEWS * images, fitting) > room:
         fitting //= 2
     if fitting < most:
         print('memory is short: the head reads at most {:,} features instead of {:,}, and may lose '

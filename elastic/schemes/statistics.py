@@ -74,20 +74,24 @@ def read(folder):
         int(arrays['images']), arrays['mean'], arrays['deviation'], str(arrays['body']))
 
 
+def fits(statistics, model):
+    """Returns whether sums are of the features that this model has. statistics: or None."""
+    return statistics is not None and statistics.body == body_of(model)
+
+
 def check(model, dataset, folder):
     """Raises UserError if a continued run cannot solve its head for the old classes as well.
 
     folder: of the run before. Prints a line if kept images stand in for its sums.
     """
     before = read(folder)
-    if before is not None and before.body == body_of(model):
-        return
-    why = 'run {} {}'.format(folder, 'has kept no sums' if before is None else
-                             'has trained other layers since its sums were kept')
-    if not dataset.num_old:
-        raise UserError('--keep_statistics: {}, so the head cannot be solved without losing its '
-                        'classes: leave it out, or keep images with --replay'.format(why))
-    print('{}: its {:,} kept images stand for all that it has seen'.format(why, dataset.num_old))
+    if not fits(before, model):
+        why = 'run {} {}'.format(folder, 'has kept no sums' if before is None else
+                                 'has trained other layers since its sums were kept')
+        if not dataset.num_old:
+            raise UserError('--keep_statistics: {}, so a solved head would lose its classes: leave '
+                            'it out, or keep images with --replay'.format(why))
+        print('{}: its {:,} kept images stand for all it has seen'.format(why, dataset.num_old))
 
 
 def solve(model, dataset, cluster, pause, trained, folder):
@@ -107,12 +111,10 @@ def solve(model, dataset, cluster, pause, trained, folder):
 def collect(model, dataset, folder):
     """Returns the Statistics of the model as it is; changes nothing. folder: as in solve.
 
-    Returns None, and says why, if the earlier runs had images of which neither fitting sums nor
-    samples are left.
+    Returns None, and says why, if neither fitting sums nor images of the earlier runs are left.
     """
     before = read(folder)
-    if folder is not None and not dataset.num_old and (
-            before is None or before.body != body_of(model)):
+    if folder is not None and not dataset.num_old and not fits(before, model):
         print('no sums are kept: this run has trained other layers than the head, and no images of '
               'earlier runs are left to sum up again (--replay)')
         return None
@@ -128,38 +130,30 @@ def collect(model, dataset, folder):
 def _collect(features, model, dataset, before):
     """Returns (Statistics without the sums, Sums of all images, held images as in solve_sums).
 
-    Kept images were summed by the run that saw them. Where these sums are of another body, each
-    stands for as many images of its class as were summed there.
+    Kept images are among the sums of earlier runs. Where these do not fit, a kept image stands for
+    as many of its class as were summed there.
     """
-    body, new = body_of(model), dataset.num_images - dataset.num_old
-    fits = before is not None and before.body == body
+    added, new = fits(before, model), dataset.num_images - dataset.num_old
     first, rest = features.numbers[:PIECE], features.numbers[PIECE:]
     z, labels = map(np.concatenate, zip(*features.pieces(first)))
-    features.standardise(*((before.mean, before.deviation) if fits else (
+    features.standardise(*((before.mean, before.deviation) if added else (
         z.mean(axis=0), z.std(axis=0))))
     z -= features.mean
     z /= features.deviation
     sums, is_new = Sums(features), np.tile(first < new, features.views)
     sums.add([(z[is_new], labels[is_new])])
     sums.add(features.pieces(rest[rest < new]))
-    images, times = new, np.ones(dataset.num_classes)
-    if fits:
+    images, times = new, np.ones(dataset.num_classes, np.float32)
+    if added:
         sums.include(before.sums, [dataset.class_names.index(name) for name in before.class_names])
         images += before.images
     elif dataset.num_old:
-        times = _stood_for(dataset, before)
+        kept = features.views * np.bincount(dataset.labels[new:], minlength=dataset.num_classes)
+        summed = dict(zip(before.class_names, before.sums['target'])) if before else {}
+        for place, name in enumerate(dataset.class_names):
+            times[place] = max(1, summed.get(name, 0) / max(1, kept[place]))
         sums.add([(z[~is_new], labels[~is_new])], times)
         sums.add(features.pieces(rest[rest >= new]), times)
         images += dataset.num_old  # no more are independent
-    return Statistics({}, dataset.class_names, images, features.mean, features.deviation,
-                      body), sums, (z, labels, np.where(is_new, 1, times[labels]))
-
-
-def _stood_for(dataset, before):
-    """Returns (C,), how many images each kept one stands for. before: Statistics or None."""
-    seen = np.zeros(dataset.num_classes)
-    if before is not None:
-        for name, count in zip(before.class_names, before.sums['target']):
-            seen[dataset.class_names.index(name)] = count * before.images / before.sums['weight'][0]
-    kept = np.bincount(dataset.labels[-dataset.num_old:], minlength=dataset.num_classes)
-    return np.maximum(1, seen / np.maximum(1, kept))
+    return Statistics({}, dataset.class_names, images, features.mean, features.deviation, body_of(
+        model)), sums, (z, labels, np.where(is_new, 1, times[labels]))

@@ -50,6 +50,6 @@ def wider_table(path, key, model):
     head_ms, classes = 3 * table.t_dw[-2:].sum() + table.t_up[-2:].sum(), model.output_shape[-1]
     change = (classes / key['num_classes'] - 1) * head_ms / table.t_step
     print('  of {} classes: with {} a step takes {:.1f} % longer{}'.format(
-        key['num_classes'], classes, 100 * change, ', so it is not used' * (change > WIDER)))
+        key['num_classes'], classes, 100 * change, ', so it is not used' * bool(change > WIDER)))
     return None if change > WIDER else table._replace(
         shapes=[tuple(int(n) for n in v.shape) for v in model.trainable_variables])

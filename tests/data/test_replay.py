@@ -117,6 +117,7 @@ def test_class_weights_and_validation_see_the_mixture(tmp_path):
                        validation_share=0.5)
     assert (images.train.size, images.train.old) == (10, 2)
     assert sum('1-IMG' in name for name in images.validation.named()) == 2
+    assert keep_images(str(tmp_path / 'next'), images, 100) == 20  # with those for validation
 
 
 def test_a_deleted_image_is_no_longer_used(tmp_path):

@@ -151,7 +151,7 @@ def test_sums_of_another_body_are_refused_unless_kept_images_stand_for_them(
     assert capsys.readouterr().out == ''
     both = part_of(images, list(range(60, 120)) + list(range(60)), old=60)
     statistics.check(model, both, str(folder))
-    assert 'its 60 kept images stand for all that it has seen' in capsys.readouterr().out
+    assert 'its 60 kept images stand for all it has seen' in capsys.readouterr().out
     _, _, again = solved(model, both, folder)
     _, _, joint = solved(trained_further(network(tmp_path)), part_of(images, range(120)))
     assert again.body == joint.body != found.body
