@@ -27,7 +27,8 @@ from elastic.selection.closed_loop import ClosedLoop, FixedTable, Steps, steps_d
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
-from elastic.steps.masked_step import ModelState, StepMaker
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.model_state import ModelState
 from elastic.steps.optimizer import optimizer_for
 from elastic.steps.training_step import Objective
 from elastic.workers.agreement import TABLE, slowest_table
