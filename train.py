@@ -32,7 +32,8 @@ from elastic.selection.items import layers_of, out_of_reach, rho_or_smallest
 from elastic.settings import TRAINING
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.fit_step import probe_batches
-from elastic.steps.masked_step import ModelState, StepMaker
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.model_state import ModelState
 from elastic.steps.optimizer import optimizer_for
 from elastic.steps.training_step import Objective
 from elastic.timing.stored import stored_table

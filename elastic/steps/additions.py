@@ -57,7 +57,9 @@ def add_products(function_def, tensors, before, after, ranks):
     """
     found = []
     for i, ((tensor, dtype), old, new) in enumerate(zip(tensors, before, after)):
-        change = add_node(function_def, 'Sub', 'change/{}'.format(i), [new, old], T=dtype)
+        # Waits, else the changes of all tensors are computed first and held.
+        change = add_node(function_def, 'Sub', 'change/{}'.format(i),
+                          [new, old, '^' + tensor.split(':')[0]], T=dtype)
         product = add_node(function_def, 'Mul', 'product/{}'.format(i),
                            [tensor, change.name + ':z:0'], T=dtype)
         axes = add_number(function_def, 'axes/{}'.format(i), list(range(ranks[i])), DT_INT32)
@@ -70,35 +72,39 @@ def add_products(function_def, tensors, before, after, ranks):
     function_def.ret['drops'] = 'drops:output:0'
 
 
-def set_aside(function_def, groups, emptied):
-    """Restores variables at the end of a FunctionDef, one group of them after the other.
+def set_aside(function_def, variables, emptied):
+    """Restores variables at the end of a FunctionDef. variables: (argument, dtype enum) of each.
 
-    So the values of one group exist twice, and no others. groups: lists of (argument, dtype enum);
-    variables that one node uses are in one group. emptied: whether the nodes find zeros in them.
+    emptied: whether the nodes find zeros in them.
     """
-    users = {}
+    for i, (handle, dtype) in enumerate(variables):
+        inside = [node for node in function_def.node_def if handle in node.input]
+        ready = add_node(function_def, 'ReadVariableOp', 'saved/{}'.format(i), [handle],
+                         dtype=dtype).name
+        saved = ready + ':value:0'
+        if emptied:
+            zeros = add_node(function_def, 'ZerosLike', 'zeros/{}'.format(i), [saved], T=dtype)
+            ready = add_node(function_def, 'AssignVariableOp', 'emptied/{}'.format(i),
+                             [handle, zeros.name + ':y:0'], dtype=dtype).name
+        for node in inside:
+            node.input.append('^' + ready)
+        add_effect(function_def, add_node(
+            function_def, 'AssignVariableOp', 'restored/{}'.format(i),
+            [handle, saved] + ['^' + node.name for node in inside], dtype=dtype).name)
+
+
+def in_order(function_def, groups):
+    """Makes the nodes that read the arguments of a group wait for those of the group before it.
+
+    So the values computed for one group exist at once, and not those for all. groups: lists of
+    names of arguments; no node reads those of two.
+    """
+    users, before = {}, []
     for node in function_def.node_def:
         for name in node.input:
             users.setdefault(name, []).append(node)
-    done = []
-    for i, group in enumerate(groups):
-        saved, ready = [], []
-        for j, (handle, dtype) in enumerate(group):
-            name = '{}/{}'.format(i, j)
-            saved.append(add_node(function_def, 'ReadVariableOp', 'saved/' + name, [handle] + done,
-                                  dtype=dtype).name)
-            ready.append('^' + saved[-1])
-            if emptied:
-                zeros = add_node(function_def, 'ZerosLike', 'zeros/' + name,
-                                 [saved[-1] + ':value:0'], T=dtype).name
-                ready[-1] = '^' + add_node(function_def, 'AssignVariableOp', 'emptied/' + name,
-                                           [handle, zeros + ':y:0'], dtype=dtype).name
-        inside = {node.name: node for handle, _ in group for node in users.get(handle, ())}
+    for group in groups:
+        inside = {node.name: node for name in group for node in users.get(name, ())}
         for node in inside.values():
-            node.input.extend(ready)
-        done = ['^' + add_node(
-            function_def, 'AssignVariableOp', 'restored/{}/{}'.format(i, j),
-            [handle, saved[j] + ':value:0'] + ['^' + name for name in sorted(inside)],
-            dtype=dtype).name for j, (handle, dtype) in enumerate(group)] or done
-    for name in done:
-        add_effect(function_def, name[1:])
+            node.input.extend(before)
+        before = ['^' + name for name in sorted(inside)] or before

@@ -11,7 +11,7 @@ from tensorflow.core.framework.types_pb2 import DT_RESOURCE
 
 from elastic.compat import keras_stack, tf_internals
 from elastic.errors import UserError
-from elastic.steps.additions import add_products, add_up, read_sums, set_aside
+from elastic.steps.additions import add_products, add_up, in_order, read_sums, set_aside
 from elastic.steps.cut_steps import GraphFunction, MaskedStep, SummedGradients, SummedStep
 from elastic.steps.function_graph import (
     Cutter,
@@ -24,6 +24,7 @@ from elastic.steps.function_graph import (
     untie,
 )
 from elastic.steps.inlining import inlined, set_inputs
+from elastic.steps.model_state import ModelState
 from elastic.steps.step_graph import analyse, check_effects
 from elastic.steps.training_step import (
     NUM_RESULTS,
@@ -33,48 +34,6 @@ from elastic.steps.training_step import (
     as_batch,
     checked_mask,
 )
-
-
-class ModelState:
-    """Holds what training may change of a model, and makes no steps.
-
-    optimizer: may be None. mean: as for StepMaker.
-    """
-
-    def __init__(self, model, optimizer, mean=None):
-        self.model, self.optimizer, self.mean, self.loss_scale = model, optimizer, mean, None
-        # Kept because Keras takes milliseconds to collect them.
-        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
-
-    @property
-    def state(self):
-        """Returns the variables of model, optimizer and loss scale that an update may change."""
-        of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
-        return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
-            self.loss_scale.variables if self.loss_scale else [])
-
-    @property
-    def everything(self):
-        """Returns all tf.Variables that training may change: `state`, statistics, random states."""
-        found = {id(variable): variable for variable in
-                 self.state + [keras_stack.raw(v) for v in self.model.variables] + self._outside()}
-        return list(found.values())
-
-    def _outside(self):
-        """Returns the variables that the steps use and that are in no layer."""
-        return []
-
-    @property
-    def moving(self):
-        """Returns the variables of `everything` that are moving statistics which steps change."""
-        return []
-
-    def assign(self, values):
-        """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
-        variables = self.everything
-        if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-            raise UserError('the checkpoint is of another network; to start over, use --restart')
-        keras_stack.assign_arrays(variables, values)
 
 
 class StepMaker(ModelState):
@@ -178,7 +137,7 @@ class StepMaker(ModelState):
                                   NUM_RESULTS, left_out, self._gradients_of(mask))
             update = self._update(mask, left_out)
             read_sums(update, int(mask.sum()))
-            return self._summed(cut, mask, SummedStep, GraphFunction(update, self))
+            return self._summed(cut, mask, SummedStep, self._one_by_one(update, mask))
         cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out)
         return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
 
@@ -268,17 +227,37 @@ class StepMaker(ModelState):
     def trial_update(self):
         """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
 
-        Without weight decay and momentum. Slots are restored, those of one tensor after the other,
-        so that no copy of all of them exists. The iteration count and the loss scale change.
+        Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
+        iteration count and the loss scale change.
         """
-        cut = self._update(np.ones(len(self.variables), dtype=bool), self._decay)
-        names = {id(handle): name for handle, name in zip(self.captured, self._handles(cut))}
-        slots = keras_stack.slots(self.optimizer, self.model.trainable_variables)
-        set_aside(cut, [[(names[id(raw.handle)], raw.dtype.as_datatype_enum)
-                         for raw in map(keras_stack.raw, of_one) if id(raw.handle) in names]
-                        for of_one in slots],
+        mask = np.ones(len(self.variables), dtype=bool)
+        cut, slots = self._update(mask, self._decay), self._arguments(keras_stack.slots(
+            self.optimizer, self.model.trainable_variables))
+        set_aside(cut, [pair for of_one in slots for pair in of_one],
                   bool(keras_stack.momenta(self.optimizer, self.model.trainable_variables)))
+        return self._one_by_one(cut, mask)
+
+    def _one_by_one(self, cut, mask):
+        """Returns the GraphFunction of an update that updates one tensor after the other.
+
+        With a loss scale, in any order: each update waits for all gradients.
+        """
+        chosen, given = np.flatnonzero(mask), [
+            argument.name for argument in cut.signature.input_arg]
+        if self.loss_scale is None:
+            slots = keras_stack.slots(self.optimizer, self.model.trainable_variables)
+            groups = self._arguments([[self.variables[k]] + slots[k] for k in chosen])
+            in_order(cut, [[name] + [argument for argument, _ in group]
+                           for name, group in zip(given, groups)])
         return GraphFunction(cut, self)
+
+    def _arguments(self, lists):
+        """Returns lists of (argument, dtype enum) of variables, without those no step uses."""
+        names = {id(handle): name for handle, name in zip(
+            self.captured, self._handles(self.cutter.function))}
+        return [[(names[id(each.handle)], each.dtype.as_datatype_enum)
+                 for each in map(keras_stack.raw, variables) if id(each.handle) in names]
+                for variables in lists]
 
     def _handles(self, function):
         """Returns the names of the arguments of a FunctionDef that stand for `captured`."""
