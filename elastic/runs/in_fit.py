@@ -149,8 +149,9 @@ def fit_settings(given):
     """
     allowed = [name for name, flag in FLAGS.items() if name in Settings._fields and (
         flag.of == ELASTIC or name in ('interval', 'seed')) and name != 'head_epochs']
-    return Settings(**{one_of(name, allowed, 'setting'): _checked(name, value)
-                       for name, value in given.items()})
+    for name in given:
+        one_of(name, allowed, 'setting')
+    return Settings(**{name: _checked(name, value) for name, value in given.items()})
 
 
 def _checked(name, value):
