@@ -8,7 +8,7 @@ import time
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.compat import keras_stack
+from elastic.compat import keras_fit, keras_stack
 from elastic.errors import UserError, one_of
 from elastic.files import whole
 from elastic.networks.backbone import statistics_from_batch
@@ -103,10 +103,10 @@ class TrainingInFit(keras.callbacks.Callback):
         if not model.built:
             model(parted(inputs)[0])
         check_tensors(model)
-        maker = StepMaker(model, keras_stack.optimizer_of(model), 0.0, inputs, labels, kind=FitStep)
+        maker = StepMaker(model, keras_fit.optimizer_of(model), 0.0, inputs, labels, kind=FitStep)
         self._scheme = self.scheme_of(maker, inputs, labels)
         self._results = tf.function(
-            lambda: keras_stack.metric_results(model)).get_concrete_function()
+            lambda: keras_fit.metric_results(model)).get_concrete_function()
 
     def _choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
@@ -134,7 +134,7 @@ def slow_maker(maker, inputs, labels):
 
     Its step may run often on one batch, as the profiler does. maker: StepMaker of FitStep.
     """
-    model, optimizer = maker.model, keras_stack.slow_copy(maker.optimizer, 1e-6)
+    model, optimizer = maker.model, keras_fit.slow_copy(maker.optimizer, 1e-6)
     keras_stack.build_optimizer(optimizer, model.trainable_variables)
     slow = StepMaker(model, optimizer, 0.0, inputs, labels, kind=FitStep)
     with keras_stack.restored_afterwards(slow.everything):
