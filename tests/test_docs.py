@@ -185,7 +185,7 @@ def test_the_notebook_runs_as_it_is(tmp_path):
                           universal_newlines=True, check=True)
     assert len(cells) <= 15 and 'achieved step time: ' in done.stdout
     table = re.findall(r'^(full.*|elastic.*?)  .* (\d+\.\d)$', done.stdout, re.M)
-    assert len(table) == 3 and all(float(accuracy) > 30 for _, accuracy in table)
+    assert len(table) == 3 and float(table[-1][1]) > 20  # by chance: 10
 
 
 def test_the_readme_has_at_most_150_lines():

@@ -8,7 +8,7 @@ import time
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.compat import keras_stack
+from elastic.compat import keras_fit, keras_stack
 from elastic.errors import UserError, one_of
 from elastic.files import whole
 from elastic.networks.backbone import statistics_from_batch
@@ -103,11 +103,11 @@ class TrainingInFit(keras.callbacks.Callback):
         if not model.built:
             model(parted(inputs)[0])
         check_tensors(model)
-        maker = StepMaker(model, keras_stack.optimizer_of(model), 0.0, inputs, labels,
+        maker = StepMaker(model, keras_fit.optimizer_of(model), 0.0, inputs, labels,
                           FitObjective())
         self._scheme = self.scheme_of(maker, inputs, labels)
         self._results = tf.function(
-            lambda: keras_stack.metric_results(model)).get_concrete_function()
+            lambda: keras_fit.metric_results(model)).get_concrete_function()
 
     def _choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""
@@ -135,7 +135,7 @@ def slow_maker(maker, inputs, labels):
 
     Its step may run often on one batch, as the profiler does. maker: StepMaker with a FitObjective.
     """
-    model, optimizer = maker.model, keras_stack.slow_copy(maker.optimizer, 1e-6)
+    model, optimizer = maker.model, keras_fit.slow_copy(maker.optimizer, 1e-6)
     keras_stack.build_optimizer(optimizer, model.trainable_variables)
     slow = StepMaker(model, optimizer, 0.0, inputs, labels, FitObjective())
     with keras_stack.restored_afterwards(slow.everything):
@@ -150,8 +150,9 @@ def fit_settings(given):
     """
     allowed = [name for name, flag in FLAGS.items() if name in Settings._fields and (
         flag.of == ELASTIC or name in ('interval', 'seed')) and name != 'head_epochs']
-    return Settings(**{one_of(name, allowed, 'setting'): _checked(name, value)
-                       for name, value in given.items()})
+    for name in given:
+        one_of(name, allowed, 'setting')
+    return Settings(**{name: _checked(name, value) for name, value in given.items()})
 
 
 def _checked(name, value):

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from elastic.compat import keras_stack
+from elastic.compat import keras_fit
 from elastic.errors import UserError
 from elastic.steps.training_step import (
     Objective,
@@ -29,7 +29,7 @@ class FitObjective(Objective):
         inputs, weights = parted(inputs)
         predictions = model(inputs, training=True)  # (B, classes)
         check_predictions(labels, predictions)
-        loss = keras_stack.loss_in_fit(model, inputs, labels, predictions, weights)
+        loss = keras_fit.loss_in_fit(model, inputs, labels, predictions, weights)
         return StepResult(tf.cast(loss, tf.float32), count_correct(labels, predictions),
                           tf.zeros(()))
 
@@ -122,14 +122,14 @@ def check_fit(model):
         raise UserError('{} overrides make_train_function, which would not be called'.format(
             type(model).__name__))
     strategy = type(model.distribute_strategy).__name__
-    steps = keras_stack.steps_per_execution(model)
+    steps = keras_fit.steps_per_execution(model)
     faults = [
         (strategy != '_DefaultDistributionStrategy',
          'a {}: make the model without tf.distribute, on one device'.format(strategy)),
         (steps > 1, 'steps_per_execution={}: compile with 1'.format(steps)),
         (model.run_eagerly or tf.config.functions_run_eagerly(),
          'run_eagerly: a step has to be a graph; compile without it'),
-        (keras_stack.compiled_by_xla(model),
+        (keras_fit.compiled_by_xla(model),
          'jit_compile=True: XLA would compile each selection again; compile without it')]
     faults += [(getattr(model.optimizer, name, None), '{} of the optimizer, which ties all tensors '
                 'together: leave it out'.format(name)) for name in TIES]
