@@ -97,6 +97,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.prefix_steps import PrefixSteps
     from elastic.steps.training_step import as_batch
+    from elastic.timing.liveness import memory_of
     from elastic.timing.op_times import read_trace
     from elastic.timing.trace import executed_graph, record_trace
     settings, variables = ProfileSettings(optimizer, **settings), model.trainable_variables
@@ -122,7 +123,7 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
         totals = measure_totals(prefixes, times, inputs, labels, settings.seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       settings.key, prefix)
+                       settings.key, prefix)._replace(memory=memory_of(maker))
 
 
 def step_maker(model, settings, inputs, labels):

@@ -25,6 +25,9 @@ from elastic.timing.table import time_of_groups
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
 # The greedy searches add the largest importance / ms ** power; power 0 ignores the cost.
 POWERS = (1.0, 0.5, 0.0)
+# With a memory limit, the chain is also solved where filling it costs this share of the time.
+PRICES = (0.25, 1.0, 4.0)
+EXCHANGES = 30  # chosen items that are left out on trial, the least valuable ones
 
 
 class Selection(NamedTuple):
@@ -224,13 +227,15 @@ def _require_finite(name, array):
 # ---------------------------------------------------------------- on the graph of a timing table
 
 
-def choose_tensors(timings, importance, rho, layers=None):
+def choose_tensors(timings, importance, rho, layers=None, room=None):
     """Returns ((N,) bool mask, fallback): most importance in a step of at most rho of a full one.
 
     Costs are the graph's: each op that a chosen tensor needs counts once. The result is the best of
     the chain's exact solution, filled up, and the sets built from nothing by each of POWERS.
     layers: (N,) int, the layer of each tensor, to choose whole layers; else None.
-    fallback: as in Selection. Raises InfeasibleBudget if rho is below smallest_rho.
+    room: timing.memory.Room, what the step may hold; None: all that it needs.
+    fallback: as in Selection. Raises InfeasibleBudget if rho is below smallest_rho, or no tensor
+    that fits into the room can be trained in time.
     """
     _require_finite('importance', importance)
     items = items_of(timings, layers)
@@ -240,31 +245,39 @@ def choose_tensors(timings, importance, rho, layers=None):
     def ms_of(mask):
         return timings.step_time(mask[items.of])
 
-    cheapest = items.cheapest
-    if ms_of(cheapest) > limit:
+    members = items.of == np.arange(len(items.own))[:, None]  # (L, N) bool
+    if room is not None and room.fits(members.any(axis=0)):
+        room = None  # even a full step fits
+    fitting = np.array([room is None or room.fits(tensors) for tensors in members])
+    cheapest = items.cheapest if fitting.all() else (
+        np.arange(len(fitting)) == np.argmin(np.where(fitting, items.alone, np.inf)))
+    if ms_of(cheapest) > limit or not fitting.any():
         raise InfeasibleBudget(budget, ms_of(cheapest) - timings.fixed)
-    feasible = cheapest | (items.alone <= budget)
+    feasible = cheapest | (items.alone <= budget) & fitting
     value, fallback = _values(np.bincount(items.of, importance), feasible)
     # With a cache, a deeper tensor can save more time than it costs.
-    feasible = (feasible | (items.least_ms_beside_deeper <= budget)) & (value > 0)
+    feasible = (feasible | (items.least_ms_beside_deeper <= budget) & fitting) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
-    mask[feasible] = _search(items.only(feasible), value[feasible], budget)
+    if room is None:
+        mask[feasible] = _search(items.only(feasible), value[feasible], budget)
+    elif feasible.any():
+        mask[feasible] = _search_in(room, items, members, feasible, value, budget)
     mask = _trimmed(mask, value, ms_of, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
-def choose_cached_tensors(costs, importance, rho, layers=None):
+def choose_cached_tensors(costs, importance, rho, layers=None, room=None):
     """Returns ((N,) bool, fallback, TensorTimings): a choice with a prefix cache, and its table.
 
     Chooses by each table of `costs`. The better choice gets its cheapest cut. The budget that this
     leaves buys further tensors, the most important first, each at the cut of the wider mask.
-    costs: cache_offers.CacheOffers. importance, rho, layers, fallback: as in choose_tensors; if rho
-    has become too small, the smallest rho takes its place.
+    costs: cache_offers.CacheOffers. importance, rho, layers, fallback, room: as in choose_tensors;
+    if rho has become too small, the smallest rho takes its place.
     The table has the CacheCost of the chosen cut, whose `cut` is None if no cache pays.
     """
     least = [smallest_rho(table, layers) for table in costs.tables]
     rho = rho_or_smallest(costs.tables[int(np.argmin(least))], rho, layers)
-    found = [choose_tensors(table, importance, rho, layers)
+    found = [choose_tensors(table, importance, rho, layers, room)
              for table, smallest in zip(costs.tables, least) if smallest <= rho]
     mask, fallback = max(found, key=lambda choice: (
         not choice[1], float(importance[choice[0]].sum())))
@@ -275,7 +288,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
         wider, limit = mask | (of == item), rho * table.t_step
         # A wider mask's cut saves no more. Making one takes milliseconds, so rule out items first.
         at_least = table.plain_time(wider) + float(table.cache_ms[table.deepest(mask)])
-        if wider.sum() > mask.sum() and at_least <= limit:
+        if wider.sum() > mask.sum() and at_least <= limit and (room is None or room.fits(wider)):
             at_wider = costs.at_own_cut(wider)
             if at_wider.step_time(wider) <= limit:
                 mask, table = wider, at_wider
@@ -291,6 +304,36 @@ def _search(items, value, budget):
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
     return max((filled(items, value, mask, budget, power) for mask, power in starts),
                key=lambda mask: value[mask].sum())
+
+
+def _search_in(room, items, members, feasible, value, budget):
+    """Returns the mask of the best set found of the feasible items that fits in time and room.
+
+    Memory only adds starts to _search, at several prices of a byte, and exchanges at the end: time
+    and bytes of the graph are true at every step. members: (L, N) bool, the tensors of each item.
+    """
+    some, members, value = items.only(feasible), members[feasible], value[feasible]
+
+    def fits(mask):
+        return room.fits(members[mask].any(axis=0))
+
+    def best_of(found):
+        return max(found, key=lambda mask: value[mask].sum())
+    spare = budget - min(0.0, float(some.cache_ms.min()))
+    starts = [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
+    for price in (0.0,) + PRICES:
+        priced = items.priced(room.memory, items.of == np.arange(len(items.own))[:, None],
+                              price * spare / room.nbytes).only(feasible)
+        start = on_chain(priced, value, budget + price * spare)
+        starts.append((_trimmed(start, value, lambda mask: (
+            some.time(mask) if fits(mask) else np.inf), budget), POWERS[0]))
+    mask = best_of([filled(some, value, start, budget, power, fits) for start, power in starts])
+    for item in np.argsort(np.where(mask, value, np.inf))[:min(EXCHANGES, mask.sum())]:
+        others, left = np.where(np.arange(len(mask)) == item, 0, value), mask.copy()
+        left[item] = False
+        mask = best_of([mask] + [filled(some, others, left, budget, power, fits)
+                                 for power in POWERS])
+    return mask
 
 
 def on_chain(items, value, budget):
@@ -311,10 +354,11 @@ def on_chain(items, value, budget):
     return mask
 
 
-def filled(items, value, mask, budget, power=1.0):
+def filled(items, value, mask, budget, power=1.0, fits=None):
     """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
 
     An item costs its ops that no chosen item needs, and the change of cache_ms.
+    fits: (mask) -> bool, a further limit, which a larger mask never meets again; None: there is none.
     """
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)
@@ -332,6 +376,9 @@ def filled(items, value, mask, budget, power=1.0):
         if not rate[best] > 0:
             return mask
         mask[best], value[best] = True, 0
+        if fits is not None and not fits(mask):
+            mask[best] = False
+            continue
         left -= whole[best]
         depth, cache_ms = max((depth, cache_ms), deepest[best])
         new = np.flatnonzero(needed_by[best] & ~paid)
