@@ -15,6 +15,7 @@ from elastic import command_line
 from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
+from elastic.device.host import return_large_tensors
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT
 from elastic.files import check_writable, read_json
@@ -39,11 +40,16 @@ from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 
 def join_and_run(settings, signals):
     """Joins the other workers, if there are any, and runs; returns the exit status."""
+    if settings.training.memory is not None:
+        return_large_tensors()
     start.start_tensorflow(settings.inter_op_threads, settings.deterministic,
                            settings.training.seed)
+    from elastic.planning.memory_plan import set_limit
     from elastic.runs.session import here
     from elastic.workers.agreement import check_flags
     from elastic.workers.cluster import Cluster
+    if settings.training.memory is not None:
+        set_limit(settings.training.memory)
     cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
     cluster.join()
     check_flags(cluster, decisive_settings(settings), here()['stack'])
@@ -74,8 +80,9 @@ def run(settings, records, cluster, signals):
         check_export(model, records.export)
     dataset = load_data(settings, images)
     check_model(settings, model, dataset, cluster)
-    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset),
-                     lambda: joint_table(cluster, profile(settings, model, dataset)))
+    at_once = images_to_profile(settings, model, dataset)
+    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset, at_once),
+                     lambda: joint_table(cluster, profile(settings, model, dataset, at_once)))
 
     about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features)
     with open_session(records, decisive, about, dataset, resumed, signals,
@@ -169,26 +176,50 @@ def check_model(settings, model, dataset, cluster):
 
 # ---------------------------------------------------------------- timing table and scheme
 
-def profile(settings, model, dataset):
-    """Returns the TensorTimings of this run: stored ones if they match, else new ones."""
+def images_to_profile(settings, model, dataset):
+    """Returns the number of images in a timed step: all of a batch, with --memory what fits.
+
+    Raises UserError if --memory is too small to train anything.
+    """
+    if settings.training.memory is None:
+        return settings.batch_size
+    from elastic.planning.memory_plan import check_memory
+    from profiler import step_maker
+    step, _ = timed_step(settings, dataset, settings.batch_size)
+    memory = check_memory(settings.training,
+                          step_maker(model, step, *dataset.train.element_spec))
+    return memory.to_profile(memory.room)
+
+
+def profile(settings, model, dataset, at_once):
+    """Returns the TensorTimings of this run: stored ones if they match, else new ones.
+
+    at_once: images in a timed step, from images_to_profile.
+    """
     import profiler
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
-    step, folder = timed_step(settings, dataset)
-    return profiler.table_for(step, model, folder, lambda: batch)
+    step, folder = timed_step(settings, dataset, at_once)
+    table = profiler.table_for(step, model, folder, lambda: [each[:at_once] for each in batch])
+    table = table._replace(memory=None)  # steps that need it predict it
+    if at_once < settings.batch_size:
+        print('--memory: steps of {} images were timed, in place of {}'.format(
+            at_once, settings.batch_size))
+        table = table.for_batch(settings.batch_size, at_once)
+    return table
 
 
-def path_of_timings(settings, dataset):
+def path_of_timings(settings, dataset, at_once):
     """Returns the path of this run's timing table, measured or not."""
     from profiler import path_of_table
-    return path_of_table(*timed_step(settings, dataset))
+    return path_of_table(*timed_step(settings, dataset, at_once))
 
 
-def timed_step(settings, dataset):
+def timed_step(settings, dataset, at_once):
     """Returns (the profiler.StepSettings of this run, the folder of timing tables)."""
     from profiler import StepSettings
     network, training = settings.model, settings.training
     return StepSettings(
-        network.model_name, network.alpha, network.input_size, settings.batch_size,
+        network.model_name, network.alpha, network.input_size, at_once,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
         training.weight_decay, training.clip_norm, settings.data.class_weight, network.head,
         network.head_start), tables_folder(

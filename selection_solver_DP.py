@@ -358,7 +358,7 @@ def filled(items, value, mask, budget, power=1.0, fits=None):
     """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
 
     An item costs its ops that no chosen item needs, and the change of cache_ms.
-    fits: (mask) -> bool, a further limit, which a larger mask never meets again; None: there is none.
+    fits: (mask) -> bool, a further limit, which a larger mask never meets again; or None.
     """
     mask, value = mask.copy(), np.where(mask, 0, value)
     paid = items.needs[:, mask].any(axis=1)

@@ -20,6 +20,7 @@ from elastic.cache.prefix_cache import NoCache
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
+from elastic.planning.memory_plan import StepMemory
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
@@ -29,6 +30,7 @@ from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.masked_step import ModelState, StepMaker
 from elastic.steps.optimizer import optimizer_for
+from elastic.texts import size_text
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
@@ -111,6 +113,7 @@ class ElasticScheme(Scheme):
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         self._loop = ClosedLoop(timings, maker) if settings.closed_loop else FixedTable(timings)
+        self._memory = None if settings.memory is None else StepMemory(maker)
         self._current, self._choosing_seconds = None, 0.0
 
     def select(self, epoch, last):
@@ -202,6 +205,23 @@ class ElasticScheme(Scheme):
         self.importance_seconds += time.perf_counter() - begin
         return importance
 
+    def _within_memory(self, choose):
+        """Returns choose(None), or choose(Room) if the step of that does not fit into --memory.
+
+        Prints what memory costs. choose: (Room or None) -> (mask, fallback, TensorTimings).
+        """
+        chosen = choose(None)
+        room = self._memory and self._memory.room
+        if room is None or room.fits(chosen[0]):
+            return chosen
+        alone, chosen = chosen, choose(room)
+        rho, rho_alone = [table.step_time(mask) / table.t_step for mask, _, table in (
+            chosen, alone)]
+        print('--memory: steps may hold {} and train at rho {:.3f}; time alone would allow rho '
+              '{:.3f}, whose steps hold {}'.format(
+                  size_text(room.nbytes), rho, rho_alone, size_text(room.memory.peak(alone[0]))))
+        return chosen
+
     # What a prefix cache changes:
 
     def _head_table(self, mask):
@@ -219,7 +239,8 @@ class ElasticScheme(Scheme):
     def _chosen(self, importance, table, rho, epoch, due):
         """Returns (mask, fallback, TensorTimings); None: keep the last selection."""
         rho = rho_or_smallest(table, rho, self._layers)
-        return choose_tensors(table, importance, rho, self._layers) + (table,)
+        return self._within_memory(lambda room: choose_tensors(
+            table, importance, rho, self._layers, room) + (table,))
 
 
 class CachedElasticScheme(ElasticScheme):
@@ -258,4 +279,5 @@ class CachedElasticScheme(ElasticScheme):
         offers = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < offers.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
-        return choose_cached_tensors(offers, importance, rho, self._layers)
+        return self._within_memory(lambda room: choose_cached_tensors(
+            offers, importance, rho, self._layers, room))

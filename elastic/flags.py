@@ -38,7 +38,7 @@ GROUPS = {
     None: ('train_type', 'train_tensors', 'num_classes', 'learning_rate', 'warmup_steps',
            'num_epochs', 'weights', 'bn_statistics', 'seed', 'deterministic', 'steps_per_epoch',
            'train_images', 'test_images', 'skip_bad_images', 'views', 'validation_steps',
-           'validation_share', 'keep', 'patience'),
+           'validation_share', 'keep', 'patience', 'memory'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
     'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
@@ -171,6 +171,8 @@ def check_workers(args):
     if args.deadline is not None:
         raise UserError('--deadline does not fit --workers: it plans for one device; use --rho and '
                         '--num_epochs')
+    if args.memory is not None:
+        raise UserError('--memory does not fit --workers: it plans for one device; leave it out')
     check_own_address(workers)
 
 

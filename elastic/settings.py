@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple, Tuple
 
 from elastic.options import Flag, as_path, number
-from elastic.texts import duration
+from elastic.texts import duration, size
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
@@ -105,6 +105,10 @@ class Settings(NamedTuple):
         duration, 'train as well as possible until this time after the start of the process, such '
         'as 45m, then stop; solves the head, chooses --rho and --num_epochs, and keeps the best '
         'epoch on a tenth of the training images (docs/deadline.md)') = None
+    memory: Flag(  # bytes or AUTO
+        size, 'the most memory that the process may hold, such as 900MB, or auto: what is free '
+        'less a tenth; elastic training also selects by it, and all else is kept small '
+        '(docs/memory.md)') = None
     importance: Flag(
         list, '{} (default: gradient_update)', 'METRIC', of=ELASTIC, label='{}') = 'gradient_update'
     probe_batches: Flag(

@@ -1,4 +1,4 @@
-"""Times such as 90s, 45m or 1h30m, read and written, and aligned tables."""
+"""Times such as 90s or 1h30m and sizes such as 900MB, read and written, and aligned tables."""
 
 import argparse
 import math
@@ -20,6 +20,29 @@ def duration(text):
 
 
 duration.metavar = 'TIME'
+
+
+def size(text):
+    """Returns the bytes of a text such as 900MB or 1.5GB, or AUTO as it is; an argparse type."""
+    if text == 'auto':
+        return text
+    found = re.match(r'([0-9.]+) ?([kMG]?)B?$', text)
+    try:
+        nbytes = float(found.group(1)) * 1000 ** ' kMG'.index(found.group(2) or ' ')
+    except (AttributeError, ValueError):  # no match, or a number with two points
+        nbytes = 0.0
+    if not nbytes:
+        raise argparse.ArgumentTypeError(
+            "'{}' is not a size above 0; allowed are such as 900MB, 1.5GB, or auto".format(text))
+    return nbytes
+
+
+size.metavar = 'SIZE|auto'
+
+
+def size_text(nbytes):
+    """Returns bytes as such a text, in MB."""
+    return '{:,.0f} MB'.format(nbytes / 1e6)
 
 
 def duration_text(seconds):

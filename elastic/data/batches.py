@@ -6,6 +6,7 @@ import numpy as np
 
 from elastic.data.augmentation import augment, augmentation_draws
 from elastic.data.split import untuned
+from elastic.device.host import memory_limit
 
 
 class Stream:
@@ -87,7 +88,8 @@ def _pipeline(split, batch_size, augmentation, ahead):
                                   tf.TensorSpec(shape + (2,), tf.float32)])
     def variant(numbers, flip, turn):
         data = tf.data.Dataset.from_tensor_slices((numbers, flip, turn))
-        data = (data.map(batch, num_parallel_calls=2, deterministic=True).prefetch(4) if ahead
+        data = (data.map(batch, num_parallel_calls=2, deterministic=True).prefetch(
+            4 if memory_limit() is None else 1) if ahead
                 else data.map(batch))
         return tf.data.experimental.to_variant(data)
 

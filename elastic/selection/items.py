@@ -50,7 +50,7 @@ class Items(NamedTuple):
                      + self.cache_ms[np.argmax(np.where(mask, self.depth, -1))])
 
     def priced(self, memory, members, ms_per_byte):
-        """Returns the items with a price, in ms, on the bytes that the forward pass leaves for them.
+        """Returns the items with a price on the bytes that the forward pass leaves for them.
 
         memory: timing.memory.Memory. members: (L, N) bool, the tensors of each item.
         """
