@@ -191,17 +191,17 @@ def images_to_profile(settings, model, dataset):
     return memory.to_profile(memory.room)
 
 
-def profile(settings, model, dataset, at_once):
+def profile(settings, model, dataset, at_once=None):
     """Returns the TensorTimings of this run: stored ones if they match, else new ones.
 
-    at_once: images in a timed step, from images_to_profile.
+    at_once: images in a timed step, from images_to_profile; default: a batch.
     """
     import profiler
     batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
     step, folder = timed_step(settings, dataset, at_once)
     table = profiler.table_for(step, model, folder, lambda: [each[:at_once] for each in batch])
     table = table._replace(memory=None)  # steps that need it predict it
-    if at_once < settings.batch_size:
+    if at_once not in (None, settings.batch_size):
         print('--memory: steps of {} images were timed, in place of {}'.format(
             at_once, settings.batch_size))
         table = table.for_batch(settings.batch_size, at_once)
@@ -214,12 +214,12 @@ def path_of_timings(settings, dataset, at_once):
     return path_of_table(*timed_step(settings, dataset, at_once))
 
 
-def timed_step(settings, dataset, at_once):
+def timed_step(settings, dataset, at_once=None):
     """Returns (the profiler.StepSettings of this run, the folder of timing tables)."""
     from profiler import StepSettings
     network, training = settings.model, settings.training
     return StepSettings(
-        network.model_name, network.alpha, network.input_size, at_once,
+        network.model_name, network.alpha, network.input_size, at_once or settings.batch_size,
         dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
         training.weight_decay, training.clip_norm, settings.data.class_weight, network.head,
         network.head_start), tables_folder(

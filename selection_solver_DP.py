@@ -27,7 +27,9 @@ BINS_PER_ITEM, LEAST_BINS = 20, 10_000
 POWERS = (1.0, 0.5, 0.0)
 # With a memory limit, the chain is also solved where filling it costs this share of the time.
 PRICES = (0.25, 1.0, 4.0)
-EXCHANGES = 30  # chosen items that are left out on trial, the least valuable ones
+# Divided by the number of items: how many of the most valuable are starts, and how many of the least
+# valuable chosen ones are left out on trial. Small networks try all; large ones take no seconds.
+TRIALS = 300
 
 
 class Selection(NamedTuple):
@@ -320,7 +322,11 @@ def _search_in(room, items, members, feasible, value, budget):
     def best_of(found):
         return max(found, key=lambda mask: value[mask].sum())
     spare = budget - min(0.0, float(some.cache_ms.min()))
-    starts = [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
+    tried = max(2, TRIALS // len(value))
+    first = [np.zeros(len(value), dtype=bool)] + [
+        np.arange(len(value)) == item for item in np.argsort(-value)[:tried]]
+    starts = [(start, power) for start in first if some.time(start) <= budget or not start.any()
+              for power in POWERS]
     for price in (0.0,) + PRICES:
         priced = items.priced(room.memory, items.of == np.arange(len(items.own))[:, None],
                               price * spare / room.nbytes).only(feasible)
@@ -328,7 +334,7 @@ def _search_in(room, items, members, feasible, value, budget):
         starts.append((_trimmed(start, value, lambda mask: (
             some.time(mask) if fits(mask) else np.inf), budget), POWERS[0]))
     mask = best_of([filled(some, value, start, budget, power, fits) for start, power in starts])
-    for item in np.argsort(np.where(mask, value, np.inf))[:min(EXCHANGES, mask.sum())]:
+    for item in np.argsort(np.where(mask, value, np.inf))[:min(tried, mask.sum())]:
         others, left = np.where(np.arange(len(mask)) == item, 0, value), mask.copy()
         left[item] = False
         mask = best_of([mask] + [filled(some, others, left, budget, power, fits)

@@ -56,7 +56,7 @@ class Items(NamedTuple):
         """
         needs = np.stack([memory.sets[:, tensors].any(axis=1) for tensors in members], axis=1)
         return self._replace(needs=np.concatenate([self.needs, needs]), group_ms=np.append(
-            self.group_ms, ms_per_byte * memory.kept()))
+            self.group_ms, ms_per_byte * memory.kept))
 
     def only(self, keep):
         """Returns the items in `keep`, (L,) bool; groups that only one needs move to its `own`."""

@@ -46,11 +46,15 @@ def memory_of(maker, threads=2):
     results = [_resolved(maker.cutter.function.ret[output.name], source) for output in outputs]
     for tensor in results:
         readers[tensor].append(None)
-    entries = collections.defaultdict(lambda: np.zeros(2))  # fixed bytes, bytes of the batch
+    turn = max(ends[tensor.split(':')[0]] for tensor in results)  # the forward pass ends
+    # Bytes that are fixed, that grow with the batch, and those that the forward pass leaves.
+    entries = collections.defaultdict(lambda: np.zeros(3))
 
-    def add(needed_by, begin, end, size):
+    def add(needed_by, begin, end, size, is_forward=False):
         if needed_by and end > begin:
             entries[needed_by, begin, end][int(size[1])] += size[0]
+            if is_forward and begin <= turn < end and needed_by != everyone:
+                entries[needed_by, begin, end][2] += size[0]
     for tensor, name in made.items():
         size, begin = sizes[name][tensor], ends[name]
         add(bits[name], begins[name], begin, size)
@@ -61,23 +65,22 @@ def memory_of(maker, threads=2):
         later = 0
         for (end, reads), (before, _) in zip(uses, uses[1:] + [(begin, 0)]):
             later |= reads
-            add(later, max(begin, before), end, size)
+            add(later, max(begin, before), end, size, name in maker.graph.forward)
     for name in order:
         add(bits[name], begins[name], ends[name], _workspace(maker, nodes[name]))
-    turn = max(ends[tensor.split(':')[0]] for tensor in results)
-    return _memory(entries, maker, turn)
+    return _memory(entries, maker)
 
 
-def _memory(entries, maker, turn):
+def _memory(entries, maker):
     keys = list(entries)
     sets = sorted({needed_by for needed_by, _, _ in keys})
     number, batch = {each: i for i, each in enumerate(sets)}, maker.shapes[-1][0]
     of, begin, end = np.array([(number[needed_by], begin, end)
                                for needed_by, begin, end in keys]).T
-    fixed, whole = np.array([entries[key] for key in keys]).T
+    fixed, whole, kept = np.array([entries[key] for key in keys]).T
     weights = sum(int(np.prod(v.shape)) * v.dtype.size for v in maker.variables)
     return Memory(tensor_sets(sets, len(maker.variables)), of, begin, end, fixed, whole / batch,
-                  batch, turn, weights)
+                  np.bincount(of, kept, len(sets)), batch, weights)
 
 
 def _bits(graph, name, everyone):

@@ -13,8 +13,8 @@ class Memory(NamedTuple):
     sets: (G, N) bool, sets of trainable tensors. of: (E,) int, the set of each entry.
     begin, end: (E,) int, from which event of the step to which other one.
     fixed, image: (E,) bytes, and further bytes for each image of a batch.
-    batch: images of the step. turn: event at which the forward pass ends.
-    weights: bytes of all trainable tensors.
+    kept: (G,) bytes that the forward pass leaves for each set of tensors.
+    batch: images of the step. weights: bytes of all trainable tensors.
     """
     sets: np.ndarray
     of: np.ndarray
@@ -22,8 +22,8 @@ class Memory(NamedTuple):
     end: np.ndarray
     fixed: np.ndarray
     image: np.ndarray
+    kept: np.ndarray
     batch: int
-    turn: int
     weights: int
 
     def peak(self, mask, images=None):
@@ -45,12 +45,6 @@ class Memory(NamedTuple):
         """
         return self.peak(np.ones(self.sets.shape[1], bool), images) + 2 * self.weights
 
-    def kept(self):
-        """Returns the (G,) bytes that the forward pass leaves for each set of tensors."""
-        between = (self.begin <= self.turn) & (self.turn < self.end)
-        size = (self.fixed + self.image * self.batch) * between * ~self.sets.all(axis=1)[self.of]
-        return np.bincount(self.of, size, len(self.sets))
-
     def _peak(self, sets, images):
         size = (self.fixed + self.image * (images or self.batch)) * sets[self.of]
         change = np.bincount(self.begin, size, self.end.max() + 1)
@@ -68,9 +62,10 @@ class Memory(NamedTuple):
     def restored(cls, content):
         """Returns the Memory that `stored` described."""
         content = dict(content)
-        tensors, kinds = np.arange(content.pop('tensors')), dict(fixed=np.float64, image=np.float64)
+        tensors = np.arange(content.pop('tensors'))
+        kinds = dict.fromkeys(('fixed', 'image', 'kept'), np.float64)
         content['sets'] = np.array([np.isin(tensors, row) for row in content['sets']], dtype=bool)
-        for name in ('of', 'begin', 'end', 'fixed', 'image'):
+        for name in ('of', 'begin', 'end', 'fixed', 'image', 'kept'):
             content[name] = np.array(content[name], dtype=kinds.get(name, np.int64))
         return cls(**content)
 

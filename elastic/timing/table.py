@@ -135,12 +135,12 @@ class TensorTimings(NamedTuple):
     @property
     def m_dw(self):
         """Returns the (N,) bytes that the forward pass leaves for each tensor alone."""
-        return chain_timings(self.memory.sets, self.memory.kept())[0]
+        return chain_timings(self.memory.sets, self.memory.kept)[0]
 
     @property
     def m_dy(self):
         """Returns the (N,) shared bytes that it leaves to carry the error gradient on to each."""
-        return chain_timings(self.memory.sets, self.memory.kept())[1]
+        return chain_timings(self.memory.sets, self.memory.kept)[1]
 
     @property
     def fixed(self):
