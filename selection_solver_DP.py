@@ -27,8 +27,8 @@ BINS_PER_ITEM, LEAST_BINS = 20, 10_000
 POWERS = (1.0, 0.5, 0.0)
 # With a memory limit, the chain is also solved where filling it costs this share of the time.
 PRICES = (0.25, 1.0, 4.0)
-# Divided by the number of items: how many of the most valuable are starts, and how many of the least
-# valuable chosen ones are left out on trial. Small networks try all; large ones take no seconds.
+# Divided by the number of items: how many of the most valuable are starts, and how many of the
+# least valuable chosen ones are left out on trial. Small networks try all of them.
 TRIALS = 300
 
 

@@ -28,6 +28,7 @@ IN_PLACE = frozenset((
     'LogSoftmax', 'Maximum', 'Minimum', 'Mul', 'Neg', 'Pow', 'RealDiv', 'Reciprocal', 'Relu',
     'Relu6', 'Relu6Grad', 'ReluGrad', 'Rsqrt', 'RsqrtGrad', 'Select', 'SelectV2', 'Sigmoid',
     'SigmoidGrad', 'Softmax', 'Sqrt', 'Square', 'SquaredDifference', 'Sub', 'Tanh', 'TanhGrad'))
+COPYING = ('AssignSubVariableOp', 'AssignAddVariableOp')  # unless nothing else reads the variable
 LEAST = 4096  # bytes of a tensor that counts; hundreds of smaller ones add up to less than 1 %
 L2_BYTES, L3_BYTES = 256 << 10, 30 << 20  # as TensorFlow's convolutions assume
 # ms per unit of work, typical of a small CPU: which op ends first. As fast an op is run at once.
@@ -68,7 +69,28 @@ def memory_of(maker, threads=2):
             add(later, max(begin, before), end, size, name in maker.graph.forward)
     for name in order:
         add(bits[name], begins[name], ends[name], _workspace(maker, nodes[name]))
+    for name, end, value in _copies(nodes, order, readers, ends):
+        add(bits[name], begins[name], end, (_bytes(sizes, _resolved(value, source)), False))
     return _memory(entries, maker)
+
+
+def _copies(nodes, order, readers, ends):
+    """Yields (node, event at which its copy is alone, value) of updates that copy their variable.
+
+    The first write to a variable finds its value in use, as long as an op reads it. value: a tensor
+    of the same size.
+    """
+    reads = collections.defaultdict(list)
+    for name, node in nodes.items():
+        if node.op == 'ReadVariableOp':
+            reads[node.input[0]] += readers[name + ':value:0']
+    written = set()
+    for name in order:
+        node = nodes[name]
+        if node.op in COPYING and node.input[0] not in written:
+            written.add(node.input[0])
+            yield name, max([ends[name]] + [ends[each] for each in reads[node.input[0]] if each]
+                            ), node.input[1]
 
 
 def _memory(entries, maker):
@@ -123,6 +145,10 @@ def _sizes(maker):
                 found[op.name]['{}:{}'.format(op.name, place)] = nbytes, bool(
                     output.shape.rank) and output.shape[0] == batch
     return found
+
+
+def _bytes(sizes, tensor):
+    return sizes[tensor.split(':')[0]].get(tensor, (0, False))[0]
 
 
 def _workspace(maker, node):

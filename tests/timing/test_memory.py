@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -70,12 +69,13 @@ def test_a_table_keeps_memory(tmp_path, memory):
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(sys.version_info < (3, 8), reason='its trace has no allocations')
-def test_the_prediction_is_what_the_allocator_counts(tmp_path):
+def test_the_prediction_is_what_the_allocator_counts():
     status, output, errors = script(
         os.path.join('benchmarks', '_memory_worker.py'), 'mobilenetv2', '0.35', '64', '4')
     assert status == 0, errors
     rows = json.loads(output.splitlines()[-1])
     assert {'forward', 'head', 'full'} <= set(rows)
+    if rows['full']['counted'] is None:
+        pytest.skip('the trace of this TensorFlow has no allocations')
     for name, row in rows.items():
         assert row['predicted'] == pytest.approx(row['counted'], rel=0.1), name
