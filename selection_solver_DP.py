@@ -321,6 +321,8 @@ def _search_in(room, items, members, feasible, value, budget):
 
     def best_of(found):
         return max(found, key=lambda mask: value[mask].sum())
+    # At rho 1 only memory limits.
+    budget = min(budget, float(some.own.sum() + some.group_ms.sum() + abs(some.cache_ms).max()))
     spare = budget - min(0.0, float(some.cache_ms.min()))
     tried = max(2, TRIALS // len(value))
     first = [np.zeros(len(value), dtype=bool)] + [

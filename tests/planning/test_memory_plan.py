@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
+import datasets
 import train
-from datasets import tested_at_once
 from elastic.device import host
 from elastic.errors import UserError
 from elastic.planning.memory_plan import BESIDE, StepMemory, check_memory, set_limit
@@ -66,9 +66,9 @@ def test_a_limit_is_checked_once_tensorflow_is_there(capsys):
 
 
 def test_tests_take_no_more_images_than_a_step():
-    assert tested_at_once(8) == 32
+    assert datasets.tested_at_once(8) == 32
     host.limit_memory(10 ** 9)
-    assert tested_at_once(8) == 8
+    assert datasets.tested_at_once(8) == 8
 
 
 def test_too_little_is_refused_with_what_would_work(maker):
