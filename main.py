@@ -177,18 +177,19 @@ def check_model(settings, model, dataset, cluster):
 # ---------------------------------------------------------------- timing table and scheme
 
 def images_to_profile(settings, model, dataset):
-    """Returns the number of images in a timed step: all of a batch, with --memory what fits.
+    """Returns the number of images in a timed step: with --memory, what fits of a step's images.
 
     Raises UserError if --memory is too small to train anything.
     """
     if settings.training.memory is None:
-        return settings.batch_size
+        return settings.at_once
+    from elastic.data.batches import specs_of
     from elastic.planning.memory_plan import check_memory
     from profiler import step_maker
-    step, _ = timed_step(settings, dataset, settings.batch_size)
-    memory = check_memory(settings.training,
-                          step_maker(model, step, *dataset.train.element_spec))
-    return memory.to_profile(memory.room)
+    step, _ = timed_step(settings, dataset)
+    memory = check_memory(settings.training, step_maker(
+        model, step, *specs_of(dataset.train, step.batch_size)))
+    return memory.at_once(memory.room)
 
 
 def profile(settings, model, dataset, at_once=None):
@@ -197,15 +198,13 @@ def profile(settings, model, dataset, at_once=None):
     at_once: images in a timed step, from images_to_profile; default: a batch.
     """
     import profiler
-    batch = next(iter(dataset.probe))  # drawn even if unused, so selections get the same batches
+    images, labels = next(iter(dataset.probe))  # drawn even if unused: selections get the same ones
     step, folder = timed_step(settings, dataset, at_once)
-    table = profiler.table_for(step, model, folder, lambda: [each[:at_once] for each in batch])
-    table = table._replace(memory=None)  # steps that need it predict it
-    if at_once not in (None, settings.batch_size):
-        print('--memory: steps of {} images were timed, in place of {}'.format(
-            at_once, settings.batch_size))
-        table = table.for_batch(settings.batch_size, at_once)
-    return table
+    size = step.batch_size
+    table = profiler.table_for(step, model, folder, lambda: (images[:size], labels[:size]))
+    if size < settings.at_once:
+        print('--memory: steps of {} images are timed'.format(size))
+    return table.repeated(settings.batch_size // size)._replace(memory=None)
 
 
 def path_of_timings(settings, dataset, at_once):
@@ -219,10 +218,10 @@ def timed_step(settings, dataset, at_once=None):
     from profiler import StepSettings
     network, training = settings.model, settings.training
     return StepSettings(
-        network.model_name, network.alpha, network.input_size, at_once or settings.batch_size,
-        dataset.num_classes, dataset.augmentation, network.bn_statistics, training.optimizer,
-        training.weight_decay, training.clip_norm, settings.data.class_weight, network.head,
-        network.head_start), tables_folder(
+        network.model_name, network.alpha, network.input_size,
+        at_once or settings.at_once, dataset.num_classes, dataset.augmentation,
+        network.bn_statistics, training.optimizer, training.weight_decay, training.clip_norm,
+        settings.data.class_weight, network.head, network.head_start), tables_folder(
             settings.records.logs_dir, settings.workers.worker_index)
 
 

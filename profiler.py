@@ -132,11 +132,12 @@ def step_maker(model, settings, inputs, labels):
     """
     from elastic.steps.masked_step import StepMaker
     from elastic.steps.optimizer import make_optimizer
+    from elastic.steps.training_step import Objective
     optimizer = make_optimizer(settings.optimizer, 1e-6, 1000, model.trainable_variables,
                                clip_norm=settings.clip_norm)
     weights = None if settings.class_weight is None else np.ones(model.output_shape[-1])
     return StepMaker(model, optimizer, settings.weight_decay, inputs, labels,
-                     class_weight=weights)
+                     Objective(class_weight=weights))
 
 
 def prefix_cuts(prefixes, times, inputs, labels):

@@ -12,24 +12,18 @@ upper bound, as it counts every branch above the deepest tensor. So its exact so
 greedy search. benchmarks/selector.py measures how near to the optimum the best set is.
 """
 
-import itertools
 import warnings
 from typing import NamedTuple
 
 import numpy as np
 
 from elastic.selection.items import items_of, rho_or_smallest, smallest_rho
-from elastic.timing.table import time_of_groups
+from elastic.selection.search import POWERS, filled, trimmed, within_both
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
-# The greedy searches add the largest importance / ms ** power; power 0 ignores the cost.
-POWERS = (1.0, 0.5, 0.0)
 # With a memory limit, the chain is also solved where filling it costs this share of the time.
 PRICES = (0.25, 1.0, 4.0)
-# Divided by the number of items: how many of the most valuable are starts, and how many of the
-# least valuable chosen ones are left out on trial. Small networks try all of them.
-TRIALS = 300
 
 
 class Selection(NamedTuple):
@@ -95,7 +89,7 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, cache_ms=0
 
     def ms_of(mask):
         return _chain_time(mask, t_dw, t_dy) + float(cache_ms[np.argmax(mask)])
-    mask = _trimmed(mask, value, ms_of, budget)
+    mask = trimmed(mask, value, ms_of, budget)
     return Selection(mask, float(importance[mask].sum()), ms_of(mask), fallback)
 
 
@@ -139,14 +133,6 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
         if k in taken and spare >= 0 and taken[k][spare // 8] >> (7 - spare % 8) & 1:
             mask[k] = True
             capacity = spare
-    return mask
-
-
-def _trimmed(mask, value, ms_of, budget):
-    """Returns the mask without its least valuable items that rounding puts over the budget."""
-    mask = mask.copy()
-    while mask.any() and ms_of(mask) > budget:
-        mask[np.argmin(np.where(mask, value, np.inf))] = False
     return mask
 
 
@@ -264,7 +250,7 @@ def choose_tensors(timings, importance, rho, layers=None, room=None):
         mask[feasible] = _search(items.only(feasible), value[feasible], budget)
     elif feasible.any():
         mask[feasible] = _search_in(room, items, members, feasible, value, budget)
-    mask = _trimmed(mask, value, ms_of, limit)
+    mask = trimmed(mask, value, ms_of, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
@@ -314,34 +300,14 @@ def _search_in(room, items, members, feasible, value, budget):
     Memory only adds starts to _search, at several prices of a byte, and exchanges at the end: time
     and bytes of the graph are true at every step. members: (L, N) bool, the tensors of each item.
     """
-    some, members, value = items.only(feasible), members[feasible], value[feasible]
-
-    def fits(mask):
-        return room.fits(members[mask].any(axis=0))
-
-    def best_of(found):
-        return max(found, key=lambda mask: value[mask].sum())
+    some = items.only(feasible)
     # At rho 1 only memory limits.
     budget = min(budget, float(some.own.sum() + some.group_ms.sum() + abs(some.cache_ms).max()))
     spare = budget - min(0.0, float(some.cache_ms.min()))
-    tried = max(2, TRIALS // len(value))
-    first = [np.zeros(len(value), dtype=bool)] + [
-        np.arange(len(value)) == item for item in np.argsort(-value)[:tried]]
-    starts = [(start, power) for start in first if some.time(start) <= budget or not start.any()
-              for power in POWERS]
-    for price in (0.0,) + PRICES:
-        priced = items.priced(room.memory, items.of == np.arange(len(items.own))[:, None],
-                              price * spare / room.nbytes).only(feasible)
-        start = on_chain(priced, value, budget + price * spare)
-        starts.append((_trimmed(start, value, lambda mask: (
-            some.time(mask) if fits(mask) else np.inf), budget), POWERS[0]))
-    mask = best_of([filled(some, value, start, budget, power, fits) for start, power in starts])
-    for item in np.argsort(np.where(mask, value, np.inf))[:min(tried, mask.sum())]:
-        others, left = np.where(np.arange(len(mask)) == item, 0, value), mask.copy()
-        left[item] = False
-        mask = best_of([mask] + [filled(some, others, left, budget, power, fits)
-                                 for power in POWERS])
-    return mask
+    chains = [on_chain(items.priced(room.memory, members, price * spare / room.nbytes).only(
+        feasible), value[feasible], budget + price * spare) for price in (0.0,) + PRICES]
+    return within_both(some, value[feasible], budget, chains, lambda mask: room.fits(
+        members[feasible][mask].any(axis=0)))
 
 
 def on_chain(items, value, budget):
@@ -360,35 +326,3 @@ def on_chain(items, value, budget):
     except InfeasibleBudget:  # no item fits at the upper bound
         pass
     return mask
-
-
-def filled(items, value, mask, budget, power=1.0, fits=None):
-    """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
-
-    An item costs its ops that no chosen item needs, and the change of cache_ms.
-    fits: (mask) -> bool, a further limit, which a larger mask never meets again; or None.
-    """
-    mask, value = mask.copy(), np.where(mask, 0, value)
-    paid = items.needs[:, mask].any(axis=1)
-    # (L,) ms to add each item
-    cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
-    deepest = list(zip(items.depth, items.cache_ms))
-    depth, cache_ms = max(itertools.compress(deepest, mask), default=(-1, 0.0))
-    left = budget - items.own[mask].sum() - items.group_ms[paid].sum() - cache_ms
-    needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
-    while True:
-        whole = cost + np.where(items.depth > depth, items.cache_ms - cache_ms, 0.0)
-        rate = value / np.maximum(whole, 1e-9) ** power
-        rate[whole > left] = 0
-        best = int(np.argmax(rate))
-        if not rate[best] > 0:
-            return mask
-        mask[best], value[best] = True, 0
-        if fits is not None and not fits(mask):
-            mask[best] = False
-            continue
-        left -= whole[best]
-        depth, cache_ms = max((depth, cache_ms), deepest[best])
-        new = np.flatnonzero(needed_by[best] & ~paid)
-        paid[new] = True
-        cost -= time_of_groups(items.group_ms[new], items.needs[new])

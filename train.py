@@ -28,8 +28,10 @@ from elastic.selection.closed_loop import ClosedLoop, FixedTable, Steps, steps_d
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, rho_or_smallest
 from elastic.steps.epoch import READ, Diverged
-from elastic.steps.masked_step import ModelState, StepMaker
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.model_state import ModelState
 from elastic.steps.optimizer import optimizer_for
+from elastic.steps.training_step import Objective
 from elastic.texts import size_text
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
@@ -40,14 +42,14 @@ from selection_solver_DP import choose_cached_tensors, choose_tensors
 def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
     """Returns the StepMaker of a run, with its optimizer; a ModelState if no epoch trains.
 
-    penalty: as in TrainingStep. cluster: workers.cluster.Cluster that trains the model.
+    penalty: as in Objective. cluster: workers.cluster.Cluster that trains the model.
     """
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     mean = StepMean(cluster) if cluster.size > 1 else None
     if not settings.trained_epochs:  # tracing a step takes seconds
         return ModelState(model, optimizer, mean)
     return StepMaker(model, optimizer, settings.weight_decay, *dataset.train.element_spec,
-                     penalty=penalty, class_weight=dataset.class_weight, mean=mean)
+                     Objective(penalty, dataset.class_weight), mean, settings.micro_batch)
 
 
 def train(scheme, dataset, settings, session, cache=None, plan=None):
@@ -113,7 +115,11 @@ class ElasticScheme(Scheme):
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         self._loop = ClosedLoop(timings, maker) if settings.closed_loop else FixedTable(timings)
-        self._memory = None if settings.memory is None else StepMemory(maker)
+        self._memory = None
+        if settings.memory is not None:
+            self._memory = StepMemory(maker, maker.parts > 1)
+            at_once = self._memory.at_once(self._memory.room)
+            self._evaluator.micro_batch = None if at_once == maker.micro_batch else at_once
         self._current, self._choosing_seconds = None, 0.0
 
     def select(self, epoch, last):
@@ -129,7 +135,8 @@ class ElasticScheme(Scheme):
         del self._evaluator.pass_ms[:]
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
-        drift = self._loop.update(*batch, self._evaluator.pass_ms, self._steps(last))
+        both_ms = None if self._evaluator.in_parts else self._evaluator.pass_ms
+        drift = self._loop.update(*batch, both_ms, self._steps(last))
         table = slowest_table(self._cluster, self._loop.timings)
         rho = self._rho(epoch)
         rho, chosen = self._cluster.of_chief(

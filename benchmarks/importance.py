@@ -66,7 +66,7 @@ def row(model, batch, rate):
     trials = []
     evaluate_importance(model, optimizer, [batch], evaluator=evaluator, trials=trials)
     with evaluator.updated(evaluator.gradients(*batch)[1]) as before:
-        updates = list(evaluator.changes(before))
+        updates = [v.read_value() - old for v, old in zip(evaluator.variables, before)]
     forward = evaluator.maker.forward(dropout=False)
     found = dict(learning_rate=rate, scale=trials[0].scale)
     for name, scale in (('full', 1.0), ('scaled', trials[0].scale)):

@@ -36,9 +36,9 @@ from elastic.workers.addresses import check_own_address, workers_of
 # Beside command_line.SHARED, in the order of --help: title of a group -> its flags.
 GROUPS = {
     None: ('train_type', 'train_tensors', 'num_classes', 'learning_rate', 'warmup_steps',
-           'num_epochs', 'weights', 'bn_statistics', 'seed', 'deterministic', 'steps_per_epoch',
-           'train_images', 'test_images', 'skip_bad_images', 'views', 'validation_steps',
-           'validation_share', 'keep', 'patience', 'memory'),
+           'num_epochs', 'micro_batch', 'weights', 'bn_statistics', 'seed', 'deterministic',
+           'steps_per_epoch', 'train_images', 'test_images', 'skip_bad_images', 'views',
+           'validation_steps', 'validation_share', 'keep', 'patience', 'memory'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
     'prefix cache': ('prefix_cache', 'cache_dir', 'cache_gb'),
@@ -101,6 +101,7 @@ def check_arguments(args):
     if args.meter_csv:
         check_meter(args.meter_csv)
     args.bn_statistics = statistics_of(args.weights, args.bn_statistics)
+    check_micro_batch(args)
     args.closed_loop = args.closed_loop and not args.deterministic
     args.views = views_of(args)
     if args.run_name != DEFAULTS['run_name']:
@@ -212,6 +213,30 @@ def check_validation(args):
     if best and args.train_type == PRUNE:
         raise UserError('--keep best does not fit prune_training, which changes the network: the '
                         'best epoch may be one before channels were removed; leave it out')
+
+
+def check_micro_batch(args):
+    """Turns the prefix cache off if batches are divided; UserError for what excludes that.
+
+    A micro-batch that is the whole batch becomes None.
+    """
+    size, whole = args.micro_batch, args.batch_size
+    if size == whole:
+        args.micro_batch = None
+    if args.micro_batch is None:
+        return
+    if whole % size:
+        raise UserError('--micro_batch {} does not divide --batch_size {}; allowed: {}'.format(
+            size, whole, ', '.join(str(each) for each in range(1, whole + 1) if not whole % each)))
+    reason = ('batch statistics are those of a whole batch: add --bn_statistics frozen'
+              if args.bn_statistics == 'train' else
+              '--workers average whole batches: use a smaller --batch_size'
+              if args.workers is not None else
+              'a prefix cache reads whole batches: leave --prefix_cache on out'
+              if args.prefix_cache == 'on' else None)
+    if reason:
+        raise UserError('--micro_batch {} does not fit: {}'.format(size, reason))
+    args.prefix_cache = 'off'
 
 
 def views_of(args):

@@ -92,6 +92,10 @@ class Settings(NamedTuple):
     clip_norm: Flag(
         number(float, above=0), "clip the norm of each tensor's gradient to X, with every scheme: "
         'helps where the loss stops being finite (default: no clipping)') = None
+    micro_batch: Flag(
+        number(int, low=1), 'compute each batch N images at a time, in the memory of N, and update '
+        'once, with every scheme: N divides --batch_size; without batch statistics and prefix '
+        'cache (default: the whole batch at once)', label='micro_batch {}') = None
     interval: Flag(
         number(int, low=0), 'epochs from one selection to the next; 0: select only once; also '
         'used by --views', 'EPOCHS', label='interval {}') = 4
@@ -304,6 +308,11 @@ class RunSettings(NamedTuple):
     cache: CacheSettings = CacheSettings()
     records: RecordSettings = RecordSettings()
     workers: WorkerSettings = WorkerSettings()
+
+    @property
+    def at_once(self):
+        """Returns the number of images that a step computes at once."""
+        return self.training.micro_batch or self.batch_size
 
 
 KINDS = (ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings, WorkerSettings)

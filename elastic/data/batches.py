@@ -104,3 +104,10 @@ def _fetch_batch(split, indices):
     shape = (indices.shape[0], split.input_size, split.input_size, 3)
     return (tf.ensure_shape(tf.cast(images, tf.float32), shape),
             tf.ensure_shape(labels, shape[:1]))
+
+
+def specs_of(batches, size):
+    """Returns the tf.TensorSpecs of batches of `size` images. batches: tf.data of others."""
+    import tensorflow as tf
+    return [tf.TensorSpec((size,) + tuple(spec.shape[1:]), spec.dtype)
+            for spec in batches.element_spec]

@@ -38,31 +38,32 @@ def set_limit(memory):
 class StepMemory:
     """Says what the steps of a StepMaker may hold, and what they would hold.
 
-    memory: timing.memory.Memory of its steps.
+    memory: timing.memory.Memory of its steps. adds_up: whether they sum gradients up, in variables
+    as large as the weights.
     """
 
-    def __init__(self, maker):
+    def __init__(self, maker, adds_up=False):
         self.memory = memory_of(maker)
-        self._whole = bool(maker.moving)  # batch statistics: importance needs the whole batch
+        self._beside = BESIDE + adds_up * self.memory.weights
+        self._flag = '--micro_batch' if adds_up else '--batch_size'
+        self._whole = maker.whole_because is not None  # importance needs the whole batch
         self.least = self.memory.peak(fixed_mask(HEAD, maker.model))
 
     @property
     def room(self):
         """Returns the Room of a step now. What the head needs was checked before the run."""
         host.release_memory()
-        left = host.memory_limit() - host.resident_bytes() - BESIDE
+        left = host.memory_limit() - host.resident_bytes() - self._beside
         return Room(self.memory, max(left, self.least))
 
     def at_once(self, room):
-        """Returns how many images importance takes at once; 1 if even that exceeds the room."""
+        """Returns how many images importance and the profile take at once: a divisor of a batch.
+
+        It is 1 if even that exceeds the room; check tells before.
+        """
         batch = self.memory.batch
         return batch if self._whole else largest_batch(
             lambda images: self.memory.importance_peak(images) <= room.nbytes, batch, True) or 1
-
-    def to_profile(self, room):
-        """Returns how many images the timed steps take: the largest batch that fits."""
-        return largest_batch(lambda images: self.memory.importance_peak(images) <= room.nbytes,
-                             self.memory.batch) or 1
 
     def check(self, mask, elastic):
         """Raises UserError unless a run whose smallest step is that of the mask fits.
@@ -74,24 +75,25 @@ class StepMemory:
             return max(found, self.memory.importance_peak(images if self._whole else 1)
                        ) if elastic else found
         batch, limit = self.memory.batch, host.memory_limit()
-        held = host.resident_bytes() + BESIDE
+        held = host.resident_bytes() + self._beside
         if held + need(batch) <= limit:
             return
         fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1)
-        raise UserError('--memory {} is too small: {} needs {} with --batch_size {}; use that or '
-                        'more, {}'.format(
+        raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
+                        .format(
                             size_text(limit), 'training the head alone' if elastic else
-                            'this --train_type', size_text(held + need(batch)), batch,
-                            'or --batch_size {}'.format(fitting) if fitting else
+                            'this --train_type', size_text(held + need(batch)), self._flag, batch,
+                            'or {} {}'.format(self._flag, fitting) if fitting else
                             'as not even a batch of one image fits'))
 
 
 def check_memory(settings, maker):
     """Raises UserError if no step of a run fits into --memory; returns its StepMemory.
 
-    settings: settings.Settings. maker: masked_step.StepMaker of the full step.
+    settings: settings.Settings. maker: masked_step.StepMaker of what a step computes at once.
     """
-    memory, model, kind = StepMemory(maker), maker.model, settings.train_type
+    memory = StepMemory(maker, settings.micro_batch is not None)
+    model, kind = maker.model, settings.train_type
     elastic = is_elastic(kind)
     name = HEAD if elastic else 'full_training' if kind == PRUNE else kind
     mask = matching_mask(settings.train_tensors, model) if kind == CHOSEN else fixed_mask(

@@ -174,13 +174,12 @@ class PruneTrainScheme(Scheme):
 
     def _use(self, model, optimizer):
         self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
-                               *self._dataset.train.element_spec, penalty=self.maker.penalty,
-                               loss_scale=self.maker.loss_scale,
-                               class_weight=self.maker.class_weight)
+                               *self._dataset.train.element_spec, self.maker.objective,
+                               micro_batch=self._settings.micro_batch)
 
     def state(self):
         return dict(summary=self.summary, prunings=self._prunings,
-                    coefficient=self.maker.penalty.coefficient,
+                    coefficient=self.maker.objective.penalty.coefficient,
                     widths=[channels.size for channels in structure(self.maker.model).channels])
 
     def restore(self, state, choice):

@@ -96,7 +96,8 @@ class ClosedLoop(FixedTable):
         steps give the speed: there are hundreds of them, and few passes. If steps and passes
         disagree, weight gradients overlap with the error gradient more or less than before; the
         table follows that until the next update.
-        both_ms: ms of forward and backward passes of all tensors that were just run, if any.
+        both_ms: ms of forward and backward passes of all tensors that were just run, if any; None:
+        such passes do not fit in memory, and the steps alone are followed.
         steps: Steps since the last update; None before the first. Call `waited` first.
         """
         table, drift = self._by_passes(inputs, labels, both_ms)
@@ -111,6 +112,8 @@ class ClosedLoop(FixedTable):
     def _by_passes(self, inputs, labels, both_ms):
         """Returns (the reference at the speed of both passes, drift of its shares)."""
         old = self.reference
+        if both_ms is None:
+            return old, 0.0
         for calls, noise in zip(CALLS, NOISE):
             t_fp, t_bp = self.measure(inputs, labels, calls, both_ms)
             drift = (t_bp / t_fp) / (old.t_bp / old.t_fp) - 1

@@ -4,7 +4,6 @@ import contextlib
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from elastic.compat import keras_stack
 from elastic.schemes.fixed import HEAD, fixed_mask
@@ -47,32 +46,52 @@ class Evaluator:
 
     Passes run in training mode without dropout, whose noise would drown a first-order drop.
     maker: masked_step.StepMaker of the training step. seed: of `random`, which metrics draw from.
+    micro_batch: number of examples of which a pass computes a batch in turn, in less memory; it
+    divides the batch, and may be set before the first pass. None: the maker's. Where whole_because
+    gives a reason, batches stay whole.
     scale: of the next trial update: that of the last, doubled if it held easily.
     pass_ms: ms of each forward and backward pass after the first, which compiles.
     """
 
-    def __init__(self, maker, seed=0):
-        self.maker = maker
+    def __init__(self, maker, seed=0, micro_batch=None):
+        self.maker, self.micro_batch = maker, micro_batch
         self.random = np.random.RandomState(seed)
         self.memory = {}  # what a metric keeps from one selection to the next
         self.scale = 1.0
         self.variables = maker.variables
         self.pass_ms = []
-        self._momenta = keras_stack.momenta(maker.optimizer, maker.model.trainable_variables)
-        self._others = maker.state[len(maker.variables):]  # slots and the iteration count
-        self._pass = None
-        self._update = maker.update_alone(decay=False)
+        slots = {id(keras_stack.raw(slot)) for of_one in keras_stack.slots(
+            maker.optimizer, maker.model.trainable_variables) for slot in of_one}
+        self._others = [variable for variable in maker.state[len(maker.variables):]
+                        if id(variable) not in slots]  # the iteration count, the loss scale
+        self._pass = self._drops = None
+        self._update = maker.trial_update()
+
+    @property
+    def in_parts(self):
+        """Returns whether passes compute a batch in other parts than the maker's steps do."""
+        return self.micro_batch not in (None, self.maker.micro_batch) and (
+            self.maker.whole_because is None)
 
     def gradients(self, inputs, labels):
         """Returns (objective, N gradients); changes neither random states nor BN statistics."""
         if self._pass is None:
-            self._pass = self.maker.gradients()
+            if self.micro_batch is not None and self.maker.whole_because:
+                print('importance in whole batches: ' + self.maker.whole_because)
+            maker = self.maker.in_parts(self.micro_batch) if self.in_parts else self.maker
+            self._pass, self._drops = maker.gradients(), maker.drops()
             self._pass(inputs, labels)[0].numpy()  # compiles, which pass_ms leaves out
-        results, ms = self._pass.timed(inputs, labels)
-        if self.maker.mean is None:  # else they include what the wire takes
+            self._pass.compiled = True
+        return self._timed(self._pass, inputs, labels)
+
+    def _timed(self, function, *batch):
+        """Returns (objective, other results) of a function of the maker."""
+        results, ms = function.timed(*batch)
+        # The wire would count, too.
+        if self.maker.mean is None and function.compiled:
             self.pass_ms.append(ms)
-        result = StepResult(*results[:NUM_RESULTS])
-        return float(result.objective), results[NUM_RESULTS:]
+        function.compiled = True
+        return float(StepResult(*results[:NUM_RESULTS]).objective), results[NUM_RESULTS:]
 
     @contextlib.contextmanager
     def updated(self, gradients):
@@ -84,8 +103,6 @@ class Evaluator:
         """
         with keras_stack.restored_afterwards(self.variables) as before:
             with keras_stack.restored_afterwards(self._others):
-                for momentum in self._momenta:
-                    momentum.assign(tf.zeros_like(momentum), read_value=False)
                 self._update(*gradients)
             del gradients[:]
             yield before
@@ -100,25 +117,19 @@ class Evaluator:
         """
         objective, gradients = self.gradients(inputs, labels)
         with self.updated(gradients) as before:
-            updates, tried = None, scale or self.scale
+            # A copy only once a weight is assigned.
+            after, tried = [v.read_value() for v in self.variables], scale or self.scale
             while True:
-                if tried != 1.0:  # else the weights differ from `before` by it: no copy is needed
-                    updates = updates or list(self.changes(before))
-                    for variable, old, update in zip(self.variables, before, updates):
-                        variable.assign(old + tried * update, read_value=False)
-                after, gradients = self.gradients(inputs, labels)
-                drops = -tf.stack([tf.reduce_sum(gradient * update) for gradient, update in zip(
-                    gradients, updates or self.changes(before))]).numpy().astype(np.float64)
-                trial = Trial(tried, tried * float(drops.sum()), objective - after)
+                if tried != 1.0:
+                    for variable, old, new in zip(self.variables, before, after):
+                        variable.assign(old + tried * (new - old), read_value=False)
+                reached, (products,) = self._timed(self._drops, inputs, labels, *before, *after)
+                drops = -products.numpy().astype(np.float64)
+                trial = Trial(tried, tried * float(drops.sum()), objective - reached)
                 if scale or trial.holds or tried <= SMALLEST_SCALE:
                     break
                 tried = self.scale = tried / 2
-                del gradients
         return drops, trial
-
-    def changes(self, before):
-        """Returns a generator of the change of each weight since `before`."""
-        return (variable.read_value() - old for variable, old in zip(self.variables, before))
 
 
 def evaluate_importance(model, optimizer, batches, metric=TRAINING.importance, evaluator=None,

@@ -155,17 +155,38 @@ def take_from_outside(function_def, tensors, num_inputs):
     tensors: (tensor, dtype enum) of each. If a tensor is listed twice (added weights share a
     gradient), the last of its arguments replaces it.
     """
-    names = {tensor: 'given_{}'.format(i) for i, (tensor, _) in enumerate(tensors)}
+    given = add_arguments(function_def, num_inputs, [dtype for _, dtype in tensors])
+    names = dict(zip((tensor for tensor, _ in tensors), given))
     for node in function_def.node_def:
         set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
     for output, tensor in list(function_def.ret.items()):
         function_def.ret[output] = names.get(tensor, tensor)
-    handles = list(function_def.signature.input_arg)[num_inputs:]
-    del function_def.signature.input_arg[:]
-    function_def.arg_attr.clear()
-    for i, (_, dtype) in enumerate(tensors):
-        function_def.signature.input_arg.add(name='given_{}'.format(i), type=dtype)
-    function_def.signature.input_arg.extend(handles)
+    del function_def.signature.input_arg[:num_inputs]
+
+
+def add_arguments(function_def, place, dtypes):
+    """Adds arguments to a FunctionDef in front of the one at `place`; returns their names.
+
+    dtypes: dtype enum of each.
+    """
+    after = list(function_def.signature.input_arg)[place:]
+    del function_def.signature.input_arg[place:]
+    function_def.arg_attr.clear()  # by place
+    names = ['given_{}'.format(i) for i in range(len(dtypes))]
+    for name, dtype in zip(names, dtypes):
+        function_def.signature.input_arg.add(name=name, type=dtype)
+    function_def.signature.input_arg.extend(after)
+    return names
+
+
+def take_results(function_def, num_results):
+    """Removes the results after the first ones from a FunctionDef; returns [(tensor, dtype enum)].
+
+    The nodes that compute them stay.
+    """
+    outputs = list(function_def.signature.output_arg)[num_results:]
+    del function_def.signature.output_arg[num_results:]
+    return [(function_def.ret.pop(output.name), output.type) for output in outputs]
 
 
 def add_node(function_def, op, name, inputs, **types):

@@ -5,73 +5,35 @@ once. The reduced step of a mask is a copy of its graph without the nodes that s
 tensors, and is ready in the time of a step or two (benchmarks/overhead.py).
 """
 
-import time
-import weakref
-
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework.types_pb2 import DT_RESOURCE
 
 from elastic.compat import keras_stack, tf_internals
 from elastic.errors import UserError
+from elastic.steps.additions import add_products, add_up, in_order, read_sums, set_aside
+from elastic.steps.cut_steps import GraphFunction, MaskedStep, SummedGradients, SummedStep
 from elastic.steps.function_graph import (
     Cutter,
+    add_arguments,
     add_node,
     pass_through,
     repeat_noise,
     take_from_outside,
+    take_results,
     untie,
 )
 from elastic.steps.inlining import inlined, set_inputs
+from elastic.steps.model_state import ModelState
 from elastic.steps.step_graph import analyse, check_effects
 from elastic.steps.training_step import (
     NUM_RESULTS,
+    PLAIN,
     StepResult,
     TrainingStep,
     as_batch,
     checked_mask,
 )
-
-
-class ModelState:
-    """Holds what training may change of a model, and makes no steps.
-
-    optimizer: may be None. mean: as for StepMaker.
-    """
-
-    def __init__(self, model, optimizer, mean=None):
-        self.model, self.optimizer, self.mean, self.loss_scale = model, optimizer, mean, None
-        # Kept because Keras takes milliseconds to collect them.
-        self.variables = [keras_stack.raw(v) for v in model.trainable_variables]
-
-    @property
-    def state(self):
-        """Returns the variables of model, optimizer and loss scale that an update may change."""
-        of_optimizer = keras_stack.optimizer_variables(self.optimizer) if self.optimizer else []
-        return self.variables + [keras_stack.raw(v) for v in of_optimizer] + (
-            self.loss_scale.variables if self.loss_scale else [])
-
-    @property
-    def everything(self):
-        """Returns all tf.Variables that training may change: `state`, statistics, random states."""
-        found = {id(variable): variable for variable in
-                 self.state + [keras_stack.raw(v) for v in self.model.variables] + self._outside()}
-        return list(found.values())
-
-    def _outside(self):
-        """Returns the variables that the steps use and that are in no layer."""
-        return []
-
-    @property
-    def moving(self):
-        """Returns the variables of `everything` that are moving statistics which steps change."""
-        return []
-
-    def assign(self, values):
-        """Assigns arrays to `everything`; raises UserError where their shapes do not fit."""
-        variables = self.everything
-        if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-            raise UserError('the checkpoint is of another network; to start over, use --restart')
-        keras_stack.assign_arrays(variables, values)
 
 
 class StepMaker(ModelState):
@@ -80,21 +42,33 @@ class StepMaker(ModelState):
     inputs, labels: one batch, or tf.TensorSpecs of one; steps take batches of exactly these shapes.
         inputs is an array, or a list, tuple or dict of them, as the model takes it; see as_batch.
     optimizer: may be None where only gradients are needed.
-    weight_decay, penalty, loss_scale, class_weight: as for TrainingStep.
+    weight_decay, objective: as for TrainingStep.
     mean: workers.step_mean.StepMean, to average each step over several workers; None: this process
         trains alone.
-    Raises UserError for a model or labels that cannot be trained.
+    micro_batch: the graph is traced for this number of examples, and each function computes a batch
+        in such parts, without a mean over workers. Gradients are added up; a step updates once.
+        None: the whole batch at once.
+    Raises UserError for a model or labels that cannot be trained, or not in micro-batches.
     """
 
-    def __init__(self, model, optimizer, weight_decay, inputs, labels, penalty=None,
-                 loss_scale=None, class_weight=None, mean=None):
+    def __init__(self, model, optimizer, weight_decay, inputs, labels, objective=PLAIN,
+                 mean=None, micro_batch=None):
         super().__init__(model, optimizer, mean)
         inputs, labels = as_batch(model, inputs, labels)
-        self.penalty, self.class_weight = penalty, class_weight
+        batch = tf.nest.flatten((inputs, labels))
+        self.shapes = [tuple(leaf.shape) for leaf in batch]
+        self.dtypes = [leaf.dtype for leaf in batch]
+        self.micro_batch = micro_batch or self.shapes[-1][0]
+        self.parts = 1 if micro_batch is None else parts_of(self.shapes, micro_batch)
+        self._specs = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), (inputs, labels))
+        if self.parts > 1:
+            inputs, labels = tf.nest.map_structure(lambda leaf: tf.TensorSpec(
+                (micro_batch,) + tuple(leaf.shape[1:]), leaf.dtype), self._specs)
         everything = np.ones(len(self.variables), dtype=bool)
         full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
-                            penalty=penalty, loss_scale=loss_scale, class_weight=class_weight)
-        self.loss_scale = full.loss_scale
+                            objective=objective)
+        self.objective, self.loss_scale = full.objective, full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
             concrete = _traced(full.function, inputs, labels)
         for name, result in zip(StepResult._fields, concrete.outputs):
@@ -108,9 +82,6 @@ class StepMaker(ModelState):
         function = inlined(concrete.function_def, self.library)
         untie(function)
         self.cutter = Cutter(function)
-        batch = tf.nest.flatten((inputs, labels))
-        self.shapes = [tuple(leaf.shape) for leaf in batch]
-        self.dtypes = [leaf.dtype for leaf in batch]
         dropouts = {product.op.name for product in products}
         self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
                         for name, node in self.cutter.nodes.items() if name in dropouts}
@@ -122,6 +93,9 @@ class StepMaker(ModelState):
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = {}
         self.config = tf_internals.step_config()
+        if self.parts > 1 and self.whole_because:
+            raise UserError('micro-batches of {} do not fit: {}'.format(
+                micro_batch, self.whole_because))
 
     def _outside(self):
         # Random states: TensorFlow lists them in any order, and names may repeat.
@@ -137,6 +111,18 @@ class StepMaker(ModelState):
         return [variable for variable in self.everything[len(self.state):]
                 if id(variable.handle) in handles and variable.dtype.is_floating]
 
+    @property
+    def whole_because(self):
+        """Returns why this step cannot be computed in micro-batches, in one line, or None."""
+        if self.mean is not None:
+            return 'several workers average whole batches'
+        return 'batch statistics are those of a whole batch' if self.moving else None
+
+    def in_parts(self, micro_batch):
+        """Returns a StepMaker of the same batch in micro-batches, whose steps update nothing."""
+        return StepMaker(self.model, None, 0.0, *self._specs, objective=self.objective,
+                         micro_batch=micro_batch)
+
     def left_out(self, mask):
         """Returns the update nodes that serve only tensors outside the (N,) bool mask."""
         return {name for name, k in self.graph.update.items() if k is not None and not mask[k]}
@@ -145,8 +131,28 @@ class StepMaker(ModelState):
         """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one."""
         mask = checked_mask(mask, len(self.variables))
         left_out = self.left_out(mask)
+        if self.parts > 1:
+            effects, written = self.effects(left_out), self.effects_on(self.state, left_out)
+            cut = self.cutter.cut({name: effects[name] for name in set(effects) - set(written)},
+                                  NUM_RESULTS, left_out, self._gradients_of(mask))
+            update = self._update(mask, left_out)
+            read_sums(update, int(mask.sum()))
+            return self._summed(cut, mask, SummedStep, self._one_by_one(update, mask))
         cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out)
         return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
+
+    def _gradients_of(self, mask):
+        """Returns (tensor, dtype enum) of the gradient of each tensor of the (N,) bool mask."""
+        whole = self.cutter.function
+        outputs = list(whole.signature.output_arg)[NUM_RESULTS:]
+        return [(whole.ret[outputs[k].name], outputs[k].type) for k in np.flatnonzero(mask)]
+
+    def _summed(self, cut, mask, kind, *more):
+        """Returns a SummedGradients, or one of its kind, of a cut step whose results they end."""
+        gradients = take_results(cut, NUM_RESULTS)
+        add_up(cut, gradients, add_arguments(cut, len(self.shapes), [DT_RESOURCE] * len(gradients)),
+               1 / self.parts)
+        return kind(cut, mask, self, [self.variables[k] for k in np.flatnonzero(mask)], *more)
 
     def averaged(self, cut, mask, tag='step'):
         """Averages results and gradients of a cut step over the workers, if there are several.
@@ -157,9 +163,9 @@ class StepMaker(ModelState):
         if self.mean is None:
             return None
         whole = self.cutter.function
-        outputs = list(whole.signature.output_arg)
-        chosen = outputs[:NUM_RESULTS] + [outputs[NUM_RESULTS + k] for k in np.flatnonzero(mask)]
-        tensors = [(whole.ret[output.name], output.type) for output in chosen]
+        tensors = [(whole.ret[output.name], output.type)
+                   for output in list(whole.signature.output_arg)[:NUM_RESULTS]]
+        tensors += self._gradients_of(mask)
         called = self.mean([tuple(self.variables[k].shape) for k in np.flatnonzero(mask)],
                            [tf.as_dtype(dtype) for _, dtype in tensors[NUM_RESULTS:]], tag, mask)
         effects = set(self.effects(self.left_out(mask)).values())
@@ -177,8 +183,24 @@ class StepMaker(ModelState):
             cut, mask = self._quiet(NUM_RESULTS + len(self.variables)), np.ones(
                 len(self.variables), dtype=bool)
             called = self.averaged(cut, mask, 'gradients') if averaged else None
-            self._gradients[averaged] = MaskedStep(cut, None, self, called=called)
+            self._gradients[averaged] = MaskedStep(cut, None, self, called=called) if (
+                self.parts == 1) else self._summed(cut, mask, SummedGradients)
         return self._gradients[averaged]
+
+    def drops(self):
+        """Returns a function (inputs, labels, *before, *after) -> [*StepResult, (N,) sums].
+
+        It is like `gradients`, but instead of N gradients it returns, for each tensor, the sum of
+        gradient x (after - before), so that each gradient can be freed at once.
+        before, after: N tensors each, for example weights before and after an update.
+        """
+        cut = self._quiet(NUM_RESULTS + len(self.variables))
+        called = self.averaged(cut, np.ones(len(self.variables), dtype=bool), 'drops')
+        gradients = take_results(cut, NUM_RESULTS)
+        given = add_arguments(cut, len(self.shapes), [dtype for _, dtype in 2 * gradients])
+        add_products(cut, gradients, given[:len(gradients)], given[len(gradients):],
+                     [len(variable.shape) for variable in self.variables])
+        return MaskedStep(cut, None, self, called=called)
 
     def with_gradients(self):
         """Returns the full step, with the N gradients after its results.
@@ -195,25 +217,61 @@ class StepMaker(ModelState):
             return MaskedStep(self._quiet(NUM_RESULTS), None, self)
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
-    def update_alone(self, decay=True):
+    def update_alone(self):
         """Returns a GraphFunction that updates all tensors by N given gradients.
 
-        BN statistics stay. decay: whether to apply weight decay.
+        BN statistics stay.
         """
+        return GraphFunction(self._update(np.ones(len(self.variables), dtype=bool), set()), self)
+
+    def trial_update(self):
+        """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
+
+        Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
+        iteration count and the loss scale change.
+        """
+        mask = np.ones(len(self.variables), dtype=bool)
+        cut, slots = self._update(mask, self._decay), self._arguments(keras_stack.slots(
+            self.optimizer, self.model.trainable_variables))
+        set_aside(cut, [pair for of_one in slots for pair in of_one],
+                  bool(keras_stack.momenta(self.optimizer, self.model.trainable_variables)))
+        return self._one_by_one(cut, mask)
+
+    def _one_by_one(self, cut, mask):
+        """Returns the GraphFunction of an update that updates one tensor after the other.
+
+        With a loss scale, in any order: each update waits for all gradients.
+        """
+        chosen, given = np.flatnonzero(mask), [
+            argument.name for argument in cut.signature.input_arg]
+        if self.loss_scale is None:
+            slots = keras_stack.slots(self.optimizer, self.model.trainable_variables)
+            groups = self._arguments([[self.variables[k]] + slots[k] for k in chosen])
+            in_order(cut, [[name] + [argument for argument, _ in group]
+                           for name, group in zip(given, groups)])
+        return GraphFunction(cut, self)
+
+    def _arguments(self, lists):
+        """Returns lists of (argument, dtype enum) of variables, without those no step uses."""
+        names = {id(handle): name for handle, name in zip(
+            self.captured, self._handles(self.cutter.function))}
+        return [[(names[id(each.handle)], each.dtype.as_datatype_enum)
+                 for each in map(keras_stack.raw, variables) if id(each.handle) in names]
+                for variables in lists]
+
+    def _handles(self, function):
+        """Returns the names of the arguments of a FunctionDef that stand for `captured`."""
+        names = [argument.name for argument in function.signature.input_arg]
+        return names[len(names) - len(self.captured):]
+
+    def _update(self, mask, left_out):
+        """Returns the FunctionDef that updates the tensors of a mask by given gradients."""
         outside = {name for name, node in self.cutter.nodes.items()
                    if name not in self.graph.update and node.op not in ('ReadVariableOp', 'Const')}
-        written = {id(variable.handle) for variable in self.state}
-        names = [argument.name for argument in self.cutter.function.signature.input_arg]
-        handles = {name for name, handle in zip(names[len(self.shapes):], self.captured)
-                   if id(handle) in written}
-        left_out = outside if decay else outside | self._decay
-        effects = {result: name for result, name in self.effects(left_out).items()
-                   if self.cutter.nodes[name].input[0] in handles}
-        cut, function = self.cutter.cut(effects, 0, left_out), self.cutter.function
-        gradients = [(function.ret[output.name], output.type)
-                     for output in list(function.signature.output_arg)[NUM_RESULTS:]]
-        take_from_outside(cut, gradients, len(self.shapes))
-        return GraphFunction(cut, self)
+        left_out = outside | left_out
+        cut = self.cutter.cut(self.effects_on(self.state, left_out), 0, left_out)
+        take_from_outside(cut, self._gradients_of(mask), len(self.shapes))
+        return cut
 
     def _quiet(self, num_results):
         """Returns the FunctionDef of the first results, without dropout, effects or new noise."""
@@ -234,6 +292,25 @@ class StepMaker(ModelState):
                 if name in self.graph.update and name not in left_out
                 and self.cutter.nodes[name].op != 'ReadVariableOp'}
 
+    def effects_on(self, variables, left_out):
+        """Returns those of `effects` that change one of these tf.Variables."""
+        written = {id(variable.handle) for variable in variables}
+        handles = {name for name, handle in zip(self._handles(self.cutter.function), self.captured)
+                   if id(handle) in written}
+        return {result: name for result, name in self.effects(left_out).items()
+                if self.cutter.nodes[name].input[0] in handles}
+
+
+def parts_of(shapes, micro_batch):
+    """Returns how many micro-batches a batch of leaves of these shapes makes, or a UserError."""
+    sizes = {shape[:1] for shape in shapes}
+    (size,) = shapes[-1]
+    if sizes != {(size,)} or size % micro_batch:
+        raise UserError('micro-batches of {0} do not fit arrays of shapes {1}: the first axis of '
+                        'each must be the batch, a multiple of {0}'.format(
+                            micro_batch, ', '.join(map(str, shapes))))
+    return size // micro_batch
+
 
 def _traced(function, inputs, labels):
     try:
@@ -243,65 +320,3 @@ def _traced(function, inputs, labels):
         while refusal is not None and not isinstance(refusal, UserError):
             refusal = refusal.__context__
         raise refusal or error
-
-
-class GraphFunction:
-    """Runs a graph that a StepMaker cut, and frees it at its end: (*tensors) -> list of results."""
-
-    def __init__(self, definition, maker):
-        self.nodes = {node.name: node.op for node in definition.node_def}
-        self._maker = maker  # keeps alive what the handles refer to
-        self._name = definition.signature.name
-        self._num_outputs = len(definition.signature.output_arg)
-        tf_internals.add_function(definition)
-        weakref.finalize(self, tf_internals.remove_function, self._name).atexit = False
-
-    def __call__(self, *tensors):
-        return tf_internals.call_function(
-            self._name, self._num_outputs, list(tensors) + self._maker.captured,
-            self._maker.config)
-
-
-class MaskedStep(GraphFunction):
-    """Updates the selected tensors on one batch: (inputs, labels) -> StepResult.
-
-    A graph with more results returns a list.
-    mask: (N,) bool; None if nothing is updated. shapes: of the batch, if not those of `maker`.
-    called: the ConcreteFunction that the graph calls, or None.
-    """
-
-    def __init__(self, definition, mask, maker, shapes=None, called=None):
-        super().__init__(definition, maker)
-        self.mask, self._keeps_alive = mask, called
-        self._shapes = shapes or maker.shapes
-        self.compiled = False  # by the first call, whose time the loop counts separately
-        self.remade = False  # whether an interrupted run has called it before
-
-    @property
-    def examples(self):
-        """Returns the number of examples of a step, of all workers."""
-        return self._shapes[-1][0] * (self._maker.mean.size if self._maker.mean else 1)
-
-    def __call__(self, inputs, labels):
-        batch, maker = tf.nest.flatten((inputs, labels)), self._maker
-        if self._shapes is maker.shapes and not (
-                all(map(tf.is_tensor, batch)) and [leaf.dtype for leaf in batch] == maker.dtypes):
-            batch = tf.nest.flatten(as_batch(maker.model, inputs, labels))
-            batch = list(map(tf.cast, batch, maker.dtypes))
-        shapes = [tuple(leaf.shape) for leaf in batch]
-        if shapes != self._shapes:
-            raise ValueError('this step was made for inputs and labels of shapes {}, not {}'.format(
-                self._shapes, shapes))
-        results = super().__call__(*batch)
-        return StepResult(*results) if len(results) == NUM_RESULTS else results
-
-    def timed(self, inputs, labels):
-        """Returns the results of one call, and the ms until the device finished."""
-        begin = time.perf_counter()
-        results = self(inputs, labels)
-        results[0].numpy()
-        return results, 1e3 * (time.perf_counter() - begin)
-
-    def milliseconds(self, inputs, labels):
-        """Returns the duration of one call in ms."""
-        return self.timed(inputs, labels)[1]

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.steps import prefix_cut
+from elastic.steps.cut_steps import MaskedStep
 from elastic.steps.function_graph import take_from_outside, work_of
 from elastic.steps.inlining import called_ops, output_places
-from elastic.steps.masked_step import MaskedStep
 from elastic.steps.step_graph import estimated_ms
 from elastic.steps.training_step import NUM_RESULTS
 

@@ -43,6 +43,20 @@ class StepResult(NamedTuple):
 NUM_RESULTS = len(StepResult._fields)
 
 
+class Objective(NamedTuple):
+    """Says what a step minimises besides the mean cross-entropy and the model's own losses.
+
+    penalty: (model) -> scalar tensor, which is added. class_weight: as in cross_entropy.
+    loss_scale: the LossScale of an earlier step; None: a new one if the model needs one.
+    """
+    penalty: Any = None
+    class_weight: Any = None
+    loss_scale: Any = None
+
+
+PLAIN = Objective()
+
+
 def check_classifier(model):
     """Raises UserError for a model that has several outputs, or its own training step or loss."""
     outputs = getattr(model, 'outputs', None) or [None]
@@ -211,13 +225,11 @@ class TrainingStep:
     weight_decay: decoupled as in the paper (SGDW, AdamW): w -= learning_rate * weight_decay * w
         before the update.
     outputs_gradients: whether to return a list: the three results, then the selected gradients.
-    penalty: (model) -> scalar tensor, added to the loss and the model's own losses.
-    loss_scale: the LossScale of an earlier step; by default a new one if the model needs one.
-    class_weight: as in cross_entropy.
+    objective: Objective; in `objective` of the step, it has the loss_scale in use, if any.
     """
 
     def __init__(self, model, optimizer, mask, weight_decay=0.0, outputs_gradients=False,
-                 penalty=None, loss_scale=None, class_weight=None):
+                 objective=PLAIN):
         check_classifier(model)
         self.model = model
         self.mask = checked_mask(mask, len(model.trainable_variables))
@@ -225,9 +237,9 @@ class TrainingStep:
         self.optimizer = optimizer
         self.weight_decay = weight_decay
         self.outputs_gradients = outputs_gradients
-        self.penalty, self.class_weight = penalty, class_weight
-        self.loss_scale = loss_scale or (
+        self.loss_scale = objective.loss_scale or (
             LossScale() if keras_stack.computes_in_float16(model) else None)
+        self.objective = objective._replace(loss_scale=self.loss_scale)
         self.decay_ops = []  # names, as traced
         self.function = tf.function(self._step)
 
@@ -239,7 +251,7 @@ class TrainingStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             predictions = self.model(inputs, training=True)  # (B, classes)
-            result = StepResult(cross_entropy(labels, predictions, self.class_weight),
+            result = StepResult(cross_entropy(labels, predictions, self.objective.class_weight),
                                 count_correct(labels, predictions), self._penalty())
             objective = result.objective
             if self.loss_scale:
@@ -254,7 +266,8 @@ class TrainingStep:
         return list(result) + gradients if self.outputs_gradients else result
 
     def _penalty(self):
-        losses = list(self.model.losses) + ([self.penalty(self.model)] if self.penalty else [])
+        penalty = self.objective.penalty
+        losses = list(self.model.losses) + ([penalty(self.model)] if penalty else [])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses] or [tf.zeros(())])
 
     def _apply(self, gradients):

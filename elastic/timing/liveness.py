@@ -96,7 +96,7 @@ def _copies(nodes, order, readers, ends):
 def _memory(entries, maker):
     keys = list(entries)
     sets = sorted({needed_by for needed_by, _, _ in keys})
-    number, batch = {each: i for i, each in enumerate(sets)}, maker.shapes[-1][0]
+    number, batch = {each: i for i, each in enumerate(sets)}, maker.micro_batch
     of, begin, end = np.array([(number[needed_by], begin, end)
                                for needed_by, begin, end in keys]).T
     fixed, whole, kept = np.array([entries[key] for key in keys]).T
@@ -137,7 +137,7 @@ def _readers(nodes, order, sizes):
 
 def _sizes(maker):
     """Returns node -> {output: (bytes, whether they grow with the batch)}."""
-    found, batch = collections.defaultdict(dict), maker.shapes[-1][0]
+    found, batch = collections.defaultdict(dict), maker.micro_batch
     for op in maker.concrete.graph.get_operations():
         if op.name in maker.cutter.nodes:
             for place, output in zip(output_places(op), op.outputs):

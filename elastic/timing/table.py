@@ -171,6 +171,11 @@ class TensorTimings(NamedTuple):
             t_update=self.t_update * whole,
             t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
 
+    def repeated(self, times):
+        """Returns the table of steps that run both passes `times` times before one update."""
+        return self if times == 1 else self.rescaled(times * self.t_fp, times * self.t_bp)._replace(
+            t_up=self.t_up, t_update=self.t_update)
+
     def backward_time(self, mask):
         """Returns the ms of the backward pass: each op that any tensor of the mask needs, once."""
         needed = (self.group_tensors & np.asarray(mask, dtype=bool)).any(axis=1)
@@ -238,15 +243,6 @@ class TensorTimings(NamedTuple):
         if self.memory is None:
             return [('', '')] * len(self.names)
         return np.column_stack([self.m_dw, self.m_dy]).astype(np.int64).tolist()
-
-    def for_batch(self, images, measured):
-        """Returns this table of `measured` images a step, scaled to `images`; memory is left out.
-
-        Both passes take as long for each image; the update does not depend on them.
-        """
-        scale = images / measured
-        return self.rescaled(scale * self.t_fp, scale * self.t_bp)._replace(
-            t_up=self.t_up, t_update=self.t_update, memory=None)
 
     def save(self, path):
         """Writes the table as JSON to `path`, and as CSV next to it, for people."""

@@ -14,6 +14,7 @@ from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
 from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import Objective
 from models import build_model
 from small_models import SMALL as SAVED_SHAPE
 from small_models import saved, sequential, user_classifier
@@ -248,7 +249,7 @@ def test_the_penalty_has_its_share_and_shrinks_the_groups():
         model.get_layer('dropout').rate = 0.0
         lasso = GroupLasso(model, [(images, labels)], ratio)
         maker = StepMaker(model, optimizer_for(model.trainable_variables), 0.0, images, labels,
-                          penalty=lasso)
+                          Objective(lasso))
         step = maker.step(np.ones(len(model.trainable_variables), dtype=bool))
         begin, loss = float(lasso.norms(model)), float(step(images, labels)[0])
         penalty = lasso.coefficient * begin

@@ -7,6 +7,7 @@ import tensorflow as tf
 from elastic.steps.epoch import EpochProgress, plain_calls, run_epoch
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
+from elastic.steps.training_step import Objective
 from small_steps import N, batch, conv_stack
 
 STEPS = 4
@@ -21,7 +22,8 @@ def made_step():
     """Returns the full step of a small network with a penalty; the same weights at each call."""
     model = conv_stack()
     optimizer = make_optimizer('sgd', 0.1, 50, model.trainable_variables)
-    return StepMaker(model, optimizer, 0.0, *batch(), penalty=length_of_head).step(np.ones(N, bool))
+    maker = StepMaker(model, optimizer, 0.0, *batch(), Objective(length_of_head))
+    return maker.step(np.ones(N, bool))
 
 
 @pytest.fixture(scope='module')
