@@ -48,8 +48,8 @@ def memory_limit():
 def return_large_tensors():
     """Lets the C library return the memory of large tensors as soon as they are freed.
 
-    glibc keeps more and more of it: steps of ResNet50 that hold 90 MB of tensors took 374 MB, and
-    183 MB so. For each large tensor, the system has to clear new memory.
+    glibc keeps more and more of it: steps of ResNet50 (96x96, batch 4, last 30 % of the tensors)
+    took 374 MB after four calls, and 183 MB so. The system has to clear new memory each time.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
