@@ -18,8 +18,8 @@ from elastic.settings import BASELINES, ELASTIC, PRUNE, TRAINING
 UNKNOWN_IMAGES = 1000  # stand for a data set that cannot be counted
 RHOS = (0.7, 0.5, 0.35, 0.25)
 PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
-             'memory of a GPU come on top; step holds: tensors of a step, '
-             'predicted')
+             'memory of a GPU come on top')
+HOLDS_NOTE = 'step holds: tensors beside the variables, predicted (docs/memory.md)'
 TIME_NOTE = 'time: tests between epochs included; selecting tensors and preparing images are not'
 
 
@@ -191,7 +191,7 @@ def notes_on(way, table):
     else:
         cache = 'prefix cache: used by default, as images of {} come back unchanged'.format(
             way.dataset_name)
-    return [TIME_NOTE, PEAK_NOTE, cache]
+    return [TIME_NOTE, PEAK_NOTE, HOLDS_NOTE, cache]
 
 
 def describe(costs):
