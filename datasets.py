@@ -8,7 +8,7 @@ memory or decoded in each epoch.
 from elastic.data.batches import Stream, in_order
 from elastic.data.images import augmentation_of, load_images, unprepared
 from elastic.data.photo import first_fault
-from elastic.device.host import MEMORY_SHARE, available_bytes
+from elastic.device.host import MEMORY_SHARE, available_bytes, memory_limit
 from elastic.errors import UserError, first_line, one_of
 from elastic.settings import VIEWS, DataSettings
 
@@ -162,7 +162,9 @@ def _tested(images, batch_size, settings):
 
 
 def tested_at_once(batch_size):
-    """Returns the size of a test batch, given that of a training batch."""
+    """Returns the size of a test batch, given that of a training batch; with --memory the same."""
+    if memory_limit() is not None:
+        return batch_size
     return max(batch_size, min(TESTED_AT_ONCE * batch_size, MOST_TESTED))
 
 

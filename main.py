@@ -7,7 +7,6 @@
 """
 
 import os
-import resource
 import sys
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from elastic import command_line
 from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
+from elastic.device.host import return_large_tensors
 from elastic.errors import UserError
 from elastic.files import check_writable, read_json
 from elastic.flags import (
@@ -26,12 +26,13 @@ from elastic.flags import (
     parse_arguments,
 )
 from elastic.networks.names import is_saved
-from elastic.runs import checkpoint, metered
+from elastic.runs import checkpoint
 from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
+from elastic.runs.metered import add_metered_energy, measured_beside
 from elastic.runs.signals import Signals
-from elastic.schemes.fixed import SCHEMES, FixedScheme, matching_mask
+from elastic.schemes.fixed import FixedScheme, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, STAGES, run_settings
 from elastic.steps.epoch import Diverged
@@ -40,11 +41,16 @@ from elastic.workers.addresses import WorkerLost, tables_folder, workers_of
 
 def join_and_run(settings, signals):
     """Joins the other workers, if there are any, and runs; returns the exit status."""
+    if settings.training.memory is not None:
+        return_large_tensors()
     start.start_tensorflow(settings.inter_op_threads, settings.deterministic,
                            settings.training.seed)
+    from elastic.planning.memory_plan import set_limit
     from elastic.runs.session import here
     from elastic.workers.agreement import check_flags
     from elastic.workers.cluster import Cluster
+    if settings.training.memory is not None:
+        set_limit(settings.training.memory)
     cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
     cluster.join()
     check_flags(cluster, decisive_settings(settings), here()['stack'])
@@ -79,8 +85,9 @@ def run(settings, records, cluster, signals):
         check_export(model, records.export)
     dataset = load_data(settings, images)
     check_model(settings, model, dataset, cluster)
-    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset),
-                     lambda: joint_table(cluster, profile(settings, model, dataset)))
+    at_once = images_to_profile(settings, model, dataset)
+    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset, at_once),
+                     lambda: joint_table(cluster, profile(settings, model, dataset, at_once)))
 
     about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features)
     with open_session(records, decisive, about, dataset, resumed, signals,
@@ -191,30 +198,51 @@ def check_model(settings, model, dataset, cluster):
 
 # ---------------------------------------------------------------- timing table and scheme
 
-def profile(settings, model, dataset):
-    """Returns the TensorTimings of this run: stored ones if they match, else new ones."""
+def images_to_profile(settings, model, dataset):
+    """Returns the number of images in a timed step: with --memory, what fits of a step's images.
+
+    Raises UserError if --memory is too small to train anything.
+    """
+    if settings.training.memory is None:
+        return settings.at_once
+    from elastic.data.batches import specs_of
+    from elastic.planning.memory_plan import check_memory
+    from profiler import step_maker
+    step, _ = timed_step(settings, dataset)
+    memory = check_memory(settings.training, step_maker(
+        model, step, *specs_of(dataset.train, step.batch_size)))
+    return memory.at_once(memory.room)
+
+
+def profile(settings, model, dataset, at_once=None):
+    """Returns the TensorTimings of this run: stored ones if they match, else new ones.
+
+    at_once: images in a timed step, from images_to_profile; default: a batch.
+    """
     import profiler
     images, labels = next(iter(dataset.probe))  # drawn even if unused: selections get the same ones
-    step, folder = timed_step(settings, dataset)
+    step, folder = timed_step(settings, dataset, at_once)
     size = step.batch_size
     table = profiler.table_for(step, model, folder, lambda: (images[:size], labels[:size]),
                                known=len(settings.data.old_classes))
-    return table.repeated(settings.batch_size // size)
+    if size < settings.at_once:
+        print('--memory: steps of {} images are timed'.format(size))
+    return table.repeated(settings.batch_size // size)._replace(memory=None)
 
 
-def path_of_timings(settings, dataset):
+def path_of_timings(settings, dataset, at_once):
     """Returns the path of this run's timing table, measured or not."""
     from profiler import path_of_table
-    return path_of_table(*timed_step(settings, dataset))
+    return path_of_table(*timed_step(settings, dataset, at_once))
 
 
-def timed_step(settings, dataset):
+def timed_step(settings, dataset, at_once=None):
     """Returns (the profiler.StepSettings of this run, the folder of timing tables)."""
     from profiler import StepSettings
     network, training = settings.model, settings.training
     return StepSettings(
         network.model_name, network.alpha, network.input_size,
-        training.micro_batch or settings.batch_size, dataset.num_classes, dataset.augmentation,
+        at_once or settings.at_once, dataset.num_classes, dataset.augmentation,
         network.bn_statistics, training.optimizer, training.weight_decay, training.clip_norm,
         settings.data.class_weight, network.head, network.head_start), tables_folder(
             settings.records.logs_dir, settings.workers.worker_index)
@@ -269,33 +297,6 @@ def chosen(maker, settings, table, cache):
 
 
 # ---------------------------------------------------------------- what a run leaves
-
-def measured_beside(plans, dataset, clock):
-    """Returns what the summary says of sensors, memory, cache, images and classes."""
-    settings = plans.settings
-    found = dict(clock.meter.result(), device_note=clock.monitor.note, views=dataset.views,
-                 augmentation=dataset.augmentation, class_names=list(dataset.class_names),
-                 peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
-        found.update(energy_joules=None, energy_source=None,
-                     energy_note='{} was not read'.format(settings.records.meter_csv))
-    if SCHEMES[settings.training.train_type].frozen_front:
-        found['prefix_cache'] = 'on' if plans.cache.used else 'off'
-    if dataset.class_weights is not None:
-        found['class_weights'] = dataset.class_weights.records(dataset.class_names)
-    if settings.data.skip_bad_images:
-        found['images_left_out'] = len(dataset.left_out)
-    return found
-
-
-def add_metered_energy(records):
-    """Adds the energy of --meter_csv to the summary; prints why, where that fails."""
-    if records.meter_csv:
-        try:
-            metered.add_to_run(records.folder, records.meter_csv)
-        except UserError as error:
-            print('energy not measured: {}'.format(error), file=sys.stderr)
-
 
 def already_finished(settings):
     """Removes the checkpoints of a finished run; adds the model that was asked for.

@@ -10,8 +10,6 @@ same device, model, input, batch and threads. Ends with what each way to train c
 
 import argparse
 import contextlib
-import ctypes
-import gc
 import os
 import tempfile
 import time
@@ -21,6 +19,7 @@ import numpy as np
 
 from elastic import command_line
 from elastic.compat import start
+from elastic.device.host import release_memory
 from elastic.files import check_writable, whole_folder
 from elastic.options import add_flag, number
 from elastic.settings import (
@@ -114,6 +113,7 @@ def profile_step(maker, inputs, labels, settings):
     """
     from elastic.compat.keras_stack import variable_name
     from elastic.steps.prefix_steps import PrefixSteps
+    from elastic.timing.liveness import memory_of
     from elastic.timing.op_times import read_trace
     from elastic.timing.trace import executed_graph, record_trace
     variables = maker.model.trainable_variables
@@ -131,7 +131,7 @@ def profile_step(maker, inputs, labels, settings):
         totals = measure_totals(prefixes, times, inputs, labels, settings.seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       settings.key, prefix)
+                       settings.key, prefix)._replace(memory=memory_of(maker))
 
 
 def step_maker(model, settings, inputs, labels):
@@ -147,17 +147,6 @@ def step_maker(model, settings, inputs, labels):
     weights = None if settings.class_weight is None else np.ones(model.output_shape[-1])
     return StepMaker(model, optimizer, settings.weight_decay, inputs, labels,
                      Objective(class_weight=weights))
-
-
-def release_memory():
-    """Returns freed memory to the system, where the C library is glibc.
-
-    glibc keeps it in pools of TensorFlow's threads: 780 MB after a profile of ResNet50, 64x64, on
-    the paper's stack.
-    """
-    gc.collect()
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def prefix_cuts(prefixes, times, inputs, labels):
@@ -334,7 +323,7 @@ def main(argv=None):
         peaks.update(peak_bytes(settings, model))  # first: later, the profile's would count
         return batch_for(settings, args.dataset_name, args.data_dir)
     table = table_for(settings, model, args.logs_dir, draw, args.force)
-    joint = joint_table(cluster, table)
+    joint = joint_table(cluster, table._replace(memory=None))._replace(memory=table.memory)
     print(describe(joint))
     path = path_of_table(settings, args.logs_dir)
     if args.plot:

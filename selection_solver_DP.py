@@ -12,19 +12,18 @@ upper bound, as it counts every branch above the deepest tensor. So its exact so
 greedy search. benchmarks/selector.py measures how near to the optimum the best set is.
 """
 
-import itertools
 import warnings
 from typing import NamedTuple
 
 import numpy as np
 
 from elastic.selection.items import items_of, rho_or_smallest, smallest_rho
-from elastic.timing.table import time_of_groups
+from elastic.selection.search import POWERS, filled, trimmed, within_both
 
 # Rounding up wastes at most 1 / BINS_PER_ITEM of the chain's budget before the greedy search.
 BINS_PER_ITEM, LEAST_BINS = 20, 10_000
-# The greedy searches add the largest importance / ms ** power; power 0 ignores the cost.
-POWERS = (1.0, 0.5, 0.0)
+# With a memory limit, the chain is also solved where filling it costs this share of the time.
+PRICES = (0.25, 1.0, 4.0)
 
 
 class Selection(NamedTuple):
@@ -90,7 +89,7 @@ def select_tensors(t_dw, t_dy, importance, budget, resolution=10_000, cache_ms=0
 
     def ms_of(mask):
         return _chain_time(mask, t_dw, t_dy) + float(cache_ms[np.argmax(mask)])
-    mask = _trimmed(mask, value, ms_of, budget)
+    mask = trimmed(mask, value, ms_of, budget)
     return Selection(mask, float(importance[mask].sum()), ms_of(mask), fallback)
 
 
@@ -134,14 +133,6 @@ def _prefix_knapsack(item_bins, reach_bins, value, resolution):
         if k in taken and spare >= 0 and taken[k][spare // 8] >> (7 - spare % 8) & 1:
             mask[k] = True
             capacity = spare
-    return mask
-
-
-def _trimmed(mask, value, ms_of, budget):
-    """Returns the mask without its least valuable items that rounding puts over the budget."""
-    mask = mask.copy()
-    while mask.any() and ms_of(mask) > budget:
-        mask[np.argmin(np.where(mask, value, np.inf))] = False
     return mask
 
 
@@ -224,13 +215,15 @@ def _require_finite(name, array):
 # ---------------------------------------------------------------- on the graph of a timing table
 
 
-def choose_tensors(timings, importance, rho, layers=None):
+def choose_tensors(timings, importance, rho, layers=None, room=None):
     """Returns ((N,) bool mask, fallback): most importance in a step of at most rho of a full one.
 
     Costs are the graph's: each op that a chosen tensor needs counts once. The result is the best of
     the chain's exact solution, filled up, and the sets built from nothing by each of POWERS.
     layers: (N,) int, the layer of each tensor, to choose whole layers; else None.
-    fallback: as in Selection. Raises InfeasibleBudget if rho is below smallest_rho.
+    room: timing.memory.Room, what the step may hold; None: all that it needs.
+    fallback: as in Selection. Raises InfeasibleBudget if rho is below smallest_rho, or no tensor
+    that fits into the room can be trained in time.
     """
     _require_finite('importance', importance)
     items = items_of(timings, layers)
@@ -240,31 +233,39 @@ def choose_tensors(timings, importance, rho, layers=None):
     def ms_of(mask):
         return timings.step_time(mask[items.of])
 
-    cheapest = items.cheapest
-    if ms_of(cheapest) > limit:
+    members = items.of == np.arange(len(items.own))[:, None]  # (L, N) bool
+    if room is not None and room.fits(members.any(axis=0)):
+        room = None  # even a full step fits
+    fitting = np.array([room is None or room.fits(tensors) for tensors in members])
+    cheapest = items.cheapest if fitting.all() else (
+        np.arange(len(fitting)) == np.argmin(np.where(fitting, items.alone, np.inf)))
+    if ms_of(cheapest) > limit or not fitting.any():
         raise InfeasibleBudget(budget, ms_of(cheapest) - timings.fixed)
-    feasible = cheapest | (items.alone <= budget)
+    feasible = cheapest | (items.alone <= budget) & fitting
     value, fallback = _values(np.bincount(items.of, importance), feasible)
     # With a cache, a deeper tensor can save more time than it costs.
-    feasible = (feasible | (items.least_ms_beside_deeper <= budget)) & (value > 0)
+    feasible = (feasible | (items.least_ms_beside_deeper <= budget) & fitting) & (value > 0)
     mask = np.zeros(len(value), dtype=bool)
-    mask[feasible] = _search(items.only(feasible), value[feasible], budget)
-    mask = _trimmed(mask, value, ms_of, limit)
+    if room is None:
+        mask[feasible] = _search(items.only(feasible), value[feasible], budget)
+    elif feasible.any():
+        mask[feasible] = _search_in(room, items, members, feasible, value, budget)
+    mask = trimmed(mask, value, ms_of, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback
 
 
-def choose_cached_tensors(costs, importance, rho, layers=None):
+def choose_cached_tensors(costs, importance, rho, layers=None, room=None):
     """Returns ((N,) bool, fallback, TensorTimings): a choice with a prefix cache, and its table.
 
     Chooses by each table of `costs`. The better choice gets its cheapest cut. The budget that this
     leaves buys further tensors, the most important first, each at the cut of the wider mask.
-    costs: cache_offers.CacheOffers. importance, rho, layers, fallback: as in choose_tensors; if rho
-    has become too small, the smallest rho takes its place.
+    costs: cache_offers.CacheOffers. importance, rho, layers, fallback, room: as in choose_tensors;
+    if rho has become too small, the smallest rho takes its place.
     The table has the CacheCost of the chosen cut, whose `cut` is None if no cache pays.
     """
     least = [smallest_rho(table, layers) for table in costs.tables]
     rho = rho_or_smallest(costs.tables[int(np.argmin(least))], rho, layers)
-    found = [choose_tensors(table, importance, rho, layers)
+    found = [choose_tensors(table, importance, rho, layers, room)
              for table, smallest in zip(costs.tables, least) if smallest <= rho]
     mask, fallback = max(found, key=lambda choice: (
         not choice[1], float(importance[choice[0]].sum())))
@@ -275,7 +276,7 @@ def choose_cached_tensors(costs, importance, rho, layers=None):
         wider, limit = mask | (of == item), rho * table.t_step
         # A wider mask's cut saves no more. Making one takes milliseconds, so rule out items first.
         at_least = table.plain_time(wider) + float(table.cache_ms[table.deepest(mask)])
-        if wider.sum() > mask.sum() and at_least <= limit:
+        if wider.sum() > mask.sum() and at_least <= limit and (room is None or room.fits(wider)):
             at_wider = costs.at_own_cut(wider)
             if at_wider.step_time(wider) <= limit:
                 mask, table = wider, at_wider
@@ -291,6 +292,22 @@ def _search(items, value, budget):
     starts += [(np.zeros(len(value), dtype=bool), power) for power in POWERS]
     return max((filled(items, value, mask, budget, power) for mask, power in starts),
                key=lambda mask: value[mask].sum())
+
+
+def _search_in(room, items, members, feasible, value, budget):
+    """Returns the mask of the best set found of the feasible items that fits in time and room.
+
+    Memory only adds starts to _search, at several prices of a byte, and exchanges at the end: time
+    and bytes of the graph are true at every step. members: (L, N) bool, the tensors of each item.
+    """
+    some = items.only(feasible)
+    # At rho 1 only memory limits.
+    budget = min(budget, float(some.own.sum() + some.group_ms.sum() + abs(some.cache_ms).max()))
+    spare = budget - min(0.0, float(some.cache_ms.min()))
+    chains = [on_chain(items.priced(room.memory, members, price * spare / room.nbytes).only(
+        feasible), value[feasible], budget + price * spare) for price in (0.0,) + PRICES]
+    return within_both(some, value[feasible], budget, chains, lambda mask: room.fits(
+        members[feasible][mask].any(axis=0)))
 
 
 def on_chain(items, value, budget):
@@ -309,31 +326,3 @@ def on_chain(items, value, budget):
     except InfeasibleBudget:  # no item fits at the upper bound
         pass
     return mask
-
-
-def filled(items, value, mask, budget, power=1.0):
-    """Returns the (L,) mask with items added, largest value / cost ** power first, while one fits.
-
-    An item costs its ops that no chosen item needs, and the change of cache_ms.
-    """
-    mask, value = mask.copy(), np.where(mask, 0, value)
-    paid = items.needs[:, mask].any(axis=1)
-    # (L,) ms to add each item
-    cost = items.own + time_of_groups(items.group_ms * ~paid, items.needs)
-    deepest = list(zip(items.depth, items.cache_ms))
-    depth, cache_ms = max(itertools.compress(deepest, mask), default=(-1, 0.0))
-    left = budget - items.own[mask].sum() - items.group_ms[paid].sum() - cache_ms
-    needed_by = np.ascontiguousarray(items.needs.T)  # (L, G)
-    while True:
-        whole = cost + np.where(items.depth > depth, items.cache_ms - cache_ms, 0.0)
-        rate = value / np.maximum(whole, 1e-9) ** power
-        rate[whole > left] = 0
-        best = int(np.argmax(rate))
-        if not rate[best] > 0:
-            return mask
-        mask[best], value[best] = True, 0
-        left -= whole[best]
-        depth, cache_ms = max((depth, cache_ms), deepest[best])
-        new = np.flatnonzero(needed_by[best] & ~paid)
-        paid[new] = True
-        cost -= time_of_groups(items.group_ms[new], items.needs[new])

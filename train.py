@@ -18,11 +18,11 @@ import numpy as np
 
 from elastic.cache.prefix_cache import NoCache
 from elastic.errors import UserError
-from elastic.files import check_writable
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
-from elastic.runs.in_fit import TrainingInFit, fit_settings, slow_maker
+from elastic.planning.memory_plan import StepMemory
+from elastic.runs.in_fit import StepTimings, TrainingInFit, fit_settings
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
@@ -36,9 +36,7 @@ from elastic.steps.masked_step import StepMaker
 from elastic.steps.model_state import ModelState
 from elastic.steps.optimizer import optimizer_for
 from elastic.steps.training_step import Objective
-from elastic.timing.stored import stored_table
-from elastic.timing.table import TensorTimings
-from elastic.timing.table_key import machine_key
+from elastic.texts import size_text
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
@@ -122,6 +120,11 @@ class ElasticScheme(Scheme):
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         self._loop = ClosedLoop(timings, maker) if settings.closed_loop else FixedTable(timings)
+        self._memory = None
+        if settings.memory is not None:
+            self._memory = StepMemory(maker, maker.parts > 1)
+            at_once = self._memory.at_once(self._memory.room)
+            self._evaluator.micro_batch = None if at_once == maker.micro_batch else at_once
         self._current, self._choosing_seconds = None, 0.0
 
     def select(self, epoch, last):
@@ -214,6 +217,23 @@ class ElasticScheme(Scheme):
         self.importance_seconds += time.perf_counter() - begin
         return importance
 
+    def _within_memory(self, choose):
+        """Returns choose(None), or choose(Room) if the step of that does not fit into --memory.
+
+        Prints what memory costs. choose: (Room or None) -> (mask, fallback, TensorTimings).
+        """
+        chosen = choose(None)
+        room = self._memory and self._memory.room
+        if room is None or room.fits(chosen[0]):
+            return chosen
+        alone, chosen = chosen, choose(room)
+        rho, rho_alone = [table.step_time(mask) / table.t_step for mask, _, table in (
+            chosen, alone)]
+        print('--memory: steps may hold {} and train at rho {:.3f}; time alone would allow rho '
+              '{:.3f}, whose steps hold {}'.format(
+                  size_text(room.nbytes), rho, rho_alone, size_text(room.memory.peak(alone[0]))))
+        return chosen
+
     # What a prefix cache changes:
 
     def _head_table(self, mask):
@@ -231,7 +251,8 @@ class ElasticScheme(Scheme):
     def _chosen(self, importance, table, rho, epoch, due):
         """Returns (mask, fallback, TensorTimings); None: keep the last selection."""
         rho = rho_or_smallest(table, rho, self._layers)
-        return choose_tensors(table, importance, rho, self._layers) + (table,)
+        return self._within_memory(lambda room: choose_tensors(
+            table, importance, rho, self._layers, room) + (table,))
 
 
 class CachedElasticScheme(ElasticScheme):
@@ -270,7 +291,8 @@ class CachedElasticScheme(ElasticScheme):
         offers = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < offers.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
-        return choose_cached_tensors(offers, importance, rho, self._layers)
+        return self._within_memory(lambda room: choose_cached_tensors(
+            offers, importance, rho, self._layers, room))
 
 
 class ElasticTraining(TrainingInFit):
@@ -291,40 +313,19 @@ class ElasticTraining(TrainingInFit):
     def __init__(self, rho=0.5, interval=TRAINING.interval, probe=None, timings=None, **settings):
         super().__init__()
         self._settings = fit_settings(dict(settings, rho=rho, interval=interval))
-        self._probe, self._given, self._measured = probe, timings, None
+        self._probe, self._timings = probe, StepTimings(timings)
         if probe is None:
             raise UserError('tensors are chosen by examples: give probe=(inputs, labels), or a '
                             'tf.data.Dataset of batches')
-        if timings is not None and not isinstance(timings, TensorTimings):
-            check_writable(timings, 'timings')
 
     def scheme_of(self, maker, inputs, labels):
         settings = self._settings._replace(num_epochs=self.params['epochs'])
         probe = probe_batches(self._probe, inputs, labels, settings.seed)
         first = next(probe)
-        table = self._table_of(maker, *first)
+        table = self._timings.of(maker, *first, lambda *step, key: profile_step(
+            *step, ProfileSettings(None, key=key)))
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:
             raise UserError(reason)
         return ElasticScheme(maker, itertools.chain([first], probe), table, settings)
-
-    def _table_of(self, maker, inputs, labels):
-        """Returns the TensorTimings of the full step: given, stored, or measured on this batch."""
-        if isinstance(self._given, TensorTimings):
-            if self._given.shapes != [tuple(v.shape) for v in maker.variables]:
-                raise UserError('the timings are of another model: {} tensors, here {}'.format(
-                    len(self._given.shapes), len(maker.variables)))
-            return self._given
-        key = dict(optimizer=type(maker.optimizer).__name__, variables=len(maker.everything),
-                   batch=[list(shape) for shape in maker.shapes], **machine_key(maker.model))
-        if self._measured is None or self._measured.key != key:
-            self._measured = self._given and stored_table(self._given, key)
-        if self._measured is None:
-            begin = time.perf_counter()
-            with slow_maker(maker, inputs, labels) as slow:
-                self._measured = profile_step(slow, inputs, labels, ProfileSettings(None, key=key))
-            print('steps were timed in {:.1f} s'.format(time.perf_counter() - begin))
-            if self._given is not None:
-                self._measured.save(self._given)
-        return self._measured

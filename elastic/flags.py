@@ -44,7 +44,7 @@ GROUPS = {
            'num_epochs', 'micro_batch', 'weights', 'continue_from', 'bn_statistics', 'seed',
            'deterministic',
            'steps_per_epoch', 'train_images', 'test_images', 'skip_bad_images', 'views',
-           'validation_steps', 'validation_share', 'keep', 'patience'),
+           'validation_steps', 'validation_share', 'keep', 'patience', 'memory'),
     'elastic training': ('rho', 'deadline', 'head_epochs', 'interval', 'importance', 'granularity',
                          'probe_batches', 'closed_loop'),
     'what a run keeps for one that continues it': ('replay', 'replay_share', 'keep_statistics'),
@@ -208,6 +208,8 @@ def check_workers(args):
     if args.deadline is not None:
         raise UserError('--deadline does not fit --workers: it plans for one device; use --rho and '
                         '--num_epochs')
+    if args.memory is not None:
+        raise UserError('--memory does not fit --workers: it plans for one device; leave it out')
     check_own_address(workers)
 
 

@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple, Optional, Tuple
 
 from elastic.options import Flag, as_path, number
-from elastic.texts import count_or_size, duration
+from elastic.texts import count_or_size, duration, size
 
 LOGS_DIR = 'logs'
 AUGMENTATIONS = ('flip', 'flip+rotate', 'none')
@@ -35,9 +35,8 @@ class ModelSettings(NamedTuple):
         as_path, 'start from ImageNet, from random weights, or from a .npz of this project or a '
         '.h5 of keras.applications', 'imagenet|none|PATH') = 'imagenet'
     continue_from: Flag(
-        as_path, 'train on from this finished run: its network, weights and classes, to which '
-        "those of the new images are added; flags not given are that run's, but for those of "
-        'data, deadline, workers and records (docs/new_data.md)', 'RUN', label='after {}') = None
+        as_path, 'train on from this finished run: its network, weights, classes, and flags that '
+        'are not given (docs/new_data.md)', 'RUN', label='after {}') = None
     alpha: Flag(number(float, above=0), 'width multiplier of the MobileNet families') = 1.0
     bn_statistics: Flag(  # None: decided by statistics_of
         ('frozen', 'train'),
@@ -72,10 +71,7 @@ def pools(head, head_start):
 
 
 def solves_head(settings):
-    """Returns whether the first epoch solves the output layer; without sums, it loses what it knew.
-
-    settings: Settings, or the arguments of main.py.
-    """
+    """Returns whether the first epoch solves the head, by Settings or the arguments of main.py."""
     return settings.head_start == SOLVED and (
         settings.continue_from is None or settings.keep_statistics)
 
@@ -107,8 +103,7 @@ class Settings(NamedTuple):
         'helps where the loss stops being finite (default: no clipping)') = None
     micro_batch: Flag(
         number(int, low=1), 'compute each batch N images at a time, in the memory of N, and update '
-        'once, with every scheme: N divides --batch_size; without batch statistics and prefix '
-        'cache (default: the whole batch at once)', label='micro_batch {}') = None
+        'once; N divides --batch_size (default: the whole batch)', label='micro_batch {}') = None
     interval: Flag(
         number(int, low=0), 'epochs from one selection to the next; 0: select only once; also '
         'used by --views', 'EPOCHS', label='interval {}') = 4
@@ -122,6 +117,9 @@ class Settings(NamedTuple):
         duration, 'train as well as possible until this time after the start of the process, such '
         'as 45m, then stop; solves the head, chooses --rho and --num_epochs, and keeps the best '
         'epoch on a tenth of the training images (docs/deadline.md)') = None
+    memory: Flag(  # bytes or AUTO
+        size, 'the most that the process may hold, such as 900MB, or auto: what is free less a '
+        'tenth; elastic training also selects by it (docs/memory.md)') = None
     importance: Flag(
         list, '{} (default: gradient_update)', 'METRIC', of=ELASTIC, label='{}') = 'gradient_update'
     probe_batches: Flag(
@@ -152,8 +150,8 @@ class Settings(NamedTuple):
     seed: Flag(
         number(int, low=0), 'fixes data order, augmentation, dropout and new weights') = 0
     keep_statistics: Flag(
-        bool, 'keep the sums that --head_start solved computes (34 MB for 4,096 features, no '
-        'image), so that a run which continues this one solves its head for the images of both',
+        bool, 'keep the sums of --head_start solved (34 MB for 4,096 features, no image): a run '
+        'that continues this one solves its head for the images of both',
         label='keep_statistics {}') = False
     train_type: Flag(str, '{}', 'TYPE') = ELASTIC
     train_tensors: Flag(
@@ -230,13 +228,12 @@ class DataSettings(NamedTuple):
         bool, 'leave out images of a folder that cannot be read when the run starts; the summary '
         'counts them', decides=False) = False
     replay: Flag(
-        count_or_size, 'keep N training images, or as many as take this size, the same number of '
-        'each class, in the folder replay of the run, for runs that --continue_from it; with 0 '
-        'none is kept, and what is learned later may replace what the network knew (default: 0)',
-        'N|200MB', label='replay {}') = 0
+        count_or_size, 'keep N training images, or this size of them, for runs that '
+        '--continue_from this one; with 0, what is learned later may replace what the network knew '
+        '(default: 0)', 'N|200MB', label='replay {}') = 0
     replay_share: Flag(
-        number(float, above=0, below=1), 'what share of each batch are images that the earlier '
-        'runs kept', label='replay_share {}') = 0.5
+        number(float, above=0, below=1), 'share of kept images in each batch',
+        label='replay_share {}') = 0.5
     share: Tuple[int, int] = (0, 1)
     replay_from: Optional[str] = None
     old_classes: Tuple[str, ...] = ()
@@ -334,6 +331,10 @@ class RunSettings(NamedTuple):
     cache: CacheSettings = CacheSettings()
     records: RecordSettings = RecordSettings()
     workers: WorkerSettings = WorkerSettings()
+
+    @property
+    def at_once(self):
+        return self.training.micro_batch or self.batch_size  # images that a step computes at once
 
 
 KINDS = (ModelSettings, DataSettings, Settings, CacheSettings, RecordSettings, WorkerSettings)

@@ -1,4 +1,4 @@
-"""Times such as 90s, 45m or 1h30m, sizes such as 200MB, short lists, and aligned tables."""
+"""Times such as 90s or 1h30m, sizes such as 900MB, short lists, and aligned tables."""
 
 import argparse
 import math
@@ -22,17 +22,39 @@ def duration(text):
 duration.metavar = 'TIME'
 
 
+def bytes_of(text):
+    """Returns the bytes of a size such as 900MB or 1.5GB; raises ValueError for any other text."""
+    found = re.match(r'([0-9.]+) ?([KMG])B$', text.upper())
+    nbytes = int(float(found.group(1)) * 1000 ** ' KMG'.index(found.group(2))) if found else 0
+    if not nbytes:
+        raise ValueError(text)
+    return nbytes
+
+
 def count_or_size(text):
-    """Returns the int of a text such as 1000, or a size such as 200MB; an argparse type."""
-    if not re.match('([0-9]+|[1-9][0-9]*[KMG]B)$', text.upper()):
+    """Returns the int of a text such as 1000, or a size such as 200MB as text; an argparse type."""
+    try:
+        return int(text) if text.isdigit() else bytes_of(text) and text.upper()
+    except ValueError:
         raise argparse.ArgumentTypeError("'{}' is not a number of images from 0 on, nor a size "
                                          'such as 200MB or 1GB'.format(text))
-    return int(text) if text.isdigit() else text.upper()
 
 
-def bytes_of(size):
-    """Returns the bytes of a size such as 200MB."""
-    return int(size[:-2]) * 1000 ** ' KMG'.index(size[-2])
+def size(text):
+    """Returns the bytes of a text such as 900MB or 1.5GB, or AUTO as it is; an argparse type."""
+    try:
+        return text if text == 'auto' else bytes_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "'{}' is not a size above 0; allowed are such as 900MB, 1.5GB, or auto".format(text))
+
+
+size.metavar = 'SIZE|auto'
+
+
+def size_text(nbytes):
+    """Returns bytes as such a text, in MB."""
+    return '{:,.0f} MB'.format(nbytes / 1e6)
 
 
 def duration_text(seconds):

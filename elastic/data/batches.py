@@ -6,6 +6,7 @@ import numpy as np
 
 from elastic.data.augmentation import augment, augmentation_draws
 from elastic.data.split import untuned
+from elastic.device.host import memory_limit
 
 
 class Stream:
@@ -87,7 +88,8 @@ def _pipeline(split, batch_size, augmentation, ahead):
                                   tf.TensorSpec(shape + (2,), tf.float32)])
     def variant(numbers, flip, turn):
         data = tf.data.Dataset.from_tensor_slices((numbers, flip, turn))
-        data = (data.map(batch, num_parallel_calls=2, deterministic=True).prefetch(4) if ahead
+        data = (data.map(batch, num_parallel_calls=2, deterministic=True).prefetch(
+            4 if memory_limit() is None else 1) if ahead
                 else data.map(batch))
         return tf.data.experimental.to_variant(data)
 
@@ -102,3 +104,10 @@ def _fetch_batch(split, indices):
     shape = (indices.shape[0], split.input_size, split.input_size, 3)
     return (tf.ensure_shape(tf.cast(images, tf.float32), shape),
             tf.ensure_shape(labels, shape[:1]))
+
+
+def specs_of(batches, size):
+    """Returns the tf.TensorSpecs of batches of `size` images. batches: tf.data of others."""
+    import tensorflow as tf
+    return [tf.TensorSpec((size,) + tuple(spec.shape[1:]), spec.dtype)
+            for spec in batches.element_spec]

@@ -4,6 +4,7 @@ import os
 from typing import Any, NamedTuple
 
 from elastic.cache.prefix_cache import NoCache, PrefixCache
+from elastic.device.host import memory_limit
 from elastic.errors import UserError
 from elastic.files import make_folder
 from elastic.planning.cache_offers import CacheOffers
@@ -94,6 +95,7 @@ def prefix_cache_of(settings, dataset, plan=None):
         logs_dir = settings.records.logs_dir
         make_folder(logs_dir)
         return PrefixCache(dataset, settings.cache.cache_dir or logs_dir, settings.cache.cache_gb,
+                           memory_bytes=None if memory_limit() is None else 0,
                            exact=settings.deterministic)
     if settings.cache.prefix_cache == 'on' and SCHEMES[settings.training.train_type].frozen_front:
         raise UserError('--prefix_cache on: ' + plan.why_not)

@@ -19,6 +19,7 @@ UNKNOWN_IMAGES = 1000  # stand for a data set that cannot be counted
 RHOS = (0.7, 0.5, 0.35, 0.25)
 PEAK_NOTE = ('peak: of the process, with TensorFlow; preparing images, a prefix cache and the '
              'memory of a GPU come on top')
+HOLDS_NOTE = 'step holds: tensors beside the variables, predicted (docs/memory.md)'
 TIME_NOTE = 'time: tests between epochs included; selecting tensors and preparing images are not'
 
 
@@ -84,6 +85,20 @@ class Way(NamedTuple):
             return table.t_step
         return float(table.step_time(mask_of(self.train_type, table.names)))
 
+    def working_bytes(self, table):
+        """Returns the predicted bytes that a step holds beside the variables; None if unknown.
+
+        Elastic training is taken to train all tensors from the output down to the deepest for which
+        rho has time.
+        """
+        if table.memory is None:
+            return None
+        masks = [mask_of('full_training' if self.train_type == PRUNE else self.train_type,
+                         table.names)] if self.train_type != ELASTIC else [
+            mask for mask in table.depth <= np.arange(len(table.names))[:, None]
+            if table.step_time(mask) <= self.rho * table.t_step]
+        return table.memory.peak(masks[-1]) if masks else None
+
     def hours(self, table, images):
         """Returns the predicted hours of a run, tests between epochs included.
 
@@ -103,6 +118,7 @@ class Forecast(NamedTuple):
     step_ms: Optional[float] = None
     hours: Optional[float] = None
     speed_up: Optional[float] = None
+    working_bytes: Optional[float] = None
 
 
 def mask_of(train_type, names):
@@ -157,6 +173,7 @@ def forecast_of(way, table, copy_times, images, peaks):
         return cost
     step_ms = way.step_ms(table)
     return cost._replace(step_ms=step_ms, hours=way.hours(table, images),
+                         working_bytes=way.working_bytes(table),
                          speed_up=table.t_step / step_ms)
 
 
@@ -174,7 +191,7 @@ def notes_on(way, table):
     else:
         cache = 'prefix cache: used by default, as images of {} come back unchanged'.format(
             way.dataset_name)
-    return [TIME_NOTE, PEAK_NOTE, cache]
+    return [TIME_NOTE, PEAK_NOTE, HOLDS_NOTE, cache]
 
 
 def describe(costs):
@@ -182,7 +199,7 @@ def describe(costs):
     longest = max(cost.hours or 0 for cost in costs)
     unit, per_hour = ('h', 1) if longest >= 1 else ('min', 60) if longest >= 0.05 else ('s', 3600)
     rows = []
-    for way, least, peak_bytes, step_ms, hours, speed_up in costs:
+    for way, least, peak_bytes, step_ms, hours, speed_up, working_bytes in costs:
         elastic, cacheable = way.train_type == ELASTIC, SCHEMES[way.train_type].frozen_front
         rows.append([
             way.train_type + (' rho {:g}'.format(way.rho) if elastic else ''),
@@ -192,7 +209,8 @@ def describe(costs):
             '' if speed_up is None else '{:.2f}'.format(speed_up),
             '{:.3f}'.format(least + 5e-4) if elastic else '',  # rounded up
             '' if hours is None else '{:.1f}'.format(hours * per_hour),
-            'not measured' if peak_bytes is None else '{:,.0f}'.format(peak_bytes / 1e6)])
+            'not measured' if peak_bytes is None else '{:,.0f}'.format(peak_bytes / 1e6),
+            '' if working_bytes is None else '{:,.0f}'.format(working_bytes / 1e6)])
     return texts.table(
         ['way to train', 'prefix cache', 'step (ms)', 'speed-up', 'smallest rho',
-         'time ({})'.format(unit), 'peak (MB)'], rows, '<<>>>>>')
+         'time ({})'.format(unit), 'peak (MB)', 'step holds (MB)'], rows, '<<>>>>>>')

@@ -10,7 +10,7 @@ from tensorflow import keras
 
 from elastic.compat import keras_fit, keras_stack
 from elastic.errors import UserError, one_of
-from elastic.files import whole
+from elastic.files import check_writable, whole
 from elastic.networks.backbone import statistics_from_batch
 from elastic.runs.folder import SelectionRow
 from elastic.runs.recorder import selection_rows
@@ -19,6 +19,9 @@ from elastic.settings import ELASTIC, FLAGS, Settings
 from elastic.steps.epoch import PLAIN, Call, EpochProgress
 from elastic.steps.fit_step import FitObjective, batch_of, check_fit, check_tensors, parted
 from elastic.steps.masked_step import StepMaker
+from elastic.timing.stored import stored_table
+from elastic.timing.table import TensorTimings
+from elastic.timing.table_key import machine_key
 
 
 class TrainingInFit(keras.callbacks.Callback):
@@ -127,6 +130,38 @@ class TrainingInFit(keras.callbacks.Callback):
                                 *sorted({usual, self._left_out or size})))
         self._left_out = size < usual and size
         return bool(self._left_out)
+
+
+class StepTimings:
+    """Gives the TensorTimings of full steps in `fit`: given, stored, or measured and stored.
+
+    given: TensorTimings, or the path of a table, which need not exist; None: nothing is stored.
+    """
+
+    def __init__(self, given):
+        self._given, self._measured = given, None
+        if given is not None and not isinstance(given, TensorTimings):
+            check_writable(given, 'timings')
+
+    def of(self, maker, inputs, labels, measure):
+        """Returns those of a StepMaker. measure: (StepMaker, inputs, labels, key) -> the table."""
+        if isinstance(self._given, TensorTimings):
+            if self._given.shapes != [tuple(v.shape) for v in maker.variables]:
+                raise UserError('the timings are of another model: {} tensors, here {}'.format(
+                    len(self._given.shapes), len(maker.variables)))
+            return self._given
+        key = dict(optimizer=type(maker.optimizer).__name__, variables=len(maker.everything),
+                   batch=[list(shape) for shape in maker.shapes], **machine_key(maker.model))
+        if self._measured is None or self._measured.key != key:
+            self._measured = self._given and stored_table(self._given, key)
+        if self._measured is None:
+            begin = time.perf_counter()
+            with slow_maker(maker, inputs, labels) as slow:
+                self._measured = measure(slow, inputs, labels, key=key)
+            print('steps were timed in {:.1f} s'.format(time.perf_counter() - begin))
+            if self._given is not None:
+                self._measured.save(self._given)
+        return self._measured
 
 
 @contextlib.contextmanager

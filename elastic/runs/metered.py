@@ -11,6 +11,8 @@ in seconds since 1970. Energy is that of training without validation, as are all
 import argparse
 import contextlib
 import os
+import resource
+import sys
 import time
 
 from elastic import command_line, texts
@@ -20,6 +22,7 @@ from elastic.errors import UserError
 from elastic.files import read_json, write_json
 from elastic.options import as_path
 from elastic.runs.folder import read_run, run_folder
+from elastic.schemes.fixed import SCHEMES
 from elastic.settings import LOGS_DIR
 
 WAKING = 10  # s that the driver of a GPU may take if no other program uses it
@@ -60,6 +63,33 @@ def add_to_run(folder, path):
         raise
     write_json(summary_path, dict(summary, **used))
     print('{}: {:,.1f} J'.format(folder, used['energy_joules']))
+
+
+def measured_beside(plans, dataset, clock):
+    """Returns what the summary says of sensors, memory, cache, images and classes."""
+    settings = plans.settings
+    found = dict(clock.meter.result(), device_note=clock.monitor.note, views=dataset.views,
+                 augmentation=dataset.augmentation, class_names=list(dataset.class_names),
+                 peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if settings.records.meter_csv:  # read only once the run is safe, because it may be damaged
+        found.update(energy_joules=None, energy_source=None,
+                     energy_note='{} was not read'.format(settings.records.meter_csv))
+    if SCHEMES[settings.training.train_type].frozen_front:
+        found['prefix_cache'] = 'on' if plans.cache.used else 'off'
+    if dataset.class_weights is not None:
+        found['class_weights'] = dataset.class_weights.records(dataset.class_names)
+    if settings.data.skip_bad_images:
+        found['images_left_out'] = len(dataset.left_out)
+    return found
+
+
+def add_metered_energy(records):
+    """Adds the energy of --meter_csv to the summary; prints why, where that fails."""
+    if records.meter_csv:
+        try:
+            add_to_run(records.folder, records.meter_csv)
+        except UserError as error:
+            print('energy not measured: {}'.format(error), file=sys.stderr)
 
 
 def show_sensors():

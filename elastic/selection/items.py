@@ -43,6 +43,21 @@ class Items(NamedTuple):
         """Returns the (L,) bool mask of the item that costs least alone."""
         return np.arange(len(self.own)) == np.argmin(self.alone)
 
+    def time(self, mask):
+        """Returns the ms beyond `fixed` of a step that trains the items of the (L,) bool mask."""
+        needed = self.needs[:, mask].any(axis=1)
+        return float(self.own[mask].sum() + self.group_ms[needed].sum()
+                     + self.cache_ms[np.argmax(np.where(mask, self.depth, -1))])
+
+    def priced(self, memory, members, ms_per_byte):
+        """Returns the items with a price on the bytes that the forward pass leaves for them.
+
+        memory: timing.memory.Memory. members: (L, N) bool, the tensors of each item.
+        """
+        needs = np.stack([memory.sets[:, tensors].any(axis=1) for tensors in members], axis=1)
+        return self._replace(needs=np.concatenate([self.needs, needs]), group_ms=np.append(
+            self.group_ms, ms_per_byte * memory.kept))
+
     def only(self, keep):
         """Returns the items in `keep`, (L,) bool; groups that only one needs move to its `own`."""
         needs = self.needs[:, keep]

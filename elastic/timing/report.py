@@ -28,12 +28,13 @@ def describe(table):
     """Returns the table as text: a row for each tensor, then the totals."""
     rows = [[k, name, 'x'.join(map(str, shape)), '%.3f' % dw, '%.3f' % dy, '%.3f' % up,
              '%.2f' % (100 * (dw + dy) / table.t_bp), 'estimated' if guess else 'measured']
-            for k, (name, shape, dw, dy, up, guess) in enumerate(zip(
+            + [each and '%.2f' % (each / 1e6) for each in kept]
+            for k, (name, shape, dw, dy, up, guess, kept) in enumerate(zip(
                 table.names, table.shapes, table.t_dw, table.t_dy, table.t_up,
-                table.profile.estimated))]
+                table.profile.estimated, table.kept_bytes))]
     tensors = texts.table(
-        ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time'],
-        rows, '><>>>>><')
+        ['', 'tensor', 'shape', 't_dw (ms)', 't_dy (ms)', 't_up (ms)', 'backward (%)', 'time',
+         'm_dw (MB)', 'm_dy (MB)'], rows, '><>>>>><>>')
     parts = [('forward pass (t_fp)', table.t_fp), ('backward pass (t_bp)', table.t_bp),
              ('update (t_update)', table.t_update), ('full step', table.t_step)]
     if table.wire.fixed:
@@ -43,5 +44,8 @@ def describe(table):
     profile = table.profile
     kernels = '' if profile.kernel_share is None else (
         f'\nkernels run during {100 * profile.kernel_share:.1f} % of a full step')
+    memory = '' if table.memory is None else (
+        '\nworking memory, predicted: forward pass (m_fp) {:,.0f} MB, full step {:,.0f} MB'.format(
+            table.m_fp / 1e6, table.memory.peak([True] * len(rows)) / 1e6))
     return (f'{tensors}\n\n{totals}\n\nattributed: {100 * profile.coverage:.1f} % of the traced '
-            f'time outside the forward pass{kernels}')
+            f'time outside the forward pass{kernels}{memory}')

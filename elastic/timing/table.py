@@ -8,6 +8,7 @@ import numpy as np
 
 from elastic.errors import UserError
 from elastic.files import read_json, whole, write_json
+from elastic.timing.memory import Memory
 
 
 class CacheCost(NamedTuple):
@@ -96,6 +97,7 @@ class TensorTimings(NamedTuple):
     op_rates: rates of attribution.OpTimes, by which a cut is placed.
     cache: CacheCost of the steps; None if each computes the whole forward pass.
     wire: WireCost of the workers.
+    memory: memory.Memory of the step; None: not known.
     """
     names: List[str]
     shapes: List[Tuple]
@@ -117,12 +119,28 @@ class TensorTimings(NamedTuple):
     op_rates: Dict = {}
     cache: Any = None
     wire: WireCost = WireCost()
+    memory: Any = None
 
     @property
     def t_step(self):
         """Returns the ms of a step of full training."""
         return self.t_fp + self.t_bp + self.t_update + self.t_loop + self.wire_time(
             np.ones(len(self.names), bool))
+
+    @property
+    def m_fp(self):
+        """Returns the most bytes that the forward pass holds at once."""
+        return self.memory.forward_peak()
+
+    @property
+    def m_dw(self):
+        """Returns the (N,) bytes that the forward pass leaves for each tensor alone."""
+        return chain_timings(self.memory.sets, self.memory.kept)[0]
+
+    @property
+    def m_dy(self):
+        """Returns the (N,) shared bytes that it leaves to carry the error gradient on to each."""
+        return chain_timings(self.memory.sets, self.memory.kept)[1]
 
     @property
     def fixed(self):
@@ -219,6 +237,13 @@ class TensorTimings(NamedTuple):
         return self._replace(cache=CacheCost(
             np.full(len(ms), 1 / epochs), self.t_prefix / self.t_fp, ms, ms))
 
+    @property
+    def kept_bytes(self):
+        """Returns N pairs (m_dw, m_dy) of whole bytes; empty texts where memory is not known."""
+        if self.memory is None:
+            return [('', '')] * len(self.names)
+        return np.column_stack([self.m_dw, self.m_dy]).astype(np.int64).tolist()
+
     def save(self, path):
         """Writes the table as JSON to `path`, and as CSV next to it, for people."""
         content = {field: value.tolist() if isinstance(value, np.ndarray) else value
@@ -226,13 +251,15 @@ class TensorTimings(NamedTuple):
         content['profile'] = {field: getattr(self.profile, field) for field in STORED}
         content['profile']['estimated'] = self.profile.estimated.tolist()
         content['group_tensors'] = [np.flatnonzero(row).tolist() for row in self.group_tensors]
+        content['memory'] = self.memory and self.memory.stored()
         write_json(path, content)
-        rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time']]
+        rows = [['name', 'shape', 't_dw_ms', 't_dy_ms', 't_up_ms', 'share', 'time', 'm_dw_bytes',
+                 'm_dy_bytes']]
         rows += [[name, 'x'.join(map(str, shape)), '%.5f' % dw, '%.5f' % dy, '%.5f' % up,
-                  '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured']
-                 for name, shape, dw, dy, up, guess in zip(
+                  '%.5f' % ((dw + dy) / self.t_bp), 'estimated' if guess else 'measured', *kept]
+                 for name, shape, dw, dy, up, guess, kept in zip(
                      self.names, self.shapes, self.t_dw, self.t_dy, self.t_up,
-                     self.profile.estimated)]
+                     self.profile.estimated, self.kept_bytes)]
         with whole(os.path.splitext(path)[0] + '.csv') as part, open(part, 'w', newline='') as out:
             csv.writer(out).writerows(rows)
 
@@ -248,6 +275,7 @@ class TensorTimings(NamedTuple):
         content['group_tensors'] = np.array([np.isin(tensors, members) for members in content[
             'group_tensors']], dtype=bool).reshape(-1, len(tensors))
         content['depth'] = np.array(content['depth'], dtype=np.int64)
+        content['memory'] = content['memory'] and Memory.restored(content['memory'])
         content['profile'] = Profile(**content['profile'])._replace(
             estimated=np.array(content['profile']['estimated'], dtype=bool))
         content['shapes'] = [tuple(shape) for shape in content['shapes']]

@@ -1,0 +1,102 @@
+"""Keeps a run within --memory: what the process may hold, and what is left to a training step.
+
+All else that a run does has to fit, too: tests take no more images than a training batch, images
+are decoded one batch ahead, the prefix cache lies on the disk, and importance and the profile take
+as many images at once as there is room for.
+"""
+
+from elastic.device import host
+from elastic.errors import UserError
+from elastic.schemes.fixed import HEAD, fixed_mask, is_elastic, matching_mask
+from elastic.settings import AUTO, CHOSEN, PRUNE
+from elastic.texts import size_text
+from elastic.timing.liveness import memory_of
+from elastic.timing.memory import Room, largest_batch
+
+MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
+# Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
+# operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 130 MB.
+BESIDE = 100 * 10 ** 6
+
+
+def set_limit(memory):
+    """Limits the process to --memory, bytes or AUTO; call it once TensorFlow is imported.
+
+    Warns of more than is free. Raises UserError for less than the process holds already.
+    """
+    held, free = host.resident_bytes(), host.available_bytes()
+    limit = held + (1 - MARGIN) * free if memory == AUTO else memory
+    if limit <= held:
+        raise UserError('--memory {} is less than the {} that Python and TensorFlow alone take '
+                        'here; use more'.format(size_text(memory), size_text(held)))
+    if limit > held + free:
+        print('warning: --memory {} is more than the {} that this machine has free: the run may '
+              'swap or be killed'.format(size_text(memory), size_text(held + free)))
+    host.limit_memory(limit)
+
+
+class StepMemory:
+    """Says what the steps of a StepMaker may hold, and what they would hold.
+
+    memory: timing.memory.Memory of its steps. adds_up: whether they sum gradients up, in variables
+    as large as the weights.
+    """
+
+    def __init__(self, maker, adds_up=False):
+        self.memory = memory_of(maker)
+        self._beside = BESIDE + adds_up * self.memory.weights
+        self._flag = '--micro_batch' if adds_up else '--batch_size'
+        self._whole = maker.whole_because is not None  # importance needs the whole batch
+        self.least = self.memory.peak(fixed_mask(HEAD, maker.model))
+
+    @property
+    def room(self):
+        """Returns the Room of a step now. What the head needs was checked before the run."""
+        host.release_memory()
+        left = host.memory_limit() - host.resident_bytes() - self._beside
+        return Room(self.memory, max(left, self.least))
+
+    def at_once(self, room):
+        """Returns how many images importance and the profile take at once: a divisor of a batch.
+
+        It is 1 if even that exceeds the room; check tells before.
+        """
+        batch = self.memory.batch
+        return batch if self._whole else largest_batch(
+            lambda images: self.memory.importance_peak(images) <= room.nbytes, batch, True) or 1
+
+    def check(self, mask, elastic):
+        """Raises UserError unless a run whose smallest step is that of the mask fits.
+
+        mask: (N,) bool. elastic: whether importance is evaluated.
+        """
+        def need(images):
+            found = self.memory.peak(mask, images)
+            return max(found, self.memory.importance_peak(images if self._whole else 1)
+                       ) if elastic else found
+        batch, limit = self.memory.batch, host.memory_limit()
+        held = host.resident_bytes() + self._beside
+        if held + need(batch) <= limit:
+            return
+        fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1)
+        raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
+                        .format(
+                            size_text(limit), 'training the head alone' if elastic else
+                            'this --train_type', size_text(held + need(batch)), self._flag, batch,
+                            'or {} {}'.format(self._flag, fitting) if fitting else
+                            'as not even a batch of one image fits'))
+
+
+def check_memory(settings, maker):
+    """Raises UserError if no step of a run fits into --memory; returns its StepMemory.
+
+    settings: settings.Settings. maker: masked_step.StepMaker of what a step computes at once.
+    """
+    memory = StepMemory(maker, settings.micro_batch is not None)
+    model, kind = maker.model, settings.train_type
+    elastic = is_elastic(kind)
+    name = HEAD if elastic else 'full_training' if kind == PRUNE else kind
+    mask = matching_mask(settings.train_tensors, model) if kind == CHOSEN else fixed_mask(
+        name, model)
+    memory.check(mask, elastic)
+    return memory

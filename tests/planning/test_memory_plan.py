@@ -1,0 +1,118 @@
+"""Tests --memory: limits of the process, refusals, and what obeys it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import datasets
+import train
+from elastic.device import host
+from elastic.errors import UserError
+from elastic.planning.memory_plan import BESIDE, StepMemory, check_memory, set_limit
+from elastic.settings import Settings
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
+from elastic.texts import size
+from fixed_tables import fixed_table
+
+BATCH = 32
+
+
+@pytest.fixture(autouse=True)
+def unlimited():
+    yield
+    del host._limit[:]
+
+
+@pytest.fixture(scope='module')
+def maker():
+    """Returns the StepMaker of a network whose full step holds about 80 MB of activations."""
+    inputs = x = keras.Input((32, 32, 3))
+    for i in range(8):
+        x = keras.layers.Conv2D(64, 1 if i else 3, padding='same', activation='relu',
+                                name='conv{}'.format(i))(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(inputs, keras.layers.Dense(3, name='head')(x))
+    batch = tf.zeros((BATCH, 32, 32, 3)), tf.zeros((BATCH,), tf.int32)
+    return StepMaker(model, make_optimizer('sgd', 0.01, 50, model.trainable_variables), 0.0,
+                     *batch)
+
+
+def room_for(nbytes):
+    """Limits this process so that a step may take about so many bytes."""
+    host.release_memory()
+    host.limit_memory(host.resident_bytes() + BESIDE + nbytes)
+
+
+def test_sizes():
+    assert [size(text) for text in ('900MB', '1.5GB', '1.5 G', '2000kB', '5e2'[:1])] == [
+        9e8, 1.5e9, 1.5e9, 2e6, 5]
+    assert size('auto') == 'auto' and size(str(size('900MB'))) == 9e8
+
+
+def test_a_limit_is_checked_once_tensorflow_is_there(capsys):
+    with pytest.raises(UserError, match='--memory 300 MB is less than the .* TensorFlow alone'):
+        set_limit(3e8)
+    assert host.memory_limit() is None
+    held, free = host.resident_bytes(), host.available_bytes()
+    set_limit('auto')
+    assert held + 0.5 * free < host.memory_limit() < held + free
+    assert capsys.readouterr().out == ''
+    assert host.available_bytes() < free
+    del host._limit[:]
+    set_limit(held + 10 * free)
+    assert 'warning: --memory' in capsys.readouterr().out
+
+
+def test_tests_take_no_more_images_than_a_step():
+    assert datasets.tested_at_once(8) == 32
+    host.limit_memory(10 ** 9)
+    assert datasets.tested_at_once(8) == 8
+
+
+def test_too_little_is_refused_with_what_would_work(maker):
+    memory = StepMemory(maker)
+    full = np.ones(len(maker.variables), bool)
+    room_for(0.4 * memory.memory.peak(full))
+    with pytest.raises(UserError, match='needs .* MB with --batch_size 32; use that or more, or '
+                                        '--batch_size ([89]|1[0-5])$'):
+        check_memory(Settings(train_type='full_training'), maker)
+    check_memory(Settings(train_type='traditional_tl_training'), maker)
+    host.limit_memory(host.resident_bytes())
+    with pytest.raises(UserError, match='training the head alone .* not even a batch of one'):
+        check_memory(Settings(), maker)
+
+
+def test_the_profile_and_importance_take_what_fits(maker):
+    memory = StepMemory(maker)
+    room_for(memory.memory.importance_peak(BATCH // 2) + 3e6)
+    assert memory.at_once(memory.room) in (BATCH // 4, BATCH // 2)
+    room_for(10 * memory.memory.importance_peak(BATCH))
+    assert memory.at_once(memory.room) == BATCH
+
+
+def selected(maker, memory, nbytes):
+    """Returns the mask of the first selection, with room for so many bytes."""
+    batch = (tf.random.stateless_uniform((BATCH, 32, 32, 3), (0, 0)),
+             tf.range(BATCH) % 3)
+    settings = Settings(rho=1.0, num_epochs=2, closed_loop=False, memory=memory)
+    if memory:
+        room_for(nbytes)
+    scheme = train.elastic_scheme(maker, [batch], fixed_table(maker), settings)
+    if memory:
+        room_for(nbytes)
+    return scheme.select(1, None).mask
+
+
+def test_a_selection_stays_within_memory_and_says_what_that_costs(maker, capsys):
+    memory = StepMemory(maker).memory
+    alone = selected(maker, None, 0)
+    full = memory.peak(alone)
+    assert capsys.readouterr().out == ''
+    assert selected(maker, 9e9, 10 * full).tolist() == alone.tolist()
+    assert '--memory' not in capsys.readouterr().out
+    within = selected(maker, 9e9, 0.5 * full)
+    assert 0 < within.sum() < alone.sum() and memory.peak(within) < 0.75 * full
+    line = [each for each in capsys.readouterr().out.splitlines() if each.startswith('--memory')]
+    assert len(line) == 1 and 'time alone would allow rho' in line[0]
