@@ -221,9 +221,8 @@ class DataSettings(NamedTuple):
         'paper)', label='validation_share {}') = None
     class_weight: Flag(
         as_path, 'multiply the loss of each training image by the weight of its class: balanced '
-        'gives all classes the same influence (images / (classes x images of the class)); a CSV '
-        'file has lines of name,weight (default: no weights)', 'balanced|FILE',
-        label='class_weight {}') = None
+        'gives all classes the same influence; a CSV file has lines of name,weight (default: no '
+        'weights)', 'balanced|FILE', label='class_weight {}') = None
     skip_bad_images: Flag(
         bool, 'leave out images of a folder that cannot be read when the run starts; the summary '
         'counts them', decides=False) = False
