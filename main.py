@@ -27,7 +27,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint
-from elastic.runs.chain import earlier_run
+from elastic.runs.chain import check_stack, earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.metered import add_metered_energy, measured_beside
@@ -68,14 +68,13 @@ def run(settings, records, cluster, signals):
     import train
     from elastic.export.saving import check_export
     from elastic.planning.plans import plans_of
-    from elastic.runs.exams import hold_exams, means_of, report
+    from elastic.runs.exams import continued, hold_exams, report
     from elastic.runs.later import keep
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
     decisive = decisive_settings(settings)
-    if settings.training.continue_from is not None:
-        earlier_run(settings.training.continue_from).check_stack(here()['stack'])
+    check_stack(settings.training.continue_from, here()['stack'])
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images = images_of(settings)
@@ -108,9 +107,7 @@ def run(settings, records, cluster, signals):
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
             head_features=decisive['head_features'] and features, **plans.epochs.summary)
-        if settings.training.continue_from is not None:
-            summary.update(means_of(scores), run_before=os.path.relpath(
-                settings.training.continue_from, records.folder))
+        summary.update(continued(scores, settings.training.continue_from, records.folder))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured

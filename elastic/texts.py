@@ -23,18 +23,21 @@ duration.metavar = 'TIME'
 
 
 def bytes_of(text):
-    """Returns the bytes of a size such as 900MB or 1.5GB; raises ValueError for any other text."""
-    found = re.match(r'([0-9.]+) ?([KMG])B$', text.upper())
-    nbytes = int(float(found.group(1)) * 1000 ** ' KMG'.index(found.group(2))) if found else 0
-    if not nbytes:
+    """Returns the bytes of a size such as 900MB, 1.5GB or 2e9; ValueError for any other text."""
+    found = re.match(r'([0-9.e]+) ?([KMG]?)B?$', text.upper().replace('E', 'e'))
+    nbytes = float(found.group(1)) * 1000 ** ' KMG'.index(found.group(2) or ' ') if found else 0
+    if not 1 <= nbytes < float('inf'):
         raise ValueError(text)
-    return nbytes
+    return int(nbytes)
 
 
 def count_or_size(text):
     """Returns the int of a text such as 1000, or a size such as 200MB as text; an argparse type."""
     try:
-        return int(text) if text.isdigit() else bytes_of(text) and text.upper()
+        if text.isdigit():
+            return int(text)
+        bytes_of(text if text.upper().endswith('B') else '')
+        return text.upper()
     except ValueError:
         raise argparse.ArgumentTypeError("'{}' is not a number of images from 0 on, nor a size "
                                          'such as 200MB or 1GB'.format(text))

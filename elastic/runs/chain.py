@@ -99,6 +99,12 @@ def earlier_run(folder):
     return found
 
 
+def check_stack(folder, stack):
+    """Raises UserError if the run in `folder`, or None, was trained on another stack than this."""
+    if folder is not None:
+        earlier_run(folder).check_stack(stack)
+
+
 def chain_of(folder):
     """Returns the Earlier runs from `folder` back to the first, and None.
 

@@ -171,6 +171,12 @@ def means_of(scores):
         None, None)))
 
 
+def continued(scores, before, folder):
+    """Returns what the summary of the run in `folder` says of the run `before`, a path or None."""
+    return {} if before is None else dict(
+        means_of(scores), run_before=os.path.relpath(before, folder))
+
+
 def report(scores):
     """Returns the lines that say what was forgotten, and warn of what is more than noise."""
     shown, whole = [], [score for score in scores if not score.class_name]
