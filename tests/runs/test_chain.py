@@ -1,5 +1,6 @@
 """Tests that a run continues a finished one, on images of old and new classes."""
 
+import argparse
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from elastic.export.predictor import CHECKPOINT, WEIGHTS
 from elastic.files import read_json
 from elastic.flags import check_arguments, decisive_settings, parse_arguments
 from elastic.networks.weights import save_weights
-from elastic.runs.chain import chain_of, earlier_run
+from elastic.runs.chain import FIXED, WHAT, chain_of, earlier_run
 from elastic.settings import run_settings
 from elastic.timing.stored import wider_table
 from elastic.timing.table_key import table_key
@@ -139,6 +140,18 @@ def test_flags_that_are_not_given_are_those_of_the_run_before(logs, data):
     elastic = settings_of(next_flags(logs, 'monday', 'next', data, '--train_type',
                                      'elastic_training_weight_magnitude'))
     assert elastic.training.importance == 'weight_magnitude'
+
+
+def test_what_a_deadline_chose_is_inherited_but_not_the_deadline(logs):
+    run = earlier_run(str(logs / 'monday'))
+    run = run._replace(summary=dict(run.summary, rho=0.4), settings=dict(
+        run.settings, deadline=60.0, rho=None, num_epochs=None, train_type='elastic_training'))
+    given = argparse.Namespace(**dict.fromkeys(FIXED + WHAT))
+    inherited = run.inherited(given)
+    assert inherited['rho'] == 0.4 and inherited['train_type'] == 'elastic_training'
+    assert not {'deadline', 'num_epochs'}.intersection(inherited)
+    assert 'train_type' not in run.inherited(argparse.Namespace(**dict(
+        vars(given), train_type='full_training')))
 
 
 def test_the_name_of_a_run_says_what_it_continues(logs, data):
