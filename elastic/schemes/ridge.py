@@ -287,6 +287,8 @@ def solve_sums(sums, images, held, views, times):
     whole = weight - float(np.sum(np.square(sums.target, dtype=np.float64))) / weight
     z, targets = sums.centred(held[0]), np.eye(right.shape[1], dtype=np.float32)[held[1]]
     random = np.random.RandomState(0).choice(np.float32([-1, 1]), (len(right), TRACED))
+    if len(right) <= TRACED:  # unit vectors give the trace itself
+        random = np.eye(len(right), dtype=np.float32) * TRACED ** 0.5
 
     def error_of(strength):
         strength *= square

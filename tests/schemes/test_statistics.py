@@ -91,7 +91,7 @@ def test_images_and_classes_that_come_later_give_the_head_of_all_at_once(
 
 @pytest.mark.parametrize('filters, augmentation', [
     (12, 'none')] + [pytest.param(*each, marks=pytest.mark.thorough)
-                     for each in ((90, 'none'), (12, 'flip'))])
+                     for each in ((150, 'none'), (12, 'flip'))])
 def test_the_strength_is_that_of_cross_validation_and_each_image_is_left_out(
         filters, augmentation, images, tmp_path):
     """With flips, an image is left out with both of its versions."""
