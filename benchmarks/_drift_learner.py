@@ -24,6 +24,7 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.workers.cluster import ALONE
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
+WARM = 0.15  # share of a task in which the rate rises: full steps at once can kill the network
 WATCHED = (0.1, 0.3, 0.6)  # shares of a task after which old exams are looked at
 
 
@@ -137,7 +138,7 @@ class Learner(Predictor):
         """Trains on one task; returns (seconds, steps).
 
         kept: Pixels or None. share_of: (seconds, steps) -> share of the task, which ends at 1.
-        rate: the first learning rate, of a cosine. watch: called at WATCHED shares, outside the
+        rate: the highest learning rate. watch: called at WATCHED shares, outside the
         time. A first call compiles its step; it counts as long as the next one.
         """
         data = Mixture(new, kept, self.batch_size, seed)
@@ -156,7 +157,8 @@ class Learner(Predictor):
             share = share_of(seconds, steps)
             if share >= 1:
                 break
-            self._schedule.scale.assign(rate * (1 + np.cos(np.pi * share)) / 2)
+            self._schedule.scale.assign(rate * (1 + np.cos(np.pi * share)) / 2
+                                        * min(1.0, (share + 0.01) / WARM))
             if not np.isfinite(float(call.run().loss)):
                 break  # the exams will show it
             owed, steps = owed + 1, steps + 1
