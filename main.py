@@ -15,6 +15,7 @@ from elastic import command_line
 from elastic.compat import start
 from elastic.data.image_folder import FOLDER
 from elastic.data.photo_list import check_unchanged
+from elastic.data.tfds import is_prepared
 from elastic.device.host import return_large_tensors
 from elastic.errors import UserError
 from elastic.files import check_writable, read_json
@@ -318,9 +319,11 @@ def main(argv=None):
     finished = chief and is_finished(records.folder, decisive_settings(settings), records.restart)
     if chief and not finished:
         check_writable(records.folder, '--logs_dir or --run_name', folder=True)
-    if settings.dataset_name.startswith(FOLDER):
+    begun = finished or chief and not records.restart and checkpoint.stamps(records.folder)
+    if settings.dataset_name.startswith(FOLDER) or begun and is_prepared(
+            settings.dataset_name, settings.data.data_dir):
         photos = images_of(settings).photos  # reports early what TensorFlow's start would delay
-        if finished or chief and not records.restart and checkpoint.stamps(records.folder):
+        if begun:
             check_unchanged(records.folder, photos, settings.data.skip_bad_images)
     if finished:
         return already_finished(settings)

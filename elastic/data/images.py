@@ -69,7 +69,8 @@ class Images(NamedTuple):
     class_names: in the order of the labels.
     fingerprint: a hash that changes with the classes, the labels and the names of the images.
     seen: all training images, with those for validation and for other workers.
-    photos: name, in one Unicode form -> path of all images of a folder, used or not.
+    photos: name, in one Unicode form -> path of all images of a folder, used or not; or of the
+        files of a set of TensorFlow Datasets.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
     class_weights: of the other training images; None without --class_weight.
@@ -118,6 +119,8 @@ def load_images(name, input_size, settings):
         notes = tuple(notes) + tuple(lines)
     photos = {nfc(name): path for split in (train, test)
               for name, path in zip(split.named(), split.files or ())}
+    photos.update((os.path.basename(path), path) for split in (train, test)
+                  for path in split.shards or ())
     if settings.train_images is not None:
         train = train.subset(settings.train_images, 'training images of ' + name)
     if settings.test_images is not None:

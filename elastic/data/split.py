@@ -24,6 +24,7 @@ class Split(NamedTuple):
     files: paths of a user's images, None for other images; or None, if there are no paths.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     names: what records call the images: paths within the user's folder; None: their numbers.
+    shards: paths of the files that hold all images; None: each has a file of its own, or none.
     old: how many of the images, the last ones, earlier runs have kept (replay.py).
     old_share: what share of the images in each batch they should be.
     """
@@ -34,6 +35,7 @@ class Split(NamedTuple):
     files: Optional[Sequence[str]] = None
     kept: bool = False
     names: Optional[Sequence[str]] = None
+    shards: Optional[Sequence[str]] = None
     old: int = 0
     old_share: float = 0.0
 

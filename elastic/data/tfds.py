@@ -9,6 +9,7 @@ import urllib.request
 
 import numpy as np
 
+from elastic.compat.start import quiet_tensorflow
 from elastic.data.digits import DIGIT_NAMES
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES
 from elastic.data.records import Records
@@ -112,6 +113,14 @@ def unprepared(name, data_dir=None):
                           or not os.path.isdir(_found(name, root)[0].data_dir)):
         return '{} is not prepared in {}'.format(name, root)
     return None
+
+
+def is_prepared(name, data_dir=None):
+    """Returns whether a data set is one of TensorFlow Datasets that is prepared already."""
+    if not is_tfds(name):
+        return False
+    quiet_tensorflow()  # before tensorflow_datasets imports it
+    return unprepared(name, data_dir) is None
 
 
 def num_classes(name, data_dir=None):

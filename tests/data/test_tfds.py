@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shutil
 import time
 
 import numpy as np
@@ -140,6 +141,25 @@ def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
         '--class_weight', 'balanced')) == 0
     assert ' on tfds:cifar10, 16 images, ' in capsys.readouterr().out
     assert read_run(str(tmp_path / 'run')).summary['class_names'] == list(CIFAR_NAMES)
+
+
+@pytest.mark.thorough
+def test_a_finished_run_does_not_count_for_a_set_that_was_prepared_again(tmp_path, capsys):
+    def prepared(*labels):
+        shutil.rmtree(str(tmp_path / 'sets'), ignore_errors=True)
+        prepare('Changing', tmp_path / 'sets', {'train': list(labels) * 4, 'test': [0, 1, 2]})
+    flags = quick_flags(
+        tmp_path, '--dataset_name', 'tfds:changing', '--data_dir', str(tmp_path / 'sets'),
+        '--train_type', 'traditional_tl_training', '--num_epochs', '1', '--run_name', 'run',
+        '--train_images', '12', '--test_images', '3')
+    prepared(0, 1, 2)
+    assert main.main(flags) == 0
+    prepared(1, 0, 2)
+    with pytest.raises(UserError, match='have changed .*1 replaced .changing-train.tfrecord'):
+        main.main(flags)
+    prepared(0, 1, 2)
+    capsys.readouterr()
+    assert main.main(flags) == 0 and 'already finished' in capsys.readouterr().out
 
 
 def test_the_name_of_a_run_has_the_name_of_the_set():
