@@ -82,13 +82,12 @@ class StepMemory:
         if held + need(batch) <= limit:
             return
         fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1)
+        needed = size_text(STEP * math.ceil((held + need(batch)) / STEP))
         raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
-                        .format(
-                            size_text(limit), 'training the head alone' if elastic else
-                            'this --train_type', size_text(STEP * math.ceil((held + need(batch)) / STEP)),
-                            self._flag, batch,
-                            'or {} {}'.format(self._flag, fitting) if fitting else
-                            'as not even a batch of one image fits'))
+                        .format(size_text(limit), 'training the head alone' if elastic else
+                                'this --train_type', needed, self._flag, batch,
+                                'or {} {}'.format(self._flag, fitting) if fitting else
+                                'as not even a batch of one image fits'))
 
 
 def check_memory(settings, maker):
