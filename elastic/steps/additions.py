@@ -57,7 +57,9 @@ def add_products(function_def, tensors, before, after, ranks):
     """
     found = []
     for i, ((tensor, dtype), old, new) in enumerate(zip(tensors, before, after)):
-        change = add_node(function_def, 'Sub', 'change/{}'.format(i), [new, old], T=dtype)
+        # Waits, else the changes of all tensors are computed first and held.
+        change = add_node(function_def, 'Sub', 'change/{}'.format(i),
+                          [new, old, '^' + tensor.split(':')[0]], T=dtype)
         product = add_node(function_def, 'Mul', 'product/{}'.format(i),
                            [tensor, change.name + ':z:0'], T=dtype)
         axes = add_number(function_def, 'axes/{}'.format(i), list(range(ranks[i])), DT_INT32)
