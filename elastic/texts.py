@@ -56,8 +56,8 @@ size.metavar = 'SIZE|auto'
 
 
 def size_text(nbytes):
-    """Returns bytes as such a text, in MB."""
-    return '{:,.0f} MB'.format(nbytes / 1e6)
+    """Returns bytes as such a text, in MB, rounded up."""
+    return '{:,.0f} MB'.format(math.ceil(nbytes / 1e6))
 
 
 def duration_text(seconds):

@@ -5,6 +5,8 @@ are decoded one batch ahead, the prefix cache lies on the disk, and importance a
 as many images at once as there is room for.
 """
 
+import math
+
 from elastic.device import host
 from elastic.errors import UserError
 from elastic.schemes.fixed import HEAD, fixed_mask, is_elastic, matching_mask
@@ -17,6 +19,7 @@ MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
 # Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
 # operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 130 MB.
 BESIDE = 100 * 10 ** 6
+STEP = 10 ** 7  # bytes, to which a refusal rounds up: from run to run, a process differs by as much
 
 
 def set_limit(memory):
@@ -79,12 +82,12 @@ class StepMemory:
         if held + need(batch) <= limit:
             return
         fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1)
+        needed = size_text(STEP * math.ceil((held + need(batch)) / STEP))
         raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
-                        .format(
-                            size_text(limit), 'training the head alone' if elastic else
-                            'this --train_type', size_text(held + need(batch)), self._flag, batch,
-                            'or {} {}'.format(self._flag, fitting) if fitting else
-                            'as not even a batch of one image fits'))
+                        .format(size_text(limit), 'training the head alone' if elastic else
+                                'this --train_type', needed, self._flag, batch,
+                                'or {} {}'.format(self._flag, fitting) if fitting else
+                                'as not even a batch of one image fits'))
 
 
 def check_memory(settings, maker):

@@ -3,11 +3,13 @@
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.device.host import memory_limit
 from elastic.device.sensors import NO_ANSWER
 from elastic.files import printable
 from elastic.networks.saved_model import count_trainable
 from elastic.runs.folder import judged_on
 from elastic.runs.signals import stopping_if_unread
+from elastic.texts import size_text
 
 CLASSES_SHOWN = 10  # in the last lines of a run
 
@@ -134,6 +136,10 @@ def print_end(summary, dataset):
     if dataset.left_out:
         print('{} images could not be read and were left out: {}'.format(
             len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
+    limit, peak = memory_limit(), 1.024 ** 2 * 1e6 * summary['peak_memory_mb']
+    if limit is not None and peak > limit:
+        print('warning: the process took {}, more than --memory {}: leave it that much more'.format(
+            size_text(peak), size_text(limit)))
     joules = summary['energy_joules']
     for note in (summary['device_note'], summary['energy_note']):
         if note is not None and NO_ANSWER in note:
