@@ -78,7 +78,7 @@ def optimizer_variables(optimizer):
 
 
 def slots(optimizer, variables):
-    """Returns, for each variable, the list of its slots in SGD or Adam.
+    """Returns, for each variable, the list of its slots in SGD or Adam; [] if it has none.
 
     A slot has the shape of its variable, except Adam's count of updates, which is a scalar.
     """
@@ -87,7 +87,7 @@ def slots(optimizer, variables):
         return [[optimizer.get_slot(v, name) for name in names] for v in variables]
     kinds = [getattr(optimizer, kind, ()) for kind in (
         'momentums', '_momentums', '_velocities', '_counts')]
-    return [list(of_one) for of_one in zip(*[kind for kind in kinds if len(kind)])]
+    return [[kind[i] for kind in kinds if len(kind)] for i in range(len(variables))]
 
 
 class Adam(keras.optimizers.Adam):

@@ -18,7 +18,7 @@ def selection_map(run_folder, output):
     propagate the error gradient through unselected tensors. run_folder: or a CSV file that
     train.ElasticTraining wrote. Raises UserError as read_run, and for a run without selections.
     """
-    if run_folder.endswith('.csv') and not os.path.isdir(run_folder):
+    if str(run_folder).endswith('.csv') and not os.path.isdir(run_folder):
         run = read_selection_file(run_folder)
         if os.path.realpath(run_folder) in (os.path.realpath(output[:end] + '.csv')
                                             for end in (None, -len('.png'))):
