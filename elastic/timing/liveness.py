@@ -12,7 +12,7 @@ import numpy as np
 
 from elastic.steps.function_graph import work_of
 from elastic.steps.inlining import output_places
-from elastic.steps.step_graph import estimated_ms, tensor_sets
+from elastic.steps.step_graph import estimated_ms, reachable, tensor_sets
 from elastic.steps.training_step import NUM_RESULTS
 from elastic.timing.memory import Memory
 
@@ -37,7 +37,7 @@ TYPICAL_RATES, QUICK_MS = {'* flops': 1e-7, '* elements': 1e-6}, 2e-3
 
 def memory_of(maker, threads=2):
     """Returns the Memory of the steps of a masked_step.StepMaker. threads: ops run at once."""
-    nodes, sizes = maker.cutter.nodes, _sizes(maker)
+    nodes, sizes = _run(maker.cutter), _sizes(maker)
     begins, ends = _executed(nodes, work_of(maker.concrete.graph), threads)
     order, last = sorted(nodes, key=begins.get), max(ends.values()) + 1
     everyone = (1 << len(maker.variables)) - 1
@@ -72,6 +72,16 @@ def memory_of(maker, threads=2):
     for name, end, value in _copies(nodes, order, readers, ends):
         add(bits[name], begins[name], end, (_bytes(sizes, _resolved(value, source)), False))
     return _memory(entries, maker)
+
+
+def _run(cutter):
+    """Returns name -> node of what a step runs, without gradients that no tensor needs."""
+    function, nodes = cutter.function, cutter.nodes
+    ends = [tensor.split(':')[0] for tensor in function.ret.values()] + list(
+        function.control_ret.values())
+    live = reachable(ends, lambda name: [source.lstrip('^').split(':')[0] for source in (
+        nodes[name].input if name in nodes else ())])
+    return {name: node for name, node in nodes.items() if name in live}
 
 
 def _copies(nodes, order, readers, ends):
