@@ -146,7 +146,6 @@ def test_a_run_trains_on_it(tfds_dir, tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_finished_run_does_not_count_for_a_set_that_was_prepared_again(tmp_path, capsys):
     def prepared(*labels):
-        shutil.rmtree(str(tmp_path / 'sets'), ignore_errors=True)
         prepare('Changing', tmp_path / 'sets', {'train': list(labels) * 4, 'test': [0, 1, 2]})
     flags = quick_flags(
         tmp_path, '--dataset_name', 'tfds:changing', '--data_dir', str(tmp_path / 'sets'),
@@ -154,10 +153,12 @@ def test_a_finished_run_does_not_count_for_a_set_that_was_prepared_again(tmp_pat
         '--train_images', '12', '--test_images', '3')
     prepared(0, 1, 2)
     assert main.main(flags) == 0
+    shutil.move(str(tmp_path / 'sets'), str(tmp_path / 'old'))
     prepared(1, 0, 2)
-    with pytest.raises(UserError, match='have changed .*1 replaced .changing-train.tfrecord'):
+    with pytest.raises(UserError, match='have changed .* replaced .*changing-train.tfrecord'):
         main.main(flags)
-    prepared(0, 1, 2)
+    shutil.rmtree(str(tmp_path / 'sets'))
+    shutil.move(str(tmp_path / 'old'), str(tmp_path / 'sets'))
     capsys.readouterr()
     assert main.main(flags) == 0 and 'already finished' in capsys.readouterr().out
 

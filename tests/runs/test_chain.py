@@ -227,10 +227,10 @@ def test_a_run_of_another_stack_is_refused_and_another_version_is_reported(logs,
 # ---------------------------------------------------------------- resuming, tables
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not keras_stack.KERAS_3, reason='--deterministic needs TensorFlow 2.9')
 @pytest.mark.parametrize('words', ['epoch 1/2', 'epoch 2/2'])
 def test_a_killed_run_resumes_bit_for_bit(words, logs, data):
-    more = ['--learning_rate', '0.02', '--num_epochs', '2']
-    more += ['--deterministic'] * keras_stack.KERAS_3  # TensorFlow 2.9
+    more = ['--learning_rate', '0.02', '--num_epochs', '2', '--deterministic']
     whole = next_flags(logs, 'tuesday', 'whole', data, *more)
     if not (logs / 'whole').exists():
         assert script('main.py', *whole)[0] == 0
