@@ -41,6 +41,7 @@ from elastic.compat import keras_stack
 from elastic.planning.cache_offers import CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
+from elastic.schemes.scheme import Choice
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ
 from models import build_model
@@ -112,6 +113,18 @@ def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, datase
     plain, _ = ran(tmp_path, dataset, {epoch: choice.mask for epoch, choice in chosen.items()},
                    learning_rate=0.01)
     assert same_run(bits(model), plain[4:])
+
+
+def test_other_tensors_of_the_same_cut_train_in_steps_of_their_own(tmp_path, dataset, timings):
+    cache, fewer = Watched(dataset, str(tmp_path)), MIDDLE.copy()
+    fewer[6] = False
+
+    def chosen(mask):
+        return Choice(mask, timings=CacheOffers(cache, timings, 1, 5).at_own_cut(mask))
+    masks = {1: MIDDLE, 2: fewer}
+    plain, _ = ran(tmp_path, dataset, masks)
+    cached, _ = ran(tmp_path, dataset, masks, cache, choice_of=chosen)
+    assert same_run(cached, plain) and cache.kinds == kinds(FILL, READ, READ, READ)
 
 
 def test_two_uncached_runs_give_the_same_bits(tmp_path, dataset):
