@@ -207,7 +207,9 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
     def watching(select):
         def watched(epoch, last):
             slower = 2 if epoch == 3 else 1
-            select.__self__._choosing_seconds = 1.0
+            select.__self__._choosing_seconds, loop = 1.0, select.__self__._loop
+            loop.measure = lambda *_: (loop.reference.t_fp, loop.reference.t_bp)  # no drift
+            loop.waited = lambda ms: None
             choice = select(epoch, taking(
                 last, lambda ms: [slower * choices[-1].predicted_ms] * count))
             choices.append(choice or choices[-1])
@@ -219,6 +221,7 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
     assert choices[1] is choices[0] and (choices[2] is not choices[0]) == again
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
     assert not (again and choices[2].trials)
+    assert not again or choices[2].timings.t_step == pytest.approx(2 * choices[0].timings.t_step)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
