@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.compat import tf_internals
+from elastic.compat.start import quiet
 from elastic.errors import UserError
 from elastic.steps.function_graph import work_of
 from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged, topological
@@ -114,7 +115,8 @@ def record_trace(step, inputs, labels, folder, num_steps):
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
-    with serial_ops():
+    noisy = 'TF_CPP_MIN_LOG_LEVEL' in os.environ  # set by scripts, or by a user who wants notices
+    with serial_ops(), contextlib.ExitStack() if noisy else quiet():
         step(inputs, labels)[0].numpy()  # waits, so that none of it runs during the trace
         tf.profiler.experimental.start(folder, options=options)
         try:
