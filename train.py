@@ -21,7 +21,7 @@ from elastic.errors import UserError
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
-from elastic.planning.memory_plan import StepMemory
+from elastic.planning.memory_plan import StepMemory, set_limit
 from elastic.runs.in_fit import StepTimings, TrainingInFit, fit_settings
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
@@ -324,6 +324,8 @@ class ElasticTraining(TrainingInFit):
         first = next(probe)
         table = self._timings.of(maker, *first, lambda *step, key: profile_step(
             *step, ProfileSettings(None, key=key)))
+        if settings.memory is not None:
+            set_limit(settings.memory)
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:

@@ -184,7 +184,7 @@ def fit_settings(given):
     given: name -> value; head_epochs is left out, as `fit` can be called twice.
     """
     allowed = [name for name, flag in FLAGS.items() if name in Settings._fields and (
-        flag.of == ELASTIC or name in ('interval', 'seed')) and name != 'head_epochs']
+        flag.of == ELASTIC or name in ('interval', 'memory', 'seed')) and name != 'head_epochs']
     for name in given:
         one_of(name, allowed, 'setting')
     return Settings(**{name: _checked(name, value) for name, value in given.items()})

@@ -226,6 +226,7 @@ def test_selections_are_written_and_drawn(elastic, tmp_path):
 @pytest.mark.parametrize('settings, words', [
     (dict(rho=0), 'rho: 0 is not a number above 0, at most 1'),
     (dict(rho=1.5), 'rho: 1.5 is not'), (dict(rho='half'), "rho: 'half' is not"),
+    (dict(memory='0MB'), "memory: '0MB' is not a size"),
     (dict(interval=2.5), 'interval'), (dict(importance='gut'), "unknown importance 'gut'"),
     (dict(granularity='block'), "unknown granularity 'block'"),
     (dict(ro=0.5), "did you mean 'rho'"),
