@@ -72,6 +72,7 @@ def executed_graphs(call):
     runtime = eager_context.context()
     runtime.enable_graph_collection()
     try:
+        runtime.export_run_metadata()  # drops what others collected, as Keras' TensorBoard does
         call()
         return list(runtime.export_run_metadata().function_graphs)
     finally:

@@ -153,3 +153,15 @@ def test_a_step_that_xla_clusters_is_refused():
     _, out, errors = script(
         '-c', CLUSTERED, TF_XLA_FLAGS='--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit')
     assert out.count('\n') == 1 and 'take --tf_xla_auto_jit out of TF_XLA_FLAGS' in out, errors
+
+
+def test_a_graph_that_something_else_collected_is_left_out():
+    larger = tf.function(lambda x: tf.cos(tf.sin(tf.exp(x) + 1) * 2) + tf.tanh(x))
+    smaller = tf.function(lambda x: tf.exp(x))
+    tf.summary.trace_on(graph=True)  # as Keras' TensorBoard callback does
+    larger(tf.zeros(3))
+    graphs = tf_internals.executed_graphs(lambda: smaller(tf.zeros(3)))
+    assert not any(node.op == 'Tanh' for graph in graphs
+                   for node in graph.post_optimization_graph.node)
+    assert any(node.op == 'Exp' for graph in graphs for node in graph.post_optimization_graph.node)
+    tf.summary.trace_off()
