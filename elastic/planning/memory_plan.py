@@ -62,7 +62,7 @@ class StepMemory:
     def at_once(self, room):
         """Returns how many images importance and the profile take at once: a divisor of a batch.
 
-        It is 1 if even that exceeds the room; check tells before.
+        It is 1 if even that exceeds the room, which check_memory reports before.
         """
         batch = self.memory.batch
         return batch if self._whole else largest_batch(

@@ -31,20 +31,14 @@ class TrainingInFit(keras.callbacks.Callback):
     ordinary model. Everything else is Keras': data, loss, optimizer, metrics, other callbacks. The
     first batch decides the shape of a step; a smaller last batch of an epoch is left out.
     selections: epoch, from 1 -> scheme.Choice of the tensors trained from then on, in this `fit`.
-    A subclass defines scheme_of. Raises UserError, before the first step, for a model that cannot
-    be trained in this way.
+    A subclass has scheme_of(maker, inputs, labels), the scheme.Scheme of one `fit`, from the
+    masked_step.StepMaker with a fit_step.FitObjective and the first batch. Raises UserError,
+    before the first step, for a model that cannot be trained in this way.
     """
 
     def __init__(self):
         super().__init__()
         self.selections = {}
-
-    def scheme_of(self, maker, inputs, labels):
-        """Returns the scheme.Scheme of one `fit`, whose first batch is (inputs, labels).
-
-        maker: masked_step.StepMaker with a fit_step.FitObjective.
-        """
-        raise NotImplementedError
 
     def on_train_begin(self, logs=None):
         check_fit(self.model)

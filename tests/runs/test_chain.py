@@ -11,7 +11,6 @@ from tensorflow import keras
 
 import main
 import profiler
-import small_runs
 from elastic.compat import keras_stack
 from elastic.data.class_names import joined
 from elastic.errors import UserError
@@ -26,12 +25,7 @@ from elastic.timing.table_key import table_key
 from fixed_tables import store_table
 from models import build_model
 from photo_runs import chain, content, first_flags, next_flags, photos
-from small_runs import outcome, script
-
-STOP = '''import sys
-sys.path.append({support!r})
-from small_runs import stopped_at
-stopped_at({words!r}, {flags!r})'''  # in a process of its own: --deterministic holds until its end
+from small_runs import assert_resumes_as_whole
 
 
 @pytest.fixture(scope='module')
@@ -231,18 +225,9 @@ def test_a_run_of_another_stack_is_refused_and_another_version_is_reported(logs,
 @pytest.mark.parametrize('words', ['epoch 1/2', 'epoch 2/2'])
 def test_a_killed_run_resumes_bit_for_bit(words, logs, data):
     more = ['--learning_rate', '0.02', '--num_epochs', '2', '--deterministic']
-    whole = next_flags(logs, 'tuesday', 'whole', data, *more)
-    if not (logs / 'whole').exists():
-        assert script('main.py', *whole)[0] == 0
     name = 'killed' + words[6]
-    killed = next_flags(logs, 'tuesday', name, data, *more)
-    status, out, err = script('-c', STOP.format(support=os.path.dirname(small_runs.__file__),
-                                                words=words, flags=killed))
-    assert status == 0, out + err
-    assert not (logs / name / 'summary.json').exists()
-    status, out, err = script('main.py', *killed)
-    assert status == 0 and 'resumes in epoch' in out, out + err
-    assert outcome(logs / name) == outcome(logs / 'whole')
+    assert_resumes_as_whole(words, logs, *[
+        next_flags(logs, 'tuesday', run, data, *more) for run in (name, 'whole')])
     for record in ('exams.csv', 'forgetting.csv'):
         assert (logs / name / record).read_bytes() == (logs / 'whole' / record).read_bytes()
 

@@ -1,12 +1,10 @@
 """Tests what a run keeps for the runs that continue it: images, and the sums of its solved head."""
 
-import os
 
 import numpy as np
 import pytest
 
 import main
-import small_runs
 from elastic.compat import keras_stack
 from elastic.data.replay import FOLDER
 from elastic.errors import UserError
@@ -15,12 +13,8 @@ from elastic.schemes import statistics
 from image_folders import encoded, write
 from photo_runs import content, first_flags, next_flags, photos
 from refusals import assert_refused
-from small_runs import outcome, script
+from small_runs import assert_resumes_as_whole
 
-STOP = '''import sys
-sys.path.append({support!r})
-from small_runs import stopped_at
-stopped_at({words!r}, {flags!r})'''  # in a process of its own: --deterministic holds until its end
 SOLVED = ['--train_type', 'traditional_tl_training', '--num_epochs', '1', '--head', 'stages',
           '--head_start', 'solved', '--keep_statistics']
 TRAINED = ['--train_type', 'full_training', '--num_epochs', '3', '--learning_rate', '0.02']
@@ -144,19 +138,9 @@ def test_flags_that_cannot_be_meant_are_refused(given, words, tmp_path, capsys):
 def test_a_killed_run_with_kept_images_and_sums_resumes_bit_for_bit(words, logs, data):
     """It solves its head from sums, then trains all layers; the last time, all is trained."""
     more = TRAINED + ['--deterministic']
-    whole = next_flags(logs, 'tuesday', 'whole', data, *more)
-    if not (logs / 'whole').exists():
-        status, out, err = script('main.py', *whole)
-        assert status == 0, out + err
     name = 'killed' + words[6]
-    killed = next_flags(logs, 'tuesday', name, data, *more)
-    status, out, err = script('-c', STOP.format(support=os.path.dirname(small_runs.__file__),
-                                                words=words, flags=killed))
-    assert status == 0, out + err
-    assert not (logs / name / 'summary.json').exists()
-    status, out, err = script('main.py', *killed)
-    assert status == 0 and 'resumes in epoch' in out, out + err
-    assert outcome(logs / name) == outcome(logs / 'whole')
+    assert_resumes_as_whole(words, logs, *[
+        next_flags(logs, 'tuesday', run, data, *more) for run in (name, 'whole')])
     assert kept(logs / name) == kept(logs / 'whole')
     ours, others = [statistics.read(str(logs / run)).sums for run in (name, 'whole')]
     assert all(np.array_equal(ours[key], others[key]) for key in others)

@@ -88,3 +88,27 @@ def outcome(folder):
                          if not column.endswith(TIMES)} for row in csv.DictReader(source)]
     with np.load(os.path.join(str(folder), 'checkpoint', 'weights.npz')) as weights:
         return records, {name: weights[name].tobytes() for name in weights.files}
+
+
+STOP = '''import sys
+sys.path.append({support!r})
+from small_runs import stopped_at
+stopped_at({words!r}, {flags!r})'''  # in a process of its own: --deterministic holds until its end
+
+
+def assert_resumes_as_whole(words, folder, killed, whole):
+    """Asserts that a run of flags `killed`, killed at these words, ends as one of flags `whole`.
+
+    The runs are in `folder`, the second in folder/whole; it is made unless it is there.
+    """
+    if not (folder / 'whole').exists():
+        status, out, err = script('main.py', *whole)
+        assert status == 0, out + err
+    status, out, err = script('-c', STOP.format(
+        support=os.path.dirname(os.path.abspath(__file__)), words=words, flags=killed))
+    assert status == 0, out + err
+    name = killed[killed.index('--run_name') + 1]
+    assert not (folder / name / 'summary.json').exists()
+    status, out, err = script('main.py', *killed)
+    assert status == 0 and 'resumes in epoch' in out, out + err
+    assert outcome(folder / name) == outcome(folder / 'whole')
