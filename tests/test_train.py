@@ -172,16 +172,16 @@ def test_a_bucket_pauses_while_another_one_within_it_counts():
     assert clock.seconds['step'] + clock.seconds['checkpoint'] == counted
 
 
-@pytest.mark.timing
 def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path):
     """In the profile, the backward pass takes 40 times as long as the forward pass."""
     model, choices = build_model('mobilenetv2', LARGER, 10, 'none', alpha=0.35), []
     dataset = load_dataset('digits_shifted', LARGER[0], BATCH, steps_per_epoch=STEPS,
                            validation_steps=2)
-    timings = fixed_profile(model, LARGER, 10, BATCH)
+    timings, references = fixed_profile(model, LARGER, 10, BATCH), []
 
     def watching(select):
         def watched(epoch, last):
+            references.append(select.__self__._loop.reference)
             choice = select(epoch, last)
             choices.append(choice)
             return choice
@@ -194,7 +194,9 @@ def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path):
         now = choice.timings
         assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
         assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
-    assert choices[0].drift < -0.2 < choices[1].drift  # the shares stay corrected
+    assert choices[0].drift < -0.2
+    ratios = [table.t_bp / table.t_fp for table in references + [choices[0].timings]]
+    assert ratios[0] == pytest.approx(40) and ratios[1:] == [pytest.approx(ratios[2])] * 2  # it stays
     assert choices[0].timings.t_loop == 0 <= choices[1].timings.t_loop
 
 
