@@ -28,8 +28,8 @@ class Dataset:
     num_images: number of training images, numbered from 0. num_old: how many of them, the last
         ones, earlier runs have kept. train_size: how many an epoch shows.
     steps: batches per epoch. test_size: number of test images. tested_at_once: in a test batch.
-    test_names: what records call the test images, in the order of `test`. train_names: the training
-        images of a folder.
+    test_names: what records call the test images, in the order of `test`. train_names: the
+        same of all training images.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
         elastic.data.images.Images.
     """
@@ -46,7 +46,7 @@ class Dataset:
                            else train.epoch_size)
         self.test_size = _tested(images, batch_size, settings)
         test = images.test.spaced(self.test_size)
-        self.test_names, self.train_names = test.named(), train.files and train.named() or ()
+        self.test_names, self.train_names = test.named(), images.seen.named()
         used = images._replace(test=test).splits.values()
         self._files = [path for split in used for path in split.files or ()]
         self._train, self._input_size = train, train.input_size

@@ -28,7 +28,7 @@ from elastic.flags import (
 )
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint
-from elastic.runs.chain import check_stack, earlier_run
+from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.metered import add_metered_energy, measured_beside
@@ -75,7 +75,8 @@ def run(settings, records, cluster, signals):
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
     decisive = decisive_settings(settings)
-    check_stack(settings.training.continue_from, here()['stack'])
+    if settings.training.continue_from is not None:
+        earlier_run(settings.training.continue_from).check_stack(here()['stack'])
     resumed = joint_resume(cluster, records.folder, decisive, records.restart)
 
     images = images_of(settings)
@@ -85,11 +86,12 @@ def run(settings, records, cluster, signals):
         check_export(model, records.export)
     dataset = load_data(settings, images)
     check_model(settings, model, dataset, cluster)
-    at_once = images_to_profile(settings, model, dataset)
+    at_once = images_to_profile(settings, model, dataset, resumed)
     plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset, at_once),
                      lambda: joint_table(cluster, profile(settings, model, dataset, at_once)))
 
-    about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features)
+    about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features,
+                 at_once=at_once)
     with open_session(records, decisive, about, dataset, resumed, signals,
                       cluster.is_chief) as session:
         if session is None:
@@ -196,12 +198,14 @@ def check_model(settings, model, dataset, cluster):
 
 # ---------------------------------------------------------------- timing table and scheme
 
-def images_to_profile(settings, model, dataset):
+def images_to_profile(settings, model, dataset, resumed):
     """Returns the number of images in a timed step: with --memory, what fits of a step's images.
 
-    Raises UserError if --memory is too small to train anything.
+    It is the same when a run resumes. Raises UserError if --memory is too small to train anything.
     """
-    if settings.training.memory is None:
+    if resumed is not None:
+        return resumed['about'].get('at_once', settings.at_once)
+    if settings.training.memory is None or not settings.training.trained_epochs:
         return settings.at_once
     from elastic.data.batches import specs_of
     from elastic.planning.memory_plan import check_memory
@@ -209,7 +213,7 @@ def images_to_profile(settings, model, dataset):
     step, _ = timed_step(settings, dataset)
     memory = check_memory(settings.training, step_maker(
         model, step, *specs_of(dataset.train, step.batch_size)))
-    return memory.at_once(memory.room)
+    return memory.at_once()
 
 
 def profile(settings, model, dataset, at_once=None):

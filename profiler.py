@@ -177,13 +177,15 @@ def table_for(settings, model, logs_dir, draw, again=False, known=None):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
     settings: StepSettings. again: measure in any case. known: number of classes of the run that is
-    continued, whose table serves where there is none of more classes.
+    continued; a table of as many, or of fewer as in runs before it, serves where there is no other.
     draw: () -> (images, labels) to time steps on, or None for noise, whose step time may differ.
     """
-    key, path = table_key(settings, model), path_of_table(settings, logs_dir)
-    fewer, table = settings._replace(num_classes=known), None
-    if known and not again and not os.path.exists(path):
-        table = wider_table(path_of_table(fewer, logs_dir), table_key(fewer, model, known), model)
+    key, path, table = table_key(settings, model), path_of_table(settings, logs_dir), None
+    for classes in range(0 if again or os.path.exists(path) else known or 0, 1, -1):
+        fewer = settings._replace(num_classes=classes)
+        place = path_of_table(fewer, logs_dir)
+        if table is None and os.path.exists(place):
+            table = wider_table(place, table_key(fewer, model, classes), model)
     if table is None and not again:
         table = stored_table(path, key)
     if table is None:

@@ -21,7 +21,7 @@ from elastic.errors import UserError
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
-from elastic.planning.memory_plan import StepMemory, set_limit
+from elastic.planning.memory_plan import StepMemory, check_memory, set_limit
 from elastic.runs.in_fit import StepTimings, TrainingInFit, fit_settings
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
@@ -123,7 +123,7 @@ class ElasticScheme(Scheme):
         self._memory = None
         if settings.memory is not None:
             self._memory = StepMemory(maker, maker.parts > 1)
-            at_once = self._memory.at_once(self._memory.room)
+            at_once = self._memory.at_once()
             self._evaluator.micro_batch = None if at_once == maker.micro_batch else at_once
         self._current, self._choosing_seconds = None, 0.0
 
@@ -326,6 +326,7 @@ class ElasticTraining(TrainingInFit):
             *step, ProfileSettings(None, key=key)))
         if settings.memory is not None:
             set_limit(settings.memory)
+            check_memory(settings, maker)
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:

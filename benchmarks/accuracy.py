@@ -120,7 +120,7 @@ def prepare(network, seeds):
 
 
 def tune(network, rows, seeds):
-    """Prints the accuracy of each row on held-out images at the rates tried, and the best."""
+    """Prints the accuracy of each row on held-out images at the rates tried; returns the best."""
     rates, begin = {}, time.perf_counter()
     for row in rows:
         found, at = {}, nearest(row.learning_rate or network.learning_rate)
@@ -136,6 +136,7 @@ def tune(network, rows, seeds):
         print('{:<34} {}'.format(row.label, '   '.join('{:g}: {:.1f} %'.format(
             rate, 100 * found[rate]) for rate in sorted(found))), flush=True)
     print('took {:.0f} s; rates: {}'.format(time.perf_counter() - begin, rates))
+    return rates
 
 
 def nearest(rate):

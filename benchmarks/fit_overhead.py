@@ -15,6 +15,7 @@ import _bench
 import numpy as np
 
 from elastic import command_line, options, texts
+from elastic.compat import start
 
 DEFAULT_MODELS = ['mobilenetv2', 'resnet50', 'text']
 MOST_OVERHEAD, MOST_OFF = 0.03, 0.08  # goals: beside the loop; of the achieved share, over rho
@@ -40,6 +41,7 @@ def prepared_text(seed):
 
 def run_model(name, input_size, rho, epochs, steps, seed):
     """Returns the result of one network: medians of ms a step."""
+    start.quiet_tensorflow()
     prepared = prepared_text(seed) if name == 'text' else _bench.prepare(name, input_size, seed)
     from tensorflow import keras
     model = prepared.model
@@ -99,7 +101,7 @@ def times_in_fit(prepared, rho, epochs, steps):
                 ms['keras'] += [_bench.milliseconds(lambda: float(usual(iterator)['loss']))
                                 for _ in range(steps)]
     elastic = Alternating(rho, probe=batches.take(1))
-    prepared.model.fit(batches, epochs=2 * epochs, steps_per_epoch=steps, verbose=0,
+    prepared.model.fit(batches, epochs=2 * epochs, steps_per_epoch=steps, verbose=0, shuffle=False,
                        callbacks=[elastic, Clock()])
     choice = elastic.turns.choice
     return ms, choice.predicted_ms / choice.timings.t_step

@@ -318,7 +318,7 @@ def decisive_settings(settings):
         ('keep', settings.data.validation_share is None),
         ('replay', not found['replay']),
         ('keep_statistics', not found['keep_statistics']),
-        ('replay_share', settings.data.replay_from is None)) if is_irrelevant]
+        ('replay_share', not found['replay'])) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 
 

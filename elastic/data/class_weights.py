@@ -42,13 +42,14 @@ class ClassWeights(NamedTuple):
 def class_weights(given, class_names, counts):
     """Returns the ClassWeights of --class_weight. counts: (C,), training images of each class.
 
-    given: 'balanced' weights each class by n / (C * its images), so that all classes count the
-    same; or the path of a CSV file. Raises UserError as read_class_weights, and for a name that is
-    no class or has no weight.
+    given: 'balanced' weights each of C classes with images by n / (C * its images), so that all
+    count the same; or the path of a CSV file. Raises UserError as read_class_weights, and for a
+    name that is no class or has no weight.
     """
     images = np.rint(counts).astype(int)
     if given == BALANCED:
-        return ClassWeights(images, images.sum() / (len(images) * np.maximum(images, 1.0)))
+        each = np.count_nonzero(images) * np.maximum(images, 1.0)
+        return ClassWeights(images, images.sum() / each)
     weights = read_class_weights(given)
     meant = matches(weights, class_names)
     wrong = [name for name in weights if name not in meant]

@@ -240,6 +240,8 @@ def without_bad_images(split):
         raise UserError('none of the {} images in {} can be read'.format(
             split.size, os.path.dirname(split.files[0])))
     good = np.flatnonzero(~bad)
-    stand_ins = good[np.searchsorted(good, np.arange(split.size)) % len(good)]
+    # After the last good image, kept images stay kept; else the first one stands in.
+    nexts = np.searchsorted(good, np.arange(split.size))
+    stand_ins = good[np.minimum(nexts, len(good) - 1) if split.old else nexts % len(good)]
     return (split.only(stand_ins) if bad.any() else split), [
         split.files[i] for i in np.flatnonzero(bad)]

@@ -36,8 +36,8 @@ def available_bytes(root='/'):
 
 
 def limit_memory(nbytes):
-    """Limits what this process should hold. Whoever plans memory asks memory_limit."""
-    _limit[:] = [int(nbytes)]
+    """Limits what this process should hold; None: no longer. Who plans memory asks memory_limit."""
+    _limit[:] = [] if nbytes is None else [int(nbytes)]
 
 
 def memory_limit():

@@ -3,6 +3,7 @@
 import contextlib
 from unittest import mock
 
+import tensorflow as tf
 from tensorflow import keras
 
 from elastic.compat import keras_stack
@@ -155,4 +156,4 @@ def statistics_from_batch(model, inputs):
                                       (keras.layers.BatchNormalization, 'momentum', 0.0)):
                 if isinstance(layer, kind):
                     changed.enter_context(mock.patch.object(layer, name, value))
-        model(inputs, training=True)
+        tf.function(lambda given: model(given, training=True))(inputs)  # a graph holds less at once

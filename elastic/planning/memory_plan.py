@@ -27,14 +27,15 @@ def set_limit(memory):
 
     Warns of more than is free. Raises UserError for less than the process holds already.
     """
+    host.limit_memory(None)  # that of an earlier `fit`
     held, free = host.resident_bytes(), host.available_bytes()
     limit = held + (1 - MARGIN) * free if memory == AUTO else memory
     if limit <= held:
         raise UserError('--memory {} is less than the {} that Python and TensorFlow alone take '
-                        'here; use more'.format(size_text(memory), size_text(held)))
+                        'here; use more'.format(size_text(limit), size_text(held)))
     if limit > held + free:
         print('warning: --memory {} is more than the {} that this machine has free: the run may '
-              'swap or be killed'.format(size_text(memory), size_text(held + free)))
+              'swap or be killed'.format(size_text(limit), size_text(held + free)))
     host.limit_memory(limit)
 
 
@@ -47,7 +48,7 @@ class StepMemory:
 
     def __init__(self, maker, adds_up=False):
         self.memory = memory_of(maker)
-        self._beside = BESIDE + adds_up * self.memory.weights
+        self._beside, self._adds_up = BESIDE + adds_up * self.memory.weights, adds_up
         self._flag = '--micro_batch' if adds_up else '--batch_size'
         self._whole = maker.whole_because is not None  # importance needs the whole batch
         self.least = self.memory.peak(fixed_mask(HEAD, maker.model))
@@ -59,14 +60,14 @@ class StepMemory:
         left = host.memory_limit() - host.resident_bytes() - self._beside
         return Room(self.memory, max(left, self.least))
 
-    def at_once(self, room):
+    def at_once(self):
         """Returns how many images importance and the profile take at once: a divisor of a batch.
 
         It is 1 if even that exceeds the room, which check_memory reports before.
         """
-        batch = self.memory.batch
+        batch, most = self.memory.batch, self.room.nbytes
         return batch if self._whole else largest_batch(
-            lambda images: self.memory.importance_peak(images) <= room.nbytes, batch, True) or 1
+            lambda images: self.memory.importance_peak(images) <= most, batch, batch) or 1
 
     def check(self, mask, elastic):
         """Raises UserError unless a run whose smallest step is that of the mask fits.
@@ -81,7 +82,8 @@ class StepMemory:
         held = host.resident_bytes() + self._beside
         if held + need(batch) <= limit:
             return
-        fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1)
+        fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1,
+                                batch if self._adds_up else None)
         needed = size_text(STEP * math.ceil((held + need(batch)) / STEP))
         raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
                         .format(size_text(limit), 'training the head alone' if elastic else

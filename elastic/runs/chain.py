@@ -51,8 +51,7 @@ class Earlier(NamedTuple):
         network was given another value.
         """
         own = dict(self.settings, head_features=self.summary.get('head_features'),
-                   weights=self.weights)
-        own.update({} if own.get('deadline') is None else dict(rho=self.summary.get('rho')))
+                   weights=self.weights, rho=self.summary.get('rho'))
         for name in FIXED:
             value, kept = getattr(given, name), own.get(name)
             kept = DEFAULTS[name] if kept is None else kept
@@ -97,12 +96,6 @@ def earlier_run(folder):
         raise fault(folder, 'cannot be continued, as it kept no weights ({}): train it again with '
                     '--restart'.format(found.weights))
     return found
-
-
-def check_stack(folder, stack):
-    """Raises UserError if the run in `folder`, or None, was trained on another stack than this."""
-    if folder is not None:
-        earlier_run(folder).check_stack(stack)
 
 
 def chain_of(folder):

@@ -49,9 +49,9 @@ def paired_p_value(before, after):
     before, after: (n,) bool, whether each image is classified rightly. By chance, half of the
     images that changed are lost (McNemar's exact test, of one side).
     """
-    from scipy.stats import binom
+    from scipy.special import bdtrc
     lost, won = int(np.sum(before & ~after)), int(np.sum(~before & after))
-    return float(binom.sf(lost - 1, lost + won, 0.5))
+    return float(bdtrc(lost - 1, lost + won, 0.5))
 
 
 def scores_of(run, labels, before, after):

@@ -5,6 +5,7 @@ import sys
 import time
 
 from elastic.data.replay import FOLDER, keep_images
+from elastic.errors import UserError, first_line
 from elastic.export.predictor import CHECKPOINT
 from elastic.export.saving import keep_weights
 from elastic.schemes import statistics
@@ -29,5 +30,5 @@ def keep(folder, settings, found, images, model, dataset):
         if found is not None:
             print('sums over {:,} images kept for later runs in {} ({:.1f} s)'.format(
                 found.images, statistics.write(folder, found), time.perf_counter() - begin))
-    except OSError as error:
-        print('not kept for later runs: {}'.format(error), file=sys.stderr)
+    except (OSError, UserError, MemoryError) as error:
+        print('not kept for later runs: {}'.format(first_line(error)), file=sys.stderr)

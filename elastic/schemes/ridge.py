@@ -158,19 +158,14 @@ class Sums:
         self._arrays = [np.zeros(shape, np.float32) for shape in (
             (count, count), (count, classes), count, classes, 1)]
 
-    def add(self, pieces, times=None):
-        """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers.
-
-        times: (C,), how many images each image of a class stands for; None: one.
-        """
+    def add(self, pieces):
+        """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers."""
         matrix, products, first, target, weight = self._arrays
         if self._cluster and not self._cluster.is_chief:
             for array in self._arrays:
                 array[:] = 0  # what was added before
         for z, labels in pieces:
             weights = self._features.weights[labels]
-            if times is not None:
-                weights = weights * times[labels]
             targets, scaled = self._features.one_hot(labels), z * np.sqrt(weights)[:, None]
             blas.ssyrk(1.0, scaled.T, beta=1.0, c=matrix.T, overwrite_c=1)
             products += z.T @ (targets * weights[:, None])
@@ -280,7 +275,7 @@ def solve_sums(sums, images, held, views, times):
     softmax gives the factor.
     sums: Sums. images: their number, without views. held: (features, (views * n, F), standardised;
     labels; how much each counts in the sums) of n images, view by view. times: as in solve_many.
-    Returns the same as solve_many.
+    Returns the same as solve_many. It takes the means out of the sums.
     """
     ridge, right = sums.ridge(), sums.right
     square, weight = float(ridge.diagonal.sum()) / sums.weight, sums.weight
@@ -294,12 +289,12 @@ def solve_sums(sums, images, held, views, times):
         strength *= square
         found = ridge.solve(strength, np.hstack([right, random]))
         if found is None:
-            return [np.inf], None, strength
+            return [1e30 / strength], None, strength  # a stronger penalty is tried
         kernel, traced = np.split(found.astype(np.float64), [right.shape[1]], axis=1)
         freedom = 1 + len(right) - strength * np.sum(random * traced) / TRACED
         residual = whole - np.sum(kernel * right) - strength * np.sum(np.square(kernel))
         if freedom >= images or residual <= 0:
-            return [np.inf], None, strength
+            return [1e30 / strength], None, strength
         return [residual / (1 - freedom / images) ** 2], kernel.astype(np.float32), strength
 
     def left_out(kernel, strength):
@@ -310,7 +305,5 @@ def solve_sums(sums, images, held, views, times):
         errors = (targets - z @ kernel - sums.target / weight).reshape(views, -1, targets.shape[1])
         errors = np.linalg.solve(blocks, errors.swapaxes(0, 1)).swapaxes(0, 1)
         return _fitted(targets - errors.reshape(targets.shape), held[1], np.ones(len(targets[0])))
-    found = [(kernel, sums.bias(kernel), left_out(kernel, strength))
-             for _, kernel, strength in _at_best_strength(error_of, times) if kernel is not None]
-    sums.restore(ridge)
-    return found
+    return [(kernel, sums.bias(kernel), left_out(kernel, strength))
+            for _, kernel, strength in _at_best_strength(error_of, times) if kernel is not None]

@@ -89,8 +89,9 @@ def check_features(model, dataset):
     """Raises UserError if the first images show that the features cannot tell images apart."""
     numbers = dataset.order(1)
     batches = dataset.batches(numbers[:-(-CHECKED // numbers.shape[1])], dataset.view(1))
-    images = np.concatenate([images for images, _ in batches])
-    features = backbone_of(model)(images, training=False).numpy()
+    # A graph, since Keras 3 holds the outputs of all layers otherwise.
+    run = tf.function(lambda images: backbone_of(model)(images, training=False))
+    features = np.concatenate([run(images).numpy() for images, _ in batches])
     _check_finite(features)
     _check_varying(features.std(axis=0))
 

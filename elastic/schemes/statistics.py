@@ -79,6 +79,11 @@ def fits(statistics, model):
     return statistics is not None and statistics.body == body_of(model)
 
 
+def _stand_in(dataset):
+    """Returns whether kept images stand for earlier runs: no class is left without images."""
+    return dataset.num_old and len(np.unique(dataset.labels)) == dataset.num_classes
+
+
 def check(model, dataset, folder):
     """Raises UserError if a continued run cannot solve its head for the old classes as well.
 
@@ -88,9 +93,10 @@ def check(model, dataset, folder):
     if not fits(before, model):
         why = 'run {} {}'.format(folder, 'has kept no sums' if before is None else
                                  'has trained other layers since its sums were kept')
-        if not dataset.num_old:
-            raise UserError('--keep_statistics: {}, so a solved head would lose its classes: leave '
-                            'it out, or keep images with --replay'.format(why))
+        if not _stand_in(dataset):
+            raise UserError('--keep_statistics: {}, so a solved head would lose the classes that '
+                            'have no images now: leave it out, or keep images with --replay'
+                            .format(why))
         print('{}: its {:,} kept images stand for all it has seen'.format(why, dataset.num_old))
 
 
@@ -105,30 +111,29 @@ def solve(model, dataset, cluster, pause, trained, folder):
     check_classes(sums.target)
     heads = solve_sums(sums, found.images, held, features.views,
                        (1.0, BEFORE_TRAINING) if trained else (1.0,))
-    return take_head(model, features, heads, cluster) + (found._replace(sums=sums.packed()),)
+    return take_head(model, features, heads, cluster) + (found,)
 
 
 def collect(model, dataset, folder):
     """Returns the Statistics of the model as it is; changes nothing. folder: as in solve.
 
-    Returns None, and says why, if neither fitting sums nor images of the earlier runs are left.
+    Returns None, and says why, if neither fitting sums nor images of all classes are left.
     """
     before = read(folder)
-    if folder is not None and not dataset.num_old and not fits(before, model):
+    if folder is not None and not fits(before, model) and not _stand_in(dataset):
         print('no sums are kept: this run has trained other layers than the head, and no images of '
-              'earlier runs are left to sum up again (--replay)')
+              'some class of earlier runs are left to sum up again (--replay)')
         return None
     layer = standardisation(model)
     constants = [weight.numpy() for weight in layer.weights]
     try:
-        found, sums, _ = _collect(Features(model, dataset, lambda: None), model, dataset, before)
-        return found._replace(sums=sums.packed())
+        return _collect(Features(model, dataset, lambda: None), model, dataset, before)[0]
     finally:
         keras_stack.assign_arrays(layer.weights, constants)
 
 
 def _collect(features, model, dataset, before):
-    """Returns (Statistics without the sums, Sums of all images, held images as in solve_sums).
+    """Returns (Statistics, Sums of all images, held images as in solve_sums).
 
     Kept images are among the sums of earlier runs. Where these do not fit, a kept image stands for
     as many of its class as were summed there.
@@ -152,8 +157,9 @@ def _collect(features, model, dataset, before):
         summed = dict(zip(before.class_names, before.sums['target'])) if before else {}
         for place, name in enumerate(dataset.class_names):
             times[place] = max(1, summed.get(name, 0) / max(1, kept[place]))
-        sums.add([(z[~is_new], labels[~is_new])], times)
-        sums.add(features.pieces(rest[rest >= new]), times)
+        features.weights = times
+        sums.add([(z[~is_new], labels[~is_new])])
+        sums.add(features.pieces(rest[rest >= new]))
         images += dataset.num_old  # no more are independent
-    return Statistics({}, dataset.class_names, images, features.mean, features.deviation, body_of(
-        model)), sums, (z, labels, np.where(is_new, 1, times[labels]))
+    return Statistics(sums.packed(), dataset.class_names, images, features.mean, features.deviation,
+                      body_of(model)), sums, (z, labels, np.where(is_new, 1, times[labels]))

@@ -50,9 +50,10 @@ def memory_of(maker, threads=2):
     turn = max(ends[tensor.split(':')[0]] for tensor in results)  # the forward pass ends
     # Bytes that are fixed, that grow with the batch, and those that the forward pass leaves.
     entries = collections.defaultdict(lambda: np.zeros(3))
+    entries[everyone, 0, 1]  # there is one, however small the network
 
     def add(needed_by, begin, end, size, is_forward=False):
-        if needed_by and end > begin:
+        if needed_by and end > begin and size[0]:
             entries[needed_by, begin, end][int(size[1])] += size[0]
             if is_forward and begin <= turn < end and needed_by != everyone:
                 entries[needed_by, begin, end][2] += size[0]
@@ -61,7 +62,7 @@ def memory_of(maker, threads=2):
         add(bits[name], begins[name], begin, size)
         uses = sorted(((last, everyone) if reader is None else (
             begins[reader] if nodes[reader].op in IN_PLACE and size == next(
-                iter(sizes[reader].values())) else ends[reader], bits[reader])
+                iter(sizes[reader].values()), None) else ends[reader], bits[reader])
             for reader in readers[tensor]), reverse=True)
         later = 0
         for (end, reads), (before, _) in zip(uses, uses[1:] + [(begin, 0)]):

@@ -80,9 +80,9 @@ class Room(NamedTuple):
         return self.memory.peak(mask) <= self.nbytes
 
 
-def largest_batch(fits, most, divides=False):
+def largest_batch(fits, most, whole=None):
     """Returns the largest number of images, up to `most`, for which fits(images); None if none.
 
-    divides: whether it has to divide `most`. fits: (int) -> bool, of a need that grows.
+    whole: a number of images that it has to divide; None: there is none. fits: (int) -> bool.
     """
-    return next((n for n in range(most, 0, -1) if (not divides or most % n == 0) and fits(n)), None)
+    return next((n for n in range(most, 0, -1) if not (whole and whole % n) and fits(n)), None)

@@ -41,9 +41,9 @@ def stored_table(path, key):
 def wider_table(path, key, model):
     """Returns the stored_table at `path`, of the same network with fewer classes, for a model.
 
-    Returns None without one, or if the classes that are new would change a step by more than WIDER.
+    Returns None if its key differs, or if the new classes would change a step by more than WIDER.
     """
-    table = stored_table(path, key) if os.path.exists(path) else None
+    table = stored_table(path, key)
     if table is None:
         return None
     # The forward pass and the error gradient of a layer take about as long as its weight gradient.

@@ -3,6 +3,7 @@
 import builtins
 import collections
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tensorflow import keras
 import datasets
 import main
 from elastic.compat import keras_stack
-from elastic.data.images import load_images
+from elastic.data.images import load_images, without_bad_images
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.runs.folder import read_run
@@ -55,6 +56,16 @@ def test_bad_images_are_left_out_on_request(tmp_path):
     assert sorted(data.left_out) == sorted(map(str, bad))
     assert data.train_size + data.test_size == whole.train_size + whole.test_size + 2
     assert all(np.isfinite(images).all() for images, _ in arrays(data.train))
+
+
+def test_kept_images_stay_the_last_ones_if_one_of_them_cannot_be_read(tmp_path):
+    write_photos(tmp_path)
+    split = load_images('folder:{}'.format(tmp_path), 8, DataSettings()).train
+    split = split._replace(old=3)
+    write(pathlib.Path(split.files[-1]), b'<html>')
+    good, bad = without_bad_images(split)
+    assert bad == split.files[-1:] and good.size == split.size
+    assert good.old == 3 and good.files[-3:] == [split.files[-3]] + [split.files[-2]] * 2
 
 
 def flags_of_run(tmp_path, epochs):

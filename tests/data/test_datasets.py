@@ -267,6 +267,14 @@ def test_a_folder_of_classes_is_split_regardless_of_the_seed(photos):
         assert images.shape[1:] == (24, 24, 3) and images.min() >= 0 and images.max() <= 255
 
 
+def test_training_images_are_named_with_those_of_other_workers_and_for_validation(photos):
+    """They are no test images of an earlier run, whoever trains on them."""
+    alone = load_photos(photos).train_names
+    parts = [load_photos(photos, share=(index, 2), validation_share=0.2) for index in range(2)]
+    assert [sorted(part.train_names) for part in parts] == [sorted(alone)] * 2
+    assert parts[0].num_images < len(alone)
+
+
 @pytest.mark.parametrize('cache', ['memory', 'none'])
 def test_an_unreadable_image_is_named(photos, cache):
     write(photos / 'dog' / '11.jpeg', encoded(0, 'jpg')[:300])

@@ -23,7 +23,7 @@ BATCH = 32
 @pytest.fixture(autouse=True)
 def unlimited():
     yield
-    del host._limit[:]
+    host.limit_memory(None)
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +61,8 @@ def test_a_limit_is_checked_once_tensorflow_is_there(capsys):
     assert held + 0.5 * free < host.memory_limit() < held + free
     assert capsys.readouterr().out == ''
     assert host.available_bytes() < free
-    del host._limit[:]
+    set_limit(held + 0.8 * free)  # a second `fit` in one process
+    assert capsys.readouterr().out == ''
     set_limit(held + 10 * free)
     assert 'warning: --memory' in capsys.readouterr().out
 
@@ -79,6 +80,8 @@ def test_too_little_is_refused_with_what_would_work(maker):
     with pytest.raises(UserError, match='needs .* MB with --batch_size 32; use that or more, or '
                                         '--batch_size ([89]|1[0-5])$'):
         check_memory(Settings(train_type='full_training'), maker)
+    with pytest.raises(UserError, match='or --micro_batch (8|4)$'):  # what divides a batch
+        check_memory(Settings(train_type='full_training', micro_batch=BATCH), maker)
     check_memory(Settings(train_type='traditional_tl_training'), maker)
     host.limit_memory(host.resident_bytes())
     with pytest.raises(UserError, match='training the head alone .* not even a batch of one'):
@@ -88,9 +91,9 @@ def test_too_little_is_refused_with_what_would_work(maker):
 def test_the_profile_and_importance_take_what_fits(maker):
     memory = StepMemory(maker)
     room_for(memory.memory.importance_peak(BATCH // 2) + 3e6)
-    assert memory.at_once(memory.room) in (BATCH // 4, BATCH // 2)
+    assert memory.at_once() in (BATCH // 4, BATCH // 2)
     room_for(10 * memory.memory.importance_peak(BATCH))
-    assert memory.at_once(memory.room) == BATCH
+    assert memory.at_once() == BATCH
 
 
 def table_of(maker):

@@ -242,6 +242,8 @@ def test_the_timing_table_of_fewer_classes_serves_where_it_fits(logs, data, caps
     out = capsys.readouterr().out
     assert 'of 2 classes: with 3 a step takes' in out and 'profiled' not in out
     assert read_json(str(logs / 'fits' / 'summary.json'))['selection_seconds'] > 0
+    assert main.main(next_flags(logs, 'fits', 'third', data, *elastic)) == 0
+    assert 'profiled' not in capsys.readouterr().out  # nor is it in a run of more classes
     settings = settings_of(next_flags(logs, 'monday', 'more', data, *elastic))
     images = main.images_of(settings)
     step, _ = main.timed_step(settings, main.load_data(settings, images))

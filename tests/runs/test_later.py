@@ -28,7 +28,7 @@ def logs(tmp_path_factory):
     logs.mkdir()
     monday = photos(folder / 'monday', 'cat', 'dog')
     assert main.main(first_flags(logs, monday, '--run_name', 'monday', '--replay', '6',
-                                 *SOLVED)) == 0
+                                 '--replay_share', '0.3', *SOLVED)) == 0
     before = content(logs / 'monday')
     assert main.main(next_flags(logs, 'monday', 'tuesday', photos(
         folder / 'tuesday', 'ant', 'eel', seed=1))) == 0
@@ -59,7 +59,7 @@ def test_flags_and_images_are_inherited(logs):
         assert (logs / 'monday' / FOLDER / name).read_bytes() == (
             logs.parent / 'monday' / folder / file[2:]).read_bytes()
     settings = read_json(str(logs / 'tuesday' / 'settings.json'))
-    assert settings['replay'] == 6 and settings['replay_share'] == 0.5
+    assert settings['replay'] == 6 and settings['replay_share'] == 0.3
     assert settings['keep_statistics'] is True
 
 
@@ -78,11 +78,14 @@ def test_new_classes_alone_extend_a_solved_head(logs):
 def test_after_training_kept_images_stand_in_the_sums_for_all_that_were_seen(logs, data, capsys):
     assert main.main(next_flags(logs, 'tuesday', 'trained', data, *TRAINED)) == 0
     out = capsys.readouterr().out
-    assert '6 images of earlier runs are mixed in: 50 % of each batch' in out
+    assert '6 images of earlier runs are mixed in: 30 % of each batch' in out
     assert 'sums over 22 images kept for later runs' in out
     sums = statistics.read(str(logs / 'trained')).sums
     assert sums['target'].tolist() == pytest.approx([16, 32, 16, 16, 16])
     assert main.main(next_flags(logs, 'trained', 'solved', data, *SOLVED)) == 0
+    both = statistics.read(str(logs / 'solved'))
+    assert both.images == 22 + 16 and both.sums['target'].tolist() == pytest.approx(
+        [16, 48, 16, 16, 32])
 
 
 @pytest.mark.thorough

@@ -161,6 +161,24 @@ def test_sums_of_another_body_are_refused_unless_kept_images_stand_for_them(
     assert again.sums['weight'][0] == pytest.approx(120, rel=0.05)  # each class has kept images
 
 
+def test_kept_images_do_not_stand_for_a_class_that_has_none(images, tmp_path, capsys):
+    _, _, found = solved(network(tmp_path), part_of(images, range(60)))
+    folder, model = written(found, tmp_path / 'one'), trained_further(network(tmp_path))
+    numbers = [n for n in range(120) if images.train.labels()[n] != 7]
+    data = part_of(images, numbers[::-1], old=40)
+    with pytest.raises(UserError, match='would lose the classes that have no images now'):
+        statistics.check(model, data, str(folder))
+    assert statistics.collect(model, data, str(folder)) is None
+    assert 'no images of some class of earlier runs' in capsys.readouterr().out
+
+
+def test_a_few_images_are_enough_for_sums(images, tmp_path):
+    """Where no strength lets cross-validation judge at first, a stronger penalty is tried."""
+    data = part_of(images, range(10), augmentation='flip')
+    result, _, found = solved(network(tmp_path, filters=40), data)
+    assert np.isfinite(result.loss) and found.images == 10
+
+
 def test_after_training_the_sums_are_those_of_the_trained_body(images, tmp_path, capsys):
     data, model = part_of(images, range(60)), network(tmp_path)
     solved(model, data)
@@ -172,6 +190,11 @@ def test_after_training_the_sums_are_those_of_the_trained_body(images, tmp_path,
     assert found.body == expected.body == statistics.body_of(model)
     for name in found.sums:
         np.testing.assert_array_equal(found.sums[name], expected.sums[name])
+    first, later = written(found, tmp_path / 'first'), part_of(images, range(60, 120))
+    again, (_, _, solving) = statistics.collect(model, later, str(first)), solved(
+        model, later, first)
+    for name in again.sums:  # so a run that is killed after it solved its head keeps the same sums
+        np.testing.assert_array_equal(again.sums[name], solving.sums[name])
     folder = written(expected._replace(body='another'), tmp_path / 'one')
     assert statistics.collect(model, data, str(folder)) is None
     assert 'no sums are kept' in capsys.readouterr().out

@@ -5,7 +5,11 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow import keras
 
+from elastic.steps.masked_step import StepMaker
+from elastic.steps.optimizer import make_optimizer
 from elastic.timing.liveness import memory_of
 from elastic.timing.memory import Memory, Room, largest_batch
 from elastic.timing.table import TensorTimings
@@ -35,9 +39,24 @@ def test_peak_is_the_most_that_is_held_at_once():
     assert Room(memory, 300).fits([True, True]) and not Room(memory, 299).fits([True, True])
 
 
+def test_a_layer_with_a_function_of_its_own_is_no_obstacle():
+    class Own(keras.layers.Layer):
+        def build(self, shape):
+            self.run = tf.function(tf.nn.relu)
+
+        def call(self, inputs):
+            return self.run(inputs)
+    inputs = keras.Input((64,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Own()(keras.layers.Dense(64)(inputs))))
+    maker = StepMaker(model, make_optimizer('sgd', 0.01, 50, model.trainable_variables), 0.0,
+                      tf.zeros((64, 64)), tf.zeros((64,), tf.int32))
+    assert memory_of(maker).peak(np.ones(4, bool)) >= 4 * 64 * 64
+
+
 def test_largest_batch():
     assert largest_batch(lambda images: images <= 5, 16) == 5
-    assert largest_batch(lambda images: images <= 5, 16, divides=True) == 4
+    assert largest_batch(lambda images: images <= 5, 16, 16) == 4
+    assert largest_batch(lambda images: images <= 7, 7, 16) == 4  # 7, 6 and 5 are no part of it
     assert largest_batch(lambda images: False, 16) is None
 
 
