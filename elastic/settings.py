@@ -150,8 +150,8 @@ class Settings(NamedTuple):
     seed: Flag(
         number(int, low=0), 'fixes data order, augmentation, dropout and new weights') = 0
     keep_statistics: Flag(
-        bool, 'keep the sums of --head_start solved (34 MB for 4,096 features, no image): a run '
-        'that continues this one solves its head for the images of both',
+        bool, 'keep the sums of --head_start solved (no image; 34 MB for 4,096 features, 134 MB '
+        'for 8,192): a run that continues this one solves its head for the images of both',
         label='keep_statistics {}') = False
     train_type: Flag(str, '{}', 'TYPE') = ELASTIC
     train_tensors: Flag(
