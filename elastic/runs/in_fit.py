@@ -160,7 +160,8 @@ def slow_maker(maker, inputs, labels):
 
     Its step may run often on one batch, as the profiler does. maker: StepMaker with a FitObjective.
     """
-    model, optimizer = maker.model, keras_fit.slow_copy(maker.optimizer, 1e-6)
+    model, usual = maker.model, maker.optimizer
+    optimizer = type(usual).from_config(dict(usual.get_config(), learning_rate=1e-6))
     keras_stack.build_optimizer(optimizer, model.trainable_variables)
     slow = StepMaker(model, optimizer, 0.0, inputs, labels, FitObjective())
     with keras_stack.restored_afterwards(slow.everything):
