@@ -48,13 +48,13 @@ def join_and_run(settings, signals):
                            settings.training.seed)
     from elastic.planning.memory_plan import set_limit
     from elastic.runs.session import here
-    from elastic.workers.agreement import check_flags
     from elastic.workers.cluster import Cluster
     if settings.training.memory is not None:
         set_limit(settings.training.memory)
     cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
     cluster.join()
-    check_flags(cluster, decisive_settings(settings), here()['stack'])
+    cluster.check_same(dict({'version': command_line.VERSION, 'software': here()['stack']},
+                            **decisive_settings(settings)))
     if cluster.is_chief:
         return run(settings, settings.records, cluster, signals)
     with tempfile.TemporaryDirectory() as folder:
