@@ -19,13 +19,7 @@ from elastic.data.tfds import is_prepared
 from elastic.device.host import return_large_tensors
 from elastic.errors import UserError
 from elastic.files import check_writable, read_json
-from elastic.flags import (
-    check_arguments,
-    decisive_settings,
-    flag_lines,
-    is_elastic,
-    parse_arguments,
-)
+from elastic.flags import check_arguments, decisive_settings, flag_lines, parse_arguments
 from elastic.networks.names import is_saved
 from elastic.runs import checkpoint
 from elastic.runs.chain import earlier_run
@@ -33,7 +27,7 @@ from elastic.runs.folder import is_finished
 from elastic.runs.kept import add_model, kept_model, lacks_model
 from elastic.runs.metered import add_metered_energy, measured_beside
 from elastic.runs.signals import Signals
-from elastic.schemes.fixed import FixedScheme, matching_mask
+from elastic.schemes.fixed import FixedScheme, is_elastic, matching_mask
 from elastic.schemes.scheme import Choice
 from elastic.settings import CHOSEN, PRUNE, STAGES, run_settings
 from elastic.steps.epoch import Diverged
@@ -48,13 +42,13 @@ def join_and_run(settings, signals):
                            settings.training.seed)
     from elastic.planning.memory_plan import set_limit
     from elastic.runs.session import here
-    from elastic.workers.agreement import check_flags
     from elastic.workers.cluster import Cluster
     if settings.training.memory is not None:
         set_limit(settings.training.memory)
     cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
     cluster.join()
-    check_flags(cluster, decisive_settings(settings), here()['stack'])
+    cluster.check_same(dict({'version': command_line.VERSION, 'software': here()['stack']},
+                            **decisive_settings(settings)))
     if cluster.is_chief:
         return run(settings, settings.records, cluster, signals)
     with tempfile.TemporaryDirectory() as folder:

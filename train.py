@@ -133,7 +133,7 @@ class ElasticScheme(Scheme):
         last = None if self._current is None else last  # not of the epoch that solved the head
         if last is not None:
             self._learn_from(last)
-        due = self._current is None or self.is_due(epoch)
+        due = self._current is None or epoch in due_epochs(self._settings)
         if not due and not self._cluster.of_chief(lambda: self._drifted(epoch, last)):
             return None
         batch, trials = self._next_batch(), []
@@ -153,10 +153,6 @@ class ElasticScheme(Scheme):
         self._cluster.check_same_array(mask, 'tensors to train')
         self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
         return self._current
-
-    def is_due(self, epoch):
-        """Returns whether tensors are selected before this epoch, whatever drifts."""
-        return epoch in due_epochs(self._settings)
 
     def replan(self, settings):
         self._settings = settings

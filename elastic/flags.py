@@ -307,17 +307,13 @@ def decisive_settings(settings):
     applies = {None: True, ELASTIC: is_elastic(scheme), PRUNE: scheme == PRUNE,
                CACHED: SCHEMES[scheme].frozen_front}
     irrelevant = [name for name in found if name in FLAGS and not applies[FLAGS[name].of]]
+    irrelevant += PLANNED if settings.training.deadline is not None else ()
+    irrelevant += [name for name in ('head', 'head_start', 'head_epochs', 'replay',
+                                     'keep_statistics') if found[name] == DEFAULTS[name]]
     irrelevant += [name for name, is_irrelevant in (
-        ('rho', settings.training.deadline is not None),
-        ('num_epochs', settings.training.deadline is not None),
-        ('head_epochs', settings.training.deadline is not None or not found['head_epochs']),
-        ('head', found['head'] == DEFAULTS['head']),
-        ('head_start', found['head_start'] == DEFAULTS['head_start']),
         ('head_features', found['head'] != STAGES),
         ('interval', not is_elastic(scheme) and not held),  # held views last for `interval`
         ('keep', settings.data.validation_share is None),
-        ('replay', not found['replay']),
-        ('keep_statistics', not found['keep_statistics']),
         ('replay_share', not found['replay'])) if is_irrelevant]
     return dict(found, **dict.fromkeys(irrelevant))
 

@@ -40,8 +40,3 @@ def optimizer_of(model):
     if not getattr(optimizer, 'built', False):
         build_optimizer(optimizer, model.trainable_variables)
     return optimizer
-
-
-def slow_copy(optimizer, rate):
-    """Returns an optimizer of the same class and settings with this learning rate."""
-    return type(optimizer).from_config(dict(optimizer.get_config(), learning_rate=rate))

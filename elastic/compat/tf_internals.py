@@ -43,11 +43,6 @@ def remove_function(name):
     eager_context.context().remove_function(name)
 
 
-def tensor_proto(number, dtype):
-    """Returns the TensorProto of a number or list. dtype: enum."""
-    return tf.make_tensor_proto(number, tf.as_dtype(dtype))
-
-
 def function_name(concrete):
     """Returns the name under which TensorFlow knows a ConcreteFunction while that lives."""
     return concrete.function_def.signature.name

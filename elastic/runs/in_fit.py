@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import csv
 import time
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ from tensorflow import keras
 
 from elastic.compat import keras_fit, keras_stack
 from elastic.errors import UserError, one_of
-from elastic.files import check_writable, whole
+from elastic.files import check_writable, write_table
 from elastic.networks.backbone import statistics_from_batch
 from elastic.runs.folder import SelectionRow
 from elastic.runs.recorder import selection_rows
@@ -65,15 +64,12 @@ class TrainingInFit(keras.callbacks.Callback):
         """Writes what was trained when as CSV, for `plot.py selection PATH`."""
         if not self.selections:
             raise UserError('there is no selection to write: call model.fit first')
-        epochs = sorted(self.selections)
-        with whole(path) as part, open(part, 'w', newline='') as out:
-            table = csv.writer(out, lineterminator='\n')
-            table.writerow(SelectionRow._fields)
-            for epoch in epochs + [self._epoch] * (self._epoch > epochs[-1]):  # shows the last one
-                choice = self.selections[max(e for e in epochs if e <= epoch)]
-                table.writerows(selection_rows(
-                    epoch, choice.timings.names, choice.timings.shapes, choice.mask,
-                    choice.importance, choice.time_share))
+        epochs, rows = sorted(self.selections), []
+        for epoch in epochs + [self._epoch] * (self._epoch > epochs[-1]):  # shows the last one
+            choice = self.selections[max(e for e in epochs if e <= epoch)]
+            rows += selection_rows(epoch, choice.timings.names, choice.timings.shapes, choice.mask,
+                                   choice.importance, choice.time_share)
+        write_table(path, SelectionRow._fields, rows)
 
     def _train(self, iterator):
         """Takes the place of model.train_function: trains on the next batch, returns the logs."""
@@ -164,7 +160,8 @@ def slow_maker(maker, inputs, labels):
 
     Its step may run often on one batch, as the profiler does. maker: StepMaker with a FitObjective.
     """
-    model, optimizer = maker.model, keras_fit.slow_copy(maker.optimizer, 1e-6)
+    model, usual = maker.model, maker.optimizer
+    optimizer = type(usual).from_config(dict(usual.get_config(), learning_rate=1e-6))
     keras_stack.build_optimizer(optimizer, model.trainable_variables)
     slow = StepMaker(model, optimizer, 0.0, inputs, labels, FitObjective())
     with keras_stack.restored_afterwards(slow.everything):

@@ -80,17 +80,10 @@ class BestEpoch(LastEpoch):
                 keras_stack.assign_arrays(run.maker.model.variables, self._weights)
             tested = run.judged(run.dataset.test)
         run.session.recorder.predictions(run.dataset, tested)
-        return self.outcome(run.tally, tested)
-
-    def outcome(self, tally, tested):
-        """Returns what the summary says of the kept weights.
-
-        tally: Tally of all epochs. tested: their (loss, accuracy) on the test images.
-        """
-        last = tally.last
+        last = run.tally.last
         kept, accuracy, loss = (self.best, self._score[0], -self._score[1]) if self._keeps else (
-            tally.epochs, last['validation_accuracy'], last['validation_loss'])
-        return dict(kept_epoch=kept, final_loss=tested[0], final_accuracy=tested[1],
+            run.tally.epochs, last['validation_accuracy'], last['validation_loss'])
+        return dict(kept_epoch=kept, final_loss=tested.loss, final_accuracy=tested.accuracy,
                     best_accuracy=None,  # of the test images, which are used once
                     validation_accuracy=accuracy, validation_loss=loss)
 

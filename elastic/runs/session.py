@@ -17,11 +17,9 @@ from elastic.runs.recorder import Recorder, open_run
 from elastic.schemes.scheme import Choice
 from elastic.selection.importance import Trial
 from elastic.steps.epoch import EpochResult
-from elastic.steps.prefix_cut import Cut
-from elastic.timing.table import CacheCost, Profile, TensorTimings, WireCost
+from elastic.workers.agreement import TABLE
 
-RECORDS = (Choice, Trial, TensorTimings, Profile, CacheCost, WireCost, Cut,
-           EpochResult)  # in checkpoints
+RECORDS = TABLE + (Choice, Trial, EpochResult)  # in checkpoints
 
 
 def here():

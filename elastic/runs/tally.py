@@ -24,8 +24,7 @@ class Tally:
         self.epochs, self.last = self.epochs + 1, row
         accuracy = row.get('test_accuracy')
         if accuracy is not None:
-            self.best_accuracy = max(accuracy, accuracy if self.best_accuracy is None
-                                     else self.best_accuracy)
+            self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
         if row['throttled'] is not None:
             self.throttled = (self.throttled or 0) + row['throttled']
         for kind, each in ms.items():

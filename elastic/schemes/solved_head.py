@@ -171,6 +171,7 @@ class Features:
             value(weight.shape, np.float32) for value, weight in zip(
                 (np.zeros, np.ones), self._layer.weights)])
         self._run = tf.function(lambda images: backbone_of(model)(images, training=False))
+        self._batch_size = int(dataset.train.element_spec[0].shape[0])
         self.views = views_of(dataset)
         self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
         self.weights = np.ones(self.classes, np.float32) if dataset.class_weight is None else (
@@ -182,10 +183,6 @@ class Features:
         self.mean, self.deviation = np.float32(0), np.float32(1)
         self._bar = tqdm(total=self.views * -(-len(self.numbers) // self._batch_size),
                          desc='features', unit='batch', leave=False, disable=None, mininterval=0.5)
-
-    @property
-    def _batch_size(self):
-        return int(self._dataset.train.element_spec[0].shape[0])
 
     def pieces(self, numbers, rows=PIECE):
         """Yields (features, (n, F) float32, standardised; labels, (n,)) of images, view by view.

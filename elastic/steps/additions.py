@@ -1,8 +1,8 @@
 """Adds nodes to a cut graph, a FunctionDef: sums of parts of a batch, products, restored slots."""
 
+import tensorflow as tf
 from tensorflow.core.framework.types_pb2 import DT_INT32, DT_RESOURCE
 
-from elastic.compat import tf_internals
 from elastic.steps.function_graph import add_node
 from elastic.steps.inlining import set_inputs
 
@@ -10,7 +10,7 @@ from elastic.steps.inlining import set_inputs
 def add_number(function_def, name, number, dtype):
     """Adds a constant, a number or a list, to a FunctionDef; returns its tensor."""
     node = add_node(function_def, 'Const', name, [], dtype=dtype)
-    node.attr['value'].tensor.CopyFrom(tf_internals.tensor_proto(number, dtype))
+    node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
     return name + ':output:0'
 
 

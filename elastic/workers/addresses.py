@@ -140,7 +140,7 @@ def wait_for_all(workers, timeout):
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     with _listening(family, ('', port)):  # for the others to find
         while True:
-            missing = [index for index in missing if not answers(workers.addresses[index])]
+            missing = [index for index in missing if _failure(workers.addresses[index])]
             if not missing:
                 return
             waited = time.monotonic() - begin
@@ -152,11 +152,6 @@ def wait_for_all(workers, timeout):
                                 'flags and --worker_index {}, or check its address and firewall'
                                 .format(workers.name(missing[0]), timeout, missing[0]))
             time.sleep(0.1)
-
-
-def answers(address):
-    """Returns whether a process listens at this 'host:port'."""
-    return _failure(address) is None
 
 
 def refuses(address):

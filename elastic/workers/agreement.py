@@ -1,10 +1,9 @@
-"""Keeps the workers of a run alike: flags, software, images, weights, and the timing table."""
+"""Keeps the workers of a run alike: images, weights, and the timing table."""
 
 import zlib
 
 import numpy as np
 
-from elastic.command_line import VERSION
 from elastic.compat import keras_stack
 from elastic.steps.prefix_cut import Cut
 from elastic.timing.table import CacheCost, Profile, TensorTimings, WireCost
@@ -12,14 +11,6 @@ from elastic.workers.step_mean import cluster_of
 from elastic.workers.wire import measure_wire
 
 TABLE = (TensorTimings, Profile, CacheCost, WireCost, Cut)  # the classes in a timing table
-
-
-def check_flags(cluster, decisive, stack):
-    """Raises UserError, which names a worker, unless all have the same flags and software.
-
-    decisive: dict of flags.decisive_settings. stack: str, the versions of TensorFlow and Python.
-    """
-    cluster.check_same(dict({'version': VERSION, 'software': stack}, **decisive))
 
 
 def check_start(cluster, model, dataset):
@@ -38,8 +29,6 @@ def check_start(cluster, model, dataset):
 
 def slowest_table(cluster, table):
     """Returns the TensorTimings of the worker with the slowest full step, on all workers."""
-    if cluster.size == 1:
-        return table
     slowest = int(cluster.rows([table.t_step])[:, 0].argmax())
     return cluster.of_worker(slowest, lambda: table, TABLE)
 
