@@ -82,6 +82,9 @@ class StepMaker(ModelState):
         function = inlined(concrete.function_def, self.library)
         untie(function)
         self.cutter = Cutter(function)
+        arguments = function.signature.input_arg[len(self.shapes):]
+        self._names = {id(handle): argument.name  # of the argument that stands for it
+                       for argument, handle in zip(arguments, self.captured)}
         dropouts = {product.op.name for product in products}
         self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
                         for name, node in self.cutter.nodes.items() if name in dropouts}
@@ -105,11 +108,8 @@ class StepMaker(ModelState):
     @property
     def moving(self):
         written = {self.cutter.nodes[name].input[0] for name in self.effects(set()).values()}
-        arguments = self.cutter.function.signature.input_arg[len(self.shapes):]
-        handles = {id(handle) for argument, handle in zip(arguments, self.captured)
-                   if argument.name in written}
         return [variable for variable in self.everything[len(self.state):]
-                if id(variable.handle) in handles and variable.dtype.is_floating]
+                if self._names.get(id(variable.handle)) in written and variable.dtype.is_floating]
 
     @property
     def whole_because(self):
@@ -253,16 +253,9 @@ class StepMaker(ModelState):
 
     def _arguments(self, lists):
         """Returns lists of (argument, dtype enum) of variables, without those no step uses."""
-        names = {id(handle): name for handle, name in zip(
-            self.captured, self._handles(self.cutter.function))}
-        return [[(names[id(each.handle)], each.dtype.as_datatype_enum)
-                 for each in map(keras_stack.raw, variables) if id(each.handle) in names]
+        return [[(self._names[id(each.handle)], each.dtype.as_datatype_enum)
+                 for each in map(keras_stack.raw, variables) if id(each.handle) in self._names]
                 for variables in lists]
-
-    def _handles(self, function):
-        """Returns the names of the arguments of a FunctionDef that stand for `captured`."""
-        names = [argument.name for argument in function.signature.input_arg]
-        return names[len(names) - len(self.captured):]
 
     def _update(self, mask, left_out):
         """Returns the FunctionDef that updates the tensors of a mask by given gradients."""
@@ -294,11 +287,9 @@ class StepMaker(ModelState):
 
     def effects_on(self, variables, left_out):
         """Returns those of `effects` that change one of these tf.Variables."""
-        written = {id(variable.handle) for variable in variables}
-        handles = {name for name, handle in zip(self._handles(self.cutter.function), self.captured)
-                   if id(handle) in written}
+        written = {self._names.get(id(variable.handle)) for variable in variables}
         return {result: name for result, name in self.effects(left_out).items()
-                if self.cutter.nodes[name].input[0] in handles}
+                if self.cutter.nodes[name].input[0] in written}
 
 
 def parts_of(shapes, micro_batch):
