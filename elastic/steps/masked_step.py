@@ -85,6 +85,8 @@ class StepMaker(ModelState):
         arguments = function.signature.input_arg[len(self.shapes):]
         self._names = {id(handle): argument.name  # of the argument that stands for it
                        for argument, handle in zip(arguments, self.captured)}
+        self.outputs = [(function.ret[output.name], output.type)  # (tensor, dtype enum)
+                        for output in function.signature.output_arg]
         dropouts = {product.op.name for product in products}
         self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
                         for name, node in self.cutter.nodes.items() if name in dropouts}
@@ -143,9 +145,7 @@ class StepMaker(ModelState):
 
     def _gradients_of(self, mask):
         """Returns (tensor, dtype enum) of the gradient of each tensor of the (N,) bool mask."""
-        whole = self.cutter.function
-        outputs = list(whole.signature.output_arg)[NUM_RESULTS:]
-        return [(whole.ret[outputs[k].name], outputs[k].type) for k in np.flatnonzero(mask)]
+        return [self.outputs[NUM_RESULTS + k] for k in np.flatnonzero(mask)]
 
     def _summed(self, cut, mask, kind, *more):
         """Returns a SummedGradients, or one of its kind, of a cut step whose results they end."""
@@ -162,10 +162,7 @@ class StepMaker(ModelState):
         """
         if self.mean is None:
             return None
-        whole = self.cutter.function
-        tensors = [(whole.ret[output.name], output.type)
-                   for output in list(whole.signature.output_arg)[:NUM_RESULTS]]
-        tensors += self._gradients_of(mask)
+        tensors = self.outputs[:NUM_RESULTS] + self._gradients_of(mask)
         called = self.mean([tuple(self.variables[k].shape) for k in np.flatnonzero(mask)],
                            [tf.as_dtype(dtype) for _, dtype in tensors[NUM_RESULTS:]], tag, mask)
         effects = set(self.effects(self.left_out(mask)).values())

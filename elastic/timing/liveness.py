@@ -43,8 +43,7 @@ def memory_of(maker, threads=2):
     everyone = (1 << len(maker.variables)) - 1
     bits = {name: _bits(maker.graph, name, everyone) for name in nodes}
     made, readers, source = _readers(nodes, order, sizes)
-    outputs = list(maker.cutter.function.signature.output_arg)[:NUM_RESULTS]
-    results = [_resolved(maker.cutter.function.ret[output.name], source) for output in outputs]
+    results = [_resolved(tensor, source) for tensor, _ in maker.outputs[:NUM_RESULTS]]
     for tensor in results:
         readers[tensor].append(None)
     turn = max(ends[tensor.split(':')[0]] for tensor in results)  # the forward pass ends
