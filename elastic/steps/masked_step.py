@@ -65,8 +65,8 @@ class StepMaker(ModelState):
         if self.parts > 1:
             inputs, labels = tf.nest.map_structure(lambda leaf: tf.TensorSpec(
                 (micro_batch,) + tuple(leaf.shape[1:]), leaf.dtype), self._specs)
-        everything = np.ones(len(self.variables), dtype=bool)
-        full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
+        self._all = np.ones(len(self.variables), dtype=bool)  # the mask of all tensors
+        full = TrainingStep(model, optimizer, self._all, weight_decay, outputs_gradients=True,
                             objective=objective)
         self.objective, self.loss_scale = full.objective, full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
@@ -94,7 +94,7 @@ class StepMaker(ModelState):
         handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         self.owners = {i: handles.get(id(handle))  # k for the argument that is tensor k's handle
                        for i, handle in enumerate(self.captured, len(self.shapes))}
-        self.graph = analyse(self.cutter.analysable, len(everything), self.owners, {}, NUM_RESULTS)
+        self.graph = analyse(self.cutter.analysable, len(self._all), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = {}
         self.config = tf_internals.step_config()
@@ -177,11 +177,10 @@ class StepMaker(ModelState):
         """
         averaged = averaged and self.mean is not None
         if averaged not in self._gradients:
-            cut, mask = self._quiet(NUM_RESULTS + len(self.variables)), np.ones(
-                len(self.variables), dtype=bool)
-            called = self.averaged(cut, mask, 'gradients') if averaged else None
+            cut = self._quiet(len(self.outputs))
+            called = self.averaged(cut, self._all, 'gradients') if averaged else None
             self._gradients[averaged] = MaskedStep(cut, None, self, called=called) if (
-                self.parts == 1) else self._summed(cut, mask, SummedGradients)
+                self.parts == 1) else self._summed(cut, self._all, SummedGradients)
         return self._gradients[averaged]
 
     def drops(self):
@@ -191,8 +190,8 @@ class StepMaker(ModelState):
         gradient x (after - before), so that each gradient can be freed at once.
         before, after: N tensors each, for example weights before and after an update.
         """
-        cut = self._quiet(NUM_RESULTS + len(self.variables))
-        called = self.averaged(cut, np.ones(len(self.variables), dtype=bool), 'drops')
+        cut = self._quiet(len(self.outputs))
+        called = self.averaged(cut, self._all, 'drops')
         gradients = take_results(cut, NUM_RESULTS)
         given = add_arguments(cut, len(self.shapes), [dtype for _, dtype in 2 * gradients])
         add_products(cut, gradients, given[:len(gradients)], given[len(gradients):],
@@ -204,9 +203,8 @@ class StepMaker(ModelState):
 
         It is not for timing: holding all gradients slows down the large ones of late layers.
         """
-        mask = np.ones(len(self.variables), dtype=bool)
-        cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
-        return MaskedStep(cut, mask, self)
+        cut = self.cutter.cut(self.effects(set()), len(self.outputs), set())
+        return MaskedStep(cut, self._all, self)
 
     def forward(self, dropout=True):
         """Returns a function (inputs, labels) -> StepResult: the forward pass, without effects."""
@@ -219,7 +217,7 @@ class StepMaker(ModelState):
 
         BN statistics stay.
         """
-        return GraphFunction(self._update(np.ones(len(self.variables), dtype=bool), set()), self)
+        return GraphFunction(self._update(self._all, set()), self)
 
     def trial_update(self):
         """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
@@ -227,12 +225,11 @@ class StepMaker(ModelState):
         Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
         iteration count and the loss scale change.
         """
-        mask = np.ones(len(self.variables), dtype=bool)
-        cut, slots = self._update(mask, self._decay), self._arguments(keras_stack.slots(
+        cut, slots = self._update(self._all, self._decay), self._arguments(keras_stack.slots(
             self.optimizer, self.model.trainable_variables))
         set_aside(cut, [pair for of_one in slots for pair in of_one],
                   bool(keras_stack.momenta(self.optimizer, self.model.trainable_variables)))
-        return self._one_by_one(cut, mask)
+        return self._one_by_one(cut, self._all)
 
     def _one_by_one(self, cut, mask):
         """Returns the GraphFunction of an update that updates one tensor after the other.
