@@ -14,10 +14,8 @@ from elastic.cache.stores import CacheLost, Field
 from elastic.steps.epoch import FILL, READ, Call, plain_calls
 from elastic.steps.prefix_cut import READ_MS, ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.step_graph import TYPICAL_RATES
 from elastic.steps.training_step import NUM_RESULTS, StepResult
-
-# ms per unit of work, typical of a small CPU: places the cut where there is no timing table.
-TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}
 
 
 class NoCache:

@@ -12,7 +12,7 @@ import numpy as np
 
 from elastic.steps.function_graph import work_of
 from elastic.steps.inlining import output_places
-from elastic.steps.step_graph import estimated_ms, reachable, tensor_sets
+from elastic.steps.step_graph import TYPICAL_RATES, estimated_ms, reachable, tensor_sets
 from elastic.steps.training_step import NUM_RESULTS
 from elastic.timing.memory import Memory
 
@@ -31,8 +31,7 @@ IN_PLACE = frozenset((
 COPYING = ('AssignSubVariableOp', 'AssignAddVariableOp')  # unless nothing else reads the variable
 LEAST = 4096  # bytes of a tensor that counts; hundreds of smaller ones add up to less than 1 %
 L2_BYTES, L3_BYTES = 256 << 10, 30 << 20  # as TensorFlow's convolutions assume
-# ms per unit of work, typical of a small CPU: which op ends first. As fast an op is run at once.
-TYPICAL_RATES, QUICK_MS = {'* flops': 1e-7, '* elements': 1e-6}, 2e-3
+QUICK_MS = 2e-3  # an op that is as fast is run at once, by TYPICAL_RATES
 
 
 def memory_of(maker, threads=2):
