@@ -16,14 +16,9 @@ def inlined(function_def, library):
     stands_for, ends = _expanded(function_def, library, plain)
     arguments = {argument.name for argument in function_def.signature.input_arg}
 
-    def source(tensor):
-        while tensor in stands_for:
-            tensor = stands_for[tensor]
-        return tensor
-
     def waited_for(name):
         """Returns the nodes that a control edge from `name` waits for, without arguments."""
-        name = source(name).split(':')[0]
+        name = resolved(name, stands_for).split(':')[0]
         if name in ends:
             return {node for end in ends[name] for node in waited_for(end)}
         return {name} - arguments
@@ -31,11 +26,18 @@ def inlined(function_def, library):
     for node in plain.node_def:
         control = {name for tensor in node.input if tensor[0] == '^'
                    for name in waited_for(tensor[1:])}
-        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
+        set_inputs(node, [resolved(tensor, stands_for) for tensor in node.input if tensor[0] != '^']
                    + ['^' + name for name in sorted(control)])
     for output, tensor in list(plain.ret.items()):
-        plain.ret[output] = source(tensor)
+        plain.ret[output] = resolved(tensor, stands_for)
     return plain
+
+
+def resolved(tensor, stands_for):
+    """Returns the tensor that this one stands for in the end. stands_for: tensor -> tensor."""
+    while tensor in stands_for:
+        tensor = stands_for[tensor]
+    return tensor
 
 
 def without_nodes(function_def):

@@ -11,7 +11,7 @@ import heapq
 import numpy as np
 
 from elastic.steps.function_graph import work_of
-from elastic.steps.inlining import output_places
+from elastic.steps.inlining import output_places, resolved
 from elastic.steps.step_graph import TYPICAL_RATES, estimated_ms, reachable, tensor_sets
 from elastic.steps.training_step import NUM_RESULTS
 from elastic.timing.memory import Memory
@@ -42,7 +42,7 @@ def memory_of(maker, threads=2):
     everyone = (1 << len(maker.variables)) - 1
     bits = {name: _bits(maker.graph, name, everyone) for name in nodes}
     made, readers, source = _readers(nodes, order, sizes)
-    results = [_resolved(tensor, source) for tensor, _ in maker.outputs[:NUM_RESULTS]]
+    results = [resolved(tensor, source) for tensor, _ in maker.outputs[:NUM_RESULTS]]
     for tensor in results:
         readers[tensor].append(None)
     turn = max(ends[tensor.split(':')[0]] for tensor in results)  # the forward pass ends
@@ -69,7 +69,7 @@ def memory_of(maker, threads=2):
     for name in order:
         add(bits[name], begins[name], ends[name], _workspace(maker, nodes[name]))
     for name, end, value in _copies(nodes, order, readers, ends):
-        add(bits[name], begins[name], end, (_bytes(sizes, _resolved(value, source)), False))
+        add(bits[name], begins[name], end, (_bytes(sizes, resolved(value, source)), False))
     return _memory(entries, maker)
 
 
@@ -120,18 +120,12 @@ def _bits(graph, name, everyone):
     return graph.backward.get(name, everyone if k is None else 1 << k)
 
 
-def _resolved(tensor, source):
-    while tensor in source:
-        tensor = source[tensor]
-    return tensor
-
-
 def _readers(nodes, order, sizes):
     """Returns (tensor -> its node, tensor -> names of its readers, alias -> tensor)."""
     made, readers, source = {}, collections.defaultdict(list), {}
     for name in order:
         node = nodes[name]
-        inputs = [_resolved(tensor, source) for tensor in node.input if tensor[0] != '^']
+        inputs = [resolved(tensor, source) for tensor in node.input if tensor[0] != '^']
         if node.op in ALIASES:
             source.update((tensor, inputs[i if node.op == 'IdentityN' else 0])
                           for i, tensor in enumerate(sizes[name]))
