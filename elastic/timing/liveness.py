@@ -69,7 +69,9 @@ def memory_of(maker, threads=2):
     for name in order:
         add(bits[name], begins[name], ends[name], _workspace(maker, nodes[name]))
     for name, end, value in _copies(nodes, order, readers, ends):
-        add(bits[name], begins[name], end, (_bytes(sizes, resolved(value, source)), False))
+        value = resolved(value, source)
+        nbytes, _ = sizes[value.split(':')[0]].get(value, (0, False))
+        add(bits[name], begins[name], end, (nbytes, False))
     return _memory(entries, maker)
 
 
@@ -148,10 +150,6 @@ def _sizes(maker):
                 found[op.name]['{}:{}'.format(op.name, place)] = nbytes, bool(
                     output.shape.rank) and output.shape[0] == batch
     return found
-
-
-def _bytes(sizes, tensor):
-    return sizes[tensor.split(':')[0]].get(tensor, (0, False))[0]
 
 
 def _workspace(maker, node):
