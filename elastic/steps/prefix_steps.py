@@ -129,8 +129,7 @@ class PrefixSteps:
         return [self._specs[tensor] for tensor in tensors]
 
     def _typed(self, tensors):
-        return [(tensor, spec.dtype.as_datatype_enum)
-                for tensor, spec in zip(tensors, self.specs(tensors))]
+        return [(tensor, self._specs[tensor].dtype.as_datatype_enum) for tensor in tensors]
 
     def rows_apart(self, inputs, labels):
         """Returns how much the activations of an image depend on the other images of its batch.
