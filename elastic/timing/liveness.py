@@ -40,7 +40,9 @@ def memory_of(maker, threads=2):
     begins, ends = _executed(nodes, work_of(maker.concrete.graph), threads)
     order, last = sorted(nodes, key=begins.get), max(ends.values()) + 1
     everyone = (1 << len(maker.variables)) - 1
-    bits = {name: _bits(maker.graph, name, everyone) for name in nodes}
+    bits = dict.fromkeys(nodes, everyone)  # bit mask of the tensors that need each node
+    bits.update((name, 1 << k) for name, k in maker.graph.update.items() if k is not None)
+    bits.update(maker.graph.backward)
     made, readers, source = _readers(nodes, order, sizes)
     results = [resolved(tensor, source) for tensor, _ in maker.outputs[:NUM_RESULTS]]
     for tensor in results:
@@ -114,12 +116,6 @@ def _memory(entries, maker):
     weights = sum(int(np.prod(v.shape)) * v.dtype.size for v in maker.variables)
     return Memory(tensor_sets(sets, len(maker.variables)), of, begin, end, fixed, whole / batch,
                   np.bincount(of, kept, len(sets)), batch, weights)
-
-
-def _bits(graph, name, everyone):
-    """Returns the bit mask of the tensors that need a node."""
-    k = graph.update.get(name)
-    return graph.backward.get(name, everyone if k is None else 1 << k)
 
 
 def _readers(nodes, order, sizes):
