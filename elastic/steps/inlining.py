@@ -94,17 +94,17 @@ def functions_of(node):
             for function in [attr.func] + list(attr.list.func) if function.name]
 
 
-def output_places(op):
-    """Returns `output:index` for each output of a tf.Operation, as in the names of its tensors."""
-    places = []
+def output_names(op):
+    """Returns the names, `node:output:index`, of the tensors that a tf.Operation puts out."""
+    names = []
     for output in op.op_def.output_arg:
         count = 1
         if output.number_attr:
             count = op.get_attr(output.number_attr)
         elif output.type_list_attr:
             count = len(op.get_attr(output.type_list_attr))
-        places += ['{}:{}'.format(output.name, i) for i in range(count)]
-    return places
+        names += ['{}:{}:{}'.format(op.name, output.name, i) for i in range(count)]
+    return names
 
 
 def called_ops(nodes, library):

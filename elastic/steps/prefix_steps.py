@@ -13,7 +13,7 @@ import tensorflow as tf
 from elastic.steps import prefix_cut
 from elastic.steps.cut_steps import MaskedStep
 from elastic.steps.function_graph import take_from_outside, work_of
-from elastic.steps.inlining import called_ops, output_places
+from elastic.steps.inlining import called_ops, output_names
 from elastic.steps.step_graph import estimated_ms
 from elastic.steps.training_step import NUM_RESULTS
 
@@ -87,8 +87,7 @@ class PrefixSteps:
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
             if op.name in maker.cutter.nodes:
-                names = ['{}:{}'.format(op.name, place) for place in output_places(op)]
-                found.update(zip(names, op.outputs))
+                found.update(zip(output_names(op), op.outputs))
         arguments = maker.cutter.function.signature.input_arg
         found.update(zip((argument.name for argument in arguments),
                          maker.concrete.inputs[:self._num_inputs]))

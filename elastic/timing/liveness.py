@@ -11,7 +11,7 @@ import heapq
 import numpy as np
 
 from elastic.steps.function_graph import work_of
-from elastic.steps.inlining import output_places, resolved
+from elastic.steps.inlining import output_names, resolved
 from elastic.steps.step_graph import TYPICAL_RATES, estimated_ms, reachable, tensor_sets
 from elastic.steps.training_step import NUM_RESULTS
 from elastic.timing.memory import Memory
@@ -141,10 +141,10 @@ def _sizes(maker):
     found, batch = collections.defaultdict(dict), maker.micro_batch
     for op in maker.concrete.graph.get_operations():
         if op.name in maker.cutter.nodes:
-            for place, output in zip(output_places(op), op.outputs):
+            for tensor, output in zip(output_names(op), op.outputs):
                 nbytes = (output.shape.num_elements() or 0) * output.dtype.size
-                found[op.name]['{}:{}'.format(op.name, place)] = nbytes, bool(
-                    output.shape.rank) and output.shape[0] == batch
+                grows = bool(output.shape.rank) and output.shape[0] == batch
+                found[op.name][tensor] = nbytes, grows
     return found
 
 
