@@ -105,7 +105,7 @@ class PrefixSteps:
         called = [self.maker.averaged(each, mask) for each in (fill, read)]
         return CachedStep(MaskedStep(fill, mask, self.maker, called=called[0]),
                           self.outputs(cut.tensors), self._after(cut, read, mask, called[1]),
-                          self.specs(cut.tensors))
+                          [self._specs[tensor] for tensor in cut.tensors])
 
     def outputs(self, tensors):
         """Returns a function (inputs, labels) -> these tensors of the forward pass, a list."""
@@ -120,12 +120,8 @@ class PrefixSteps:
     def _after(self, cut, definition, mask, called=None):
         """Returns the MaskedStep of a FunctionDef, with stored tensors in place of its inputs."""
         take_from_outside(definition, self._typed(cut.tensors), self._num_inputs)
-        return MaskedStep(definition, mask, self.maker, [
-            tuple(spec.shape) for spec in self.specs(cut.tensors)] + self.maker.shapes[-1:], called)
-
-    def specs(self, tensors):
-        """Returns the tf.TensorSpecs of these tensors."""
-        return [self._specs[tensor] for tensor in tensors]
+        shapes = [tuple(self._specs[tensor].shape) for tensor in cut.tensors]
+        return MaskedStep(definition, mask, self.maker, shapes + self.maker.shapes[-1:], called)
 
     def _typed(self, tensors):
         return [(tensor, self._specs[tensor].dtype.as_datatype_enum) for tensor in tensors]
