@@ -14,10 +14,8 @@ from elastic.cache.stores import CacheLost, Field
 from elastic.steps.epoch import FILL, READ, Call, plain_calls
 from elastic.steps.prefix_cut import READ_MS, ROUNDING
 from elastic.steps.prefix_steps import PrefixSteps
+from elastic.steps.step_graph import TYPICAL_RATES
 from elastic.steps.training_step import NUM_RESULTS, StepResult
-
-# ms per unit of work, typical of a small CPU: places the cut where there is no timing table.
-TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}
 
 
 class NoCache:
@@ -154,19 +152,16 @@ class PrefixCache(CopyTimes):
 
     def lines(self, timings=None):
         """Returns the lines that describe the cache at the present cut; timings: as in begin."""
-        if self.cut is not None:
-            return [self._described(timings)]
-        why = None if timings is None else self.too_large(timings.cut_bytes)
-        return [] if why is None else ['without the prefix cache: ' + why]
-
-    def _described(self, timings):
+        if self.cut is None:
+            why = None if timings is None else self.too_large(timings.cut_bytes)
+            return [] if why is None else ['without the prefix cache: ' + why]
         nbytes = self.cut.nbytes + 4  # and the label
         text = 'prefix cache: {:,.0f} kB an image, {:,.0f} MB in all'.format(
             nbytes / 1e3, nbytes * self.dataset.num_images / 1e6)
-        if timings is None:
-            return text
-        return text + '; {:.0f} % of the forward pass read back in {:.0f} % of the steps'.format(
-            100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)))
+        if timings is not None:
+            text += '; {:.0f} % of the forward pass read back in {:.0f} % of the steps'.format(
+                100 * self.skipped, 100 * (1 - timings.fill_share(self._cut_step.read.mask)))
+        return [text]
 
     def _open(self, view):
         """Opens an empty store for images with the augmentation `view`."""

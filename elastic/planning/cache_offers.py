@@ -50,7 +50,9 @@ class CacheOffers:
         self.table = timings._replace(cache=self._cheapest(costs))
         self.tables = [self.table]
         if present is not None and present.trainable.any():
-            self.tables.append(_serving_alone(timings._replace(cache=present)))
+            self.tables.append(timings._replace(  # no budget has time for tensors not served
+                cache=present, group_ms=np.append(timings.group_ms, NEVER),
+                group_tensors=np.concatenate([timings.group_tensors, ~present.trainable[None]])))
 
     def _of_chains(self, cost):
         """Returns the CacheCost where all tensors nearer to the output are trainable, too."""
@@ -127,10 +129,3 @@ class CacheOffers:
         if k not in cuts:
             cuts[k] = self._cache.prefixes.cut_off(chain, self._timings.op_rates)
         return cuts[k], chain
-
-
-def _serving_alone(table):
-    """Returns the table with a prohibitive cost for all tensors that its cache does not serve."""
-    return table._replace(
-        group_tensors=np.concatenate([table.group_tensors, ~table.cache.trainable[None]]),
-        group_ms=np.append(table.group_ms, NEVER))

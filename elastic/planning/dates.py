@@ -1,7 +1,5 @@
 """Says before which epochs of a run tensors are selected."""
 
-import bisect
-
 
 def due_epochs(settings):
     """Returns the epochs, from 1, before which tensors are selected."""
@@ -12,5 +10,4 @@ def due_epochs(settings):
 
 def until(dates, epoch, num_epochs):
     """Returns the epoch of the selection after `epoch`; num_epochs + 1 if there is none."""
-    after = bisect.bisect_right(dates, epoch)
-    return dates[after] if after < len(dates) else num_epochs + 1
+    return next((date for date in dates if date > epoch), num_epochs + 1)

@@ -157,7 +157,7 @@ class Deadline(AllEpochs):
         self.seconds, self.pace, self._saving = seconds, pace, saving
         self._resumed, self._now, self.stopped = resumed, now, False
         self.plan, self._warmup_epochs = None, 0
-        self._epoch_ended, self._step, self._end = None, 0.0, math.inf
+        self._epoch_ended, self._end = None, math.inf
 
     @property
     def used(self):
@@ -225,8 +225,8 @@ class Deadline(AllEpochs):
         self.stopped, begin = False, self.used
         for call in calls:
             yield call
-            begin, self._step = self.used, self.used - begin
-            if self.left < self.pace.epoch + self._step:
+            begin, step = self.used, self.used - begin
+            if self.left < self.pace.epoch + step:
                 self.stopped = True
                 return
 

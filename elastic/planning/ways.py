@@ -45,12 +45,6 @@ class Way(NamedTuple):
         """Returns whether training images are augmented."""
         return augmentation_of(self.dataset_name, self.augmentation) != 'none'
 
-    @property
-    def cache_epochs(self):
-        """Returns the mean number of epochs from one filling of a prefix cache to the next."""
-        fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
-        return self.num_epochs / fillings
-
     def with_cache_cost(self, table, copy_times=None):
         """Returns the TensorTimings with the cost of a prefix cache, if this way uses one.
 
@@ -58,7 +52,8 @@ class Way(NamedTuple):
         """
         if self.prefix_cache != 'on':
             return table
-        best = table.cached_at_best(self.cache_epochs)
+        fillings = -(-self.num_epochs // self.interval) if self.augments and self.interval else 1
+        best = table.cached_at_best(self.num_epochs / fillings)  # epochs from filling to filling
         if copy_times is None:
             return best
         read, write = copy_times.copying(table.cut_bytes)

@@ -60,11 +60,6 @@ def parted(inputs):
     return (inputs[INPUTS], inputs[WEIGHTS]) if weighted else (inputs, None)
 
 
-def shapes_of(inputs, labels):
-    """Returns the shapes of a batch without its first axis, a nested structure of tuples."""
-    return str(tf.nest.map_structure(lambda leaf: tuple(leaf.shape)[1:], (inputs, labels)))
-
-
 def probe_batches(probe, inputs, labels, seed):
     """Yields (inputs, labels) of a probe without end, each of the size of the given batch.
 
@@ -79,10 +74,11 @@ def probe_batches(probe, inputs, labels, seed):
         found, weights = parted(found)
         if parted(inputs)[1] is not None:
             found = {INPUTS: found, WEIGHTS: tf.ones(size) if weights is None else weights}
-        if shapes_of(found, classes) != shapes_of(inputs, labels):
+        shapes = [str(tf.nest.map_structure(lambda leaf: tuple(leaf.shape)[1:], batch))
+                  for batch in ((found, classes), (inputs, labels))]
+        if shapes[0] != shapes[1]:
             raise UserError('the examples of the probe have shapes {}, those of fit {}: the probe '
-                            'has to hold examples like those of fit'.format(
-                                shapes_of(found, classes), shapes_of(inputs, labels)))
+                            'has to hold examples like those of fit'.format(*shapes))
         yield tf.nest.map_structure(lambda array, like: tf.cast(array, like.dtype),
                                     (found, classes), (inputs, labels))
 

@@ -16,14 +16,9 @@ def inlined(function_def, library):
     stands_for, ends = _expanded(function_def, library, plain)
     arguments = {argument.name for argument in function_def.signature.input_arg}
 
-    def source(tensor):
-        while tensor in stands_for:
-            tensor = stands_for[tensor]
-        return tensor
-
     def waited_for(name):
         """Returns the nodes that a control edge from `name` waits for, without arguments."""
-        name = source(name).split(':')[0]
+        name = resolved(name, stands_for).split(':')[0]
         if name in ends:
             return {node for end in ends[name] for node in waited_for(end)}
         return {name} - arguments
@@ -31,11 +26,18 @@ def inlined(function_def, library):
     for node in plain.node_def:
         control = {name for tensor in node.input if tensor[0] == '^'
                    for name in waited_for(tensor[1:])}
-        set_inputs(node, [source(tensor) for tensor in node.input if tensor[0] != '^']
+        set_inputs(node, [resolved(tensor, stands_for) for tensor in node.input if tensor[0] != '^']
                    + ['^' + name for name in sorted(control)])
     for output, tensor in list(plain.ret.items()):
-        plain.ret[output] = source(tensor)
+        plain.ret[output] = resolved(tensor, stands_for)
     return plain
+
+
+def resolved(tensor, stands_for):
+    """Returns the tensor that this one stands for in the end. stands_for: tensor -> tensor."""
+    while tensor in stands_for:
+        tensor = stands_for[tensor]
+    return tensor
 
 
 def without_nodes(function_def):
@@ -92,17 +94,17 @@ def functions_of(node):
             for function in [attr.func] + list(attr.list.func) if function.name]
 
 
-def output_places(op):
-    """Returns `output:index` for each output of a tf.Operation, as in the names of its tensors."""
-    places = []
+def output_names(op):
+    """Returns the names, `node:output:index`, of the tensors that a tf.Operation puts out."""
+    names = []
     for output in op.op_def.output_arg:
         count = 1
         if output.number_attr:
             count = op.get_attr(output.number_attr)
         elif output.type_list_attr:
             count = len(op.get_attr(output.type_list_attr))
-        places += ['{}:{}'.format(output.name, i) for i in range(count)]
-    return places
+        names += ['{}:{}:{}'.format(op.name, output.name, i) for i in range(count)]
+    return names
 
 
 def called_ops(nodes, library):

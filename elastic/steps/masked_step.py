@@ -65,8 +65,8 @@ class StepMaker(ModelState):
         if self.parts > 1:
             inputs, labels = tf.nest.map_structure(lambda leaf: tf.TensorSpec(
                 (micro_batch,) + tuple(leaf.shape[1:]), leaf.dtype), self._specs)
-        everything = np.ones(len(self.variables), dtype=bool)
-        full = TrainingStep(model, optimizer, everything, weight_decay, outputs_gradients=True,
+        self._all = np.ones(len(self.variables), dtype=bool)  # the mask of all tensors
+        full = TrainingStep(model, optimizer, self._all, weight_decay, outputs_gradients=True,
                             objective=objective)
         self.objective, self.loss_scale = full.objective, full.loss_scale
         with keras_stack.dropout_as_product(model) as products:
@@ -82,6 +82,11 @@ class StepMaker(ModelState):
         function = inlined(concrete.function_def, self.library)
         untie(function)
         self.cutter = Cutter(function)
+        arguments = function.signature.input_arg[len(self.shapes):]
+        self._names = {id(handle): argument.name  # of the argument that stands for it
+                       for argument, handle in zip(arguments, self.captured)}
+        self.outputs = [(function.ret[output.name], output.type)  # (tensor, dtype enum)
+                        for output in function.signature.output_arg]
         dropouts = {product.op.name for product in products}
         self._noises = {node.input[1]: (node.input[0], node.attr['T'].type)  # factor and dtype
                         for name, node in self.cutter.nodes.items() if name in dropouts}
@@ -89,7 +94,7 @@ class StepMaker(ModelState):
         handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         self.owners = {i: handles.get(id(handle))  # k for the argument that is tensor k's handle
                        for i, handle in enumerate(self.captured, len(self.shapes))}
-        self.graph = analyse(self.cutter.analysable, len(everything), self.owners, {}, NUM_RESULTS)
+        self.graph = analyse(self.cutter.analysable, len(self._all), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = {}
         self.config = tf_internals.step_config()
@@ -105,11 +110,8 @@ class StepMaker(ModelState):
     @property
     def moving(self):
         written = {self.cutter.nodes[name].input[0] for name in self.effects(set()).values()}
-        arguments = self.cutter.function.signature.input_arg[len(self.shapes):]
-        handles = {id(handle) for argument, handle in zip(arguments, self.captured)
-                   if argument.name in written}
         return [variable for variable in self.everything[len(self.state):]
-                if id(variable.handle) in handles and variable.dtype.is_floating]
+                if self._names.get(id(variable.handle)) in written and variable.dtype.is_floating]
 
     @property
     def whole_because(self):
@@ -143,9 +145,7 @@ class StepMaker(ModelState):
 
     def _gradients_of(self, mask):
         """Returns (tensor, dtype enum) of the gradient of each tensor of the (N,) bool mask."""
-        whole = self.cutter.function
-        outputs = list(whole.signature.output_arg)[NUM_RESULTS:]
-        return [(whole.ret[outputs[k].name], outputs[k].type) for k in np.flatnonzero(mask)]
+        return [self.outputs[NUM_RESULTS + k] for k in np.flatnonzero(mask)]
 
     def _summed(self, cut, mask, kind, *more):
         """Returns a SummedGradients, or one of its kind, of a cut step whose results they end."""
@@ -162,10 +162,7 @@ class StepMaker(ModelState):
         """
         if self.mean is None:
             return None
-        whole = self.cutter.function
-        tensors = [(whole.ret[output.name], output.type)
-                   for output in list(whole.signature.output_arg)[:NUM_RESULTS]]
-        tensors += self._gradients_of(mask)
+        tensors = self.outputs[:NUM_RESULTS] + self._gradients_of(mask)
         called = self.mean([tuple(self.variables[k].shape) for k in np.flatnonzero(mask)],
                            [tf.as_dtype(dtype) for _, dtype in tensors[NUM_RESULTS:]], tag, mask)
         effects = set(self.effects(self.left_out(mask)).values())
@@ -180,11 +177,10 @@ class StepMaker(ModelState):
         """
         averaged = averaged and self.mean is not None
         if averaged not in self._gradients:
-            cut, mask = self._quiet(NUM_RESULTS + len(self.variables)), np.ones(
-                len(self.variables), dtype=bool)
-            called = self.averaged(cut, mask, 'gradients') if averaged else None
+            cut = self._quiet(len(self.outputs))
+            called = self.averaged(cut, self._all, 'gradients') if averaged else None
             self._gradients[averaged] = MaskedStep(cut, None, self, called=called) if (
-                self.parts == 1) else self._summed(cut, mask, SummedGradients)
+                self.parts == 1) else self._summed(cut, self._all, SummedGradients)
         return self._gradients[averaged]
 
     def drops(self):
@@ -194,8 +190,8 @@ class StepMaker(ModelState):
         gradient x (after - before), so that each gradient can be freed at once.
         before, after: N tensors each, for example weights before and after an update.
         """
-        cut = self._quiet(NUM_RESULTS + len(self.variables))
-        called = self.averaged(cut, np.ones(len(self.variables), dtype=bool), 'drops')
+        cut = self._quiet(len(self.outputs))
+        called = self.averaged(cut, self._all, 'drops')
         gradients = take_results(cut, NUM_RESULTS)
         given = add_arguments(cut, len(self.shapes), [dtype for _, dtype in 2 * gradients])
         add_products(cut, gradients, given[:len(gradients)], given[len(gradients):],
@@ -207,9 +203,8 @@ class StepMaker(ModelState):
 
         It is not for timing: holding all gradients slows down the large ones of late layers.
         """
-        mask = np.ones(len(self.variables), dtype=bool)
-        cut = self.cutter.cut(self.effects(set()), NUM_RESULTS + len(mask), set())
-        return MaskedStep(cut, mask, self)
+        cut = self.cutter.cut(self.effects(set()), len(self.outputs), set())
+        return MaskedStep(cut, self._all, self)
 
     def forward(self, dropout=True):
         """Returns a function (inputs, labels) -> StepResult: the forward pass, without effects."""
@@ -222,7 +217,7 @@ class StepMaker(ModelState):
 
         BN statistics stay.
         """
-        return GraphFunction(self._update(np.ones(len(self.variables), dtype=bool), set()), self)
+        return GraphFunction(self._update(self._all, set()), self)
 
     def trial_update(self):
         """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
@@ -230,12 +225,11 @@ class StepMaker(ModelState):
         Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
         iteration count and the loss scale change.
         """
-        mask = np.ones(len(self.variables), dtype=bool)
-        cut, slots = self._update(mask, self._decay), self._arguments(keras_stack.slots(
+        cut, slots = self._update(self._all, self._decay), self._arguments(keras_stack.slots(
             self.optimizer, self.model.trainable_variables))
         set_aside(cut, [pair for of_one in slots for pair in of_one],
                   bool(keras_stack.momenta(self.optimizer, self.model.trainable_variables)))
-        return self._one_by_one(cut, mask)
+        return self._one_by_one(cut, self._all)
 
     def _one_by_one(self, cut, mask):
         """Returns the GraphFunction of an update that updates one tensor after the other.
@@ -253,16 +247,9 @@ class StepMaker(ModelState):
 
     def _arguments(self, lists):
         """Returns lists of (argument, dtype enum) of variables, without those no step uses."""
-        names = {id(handle): name for handle, name in zip(
-            self.captured, self._handles(self.cutter.function))}
-        return [[(names[id(each.handle)], each.dtype.as_datatype_enum)
-                 for each in map(keras_stack.raw, variables) if id(each.handle) in names]
+        return [[(self._names[id(each.handle)], each.dtype.as_datatype_enum)
+                 for each in map(keras_stack.raw, variables) if id(each.handle) in self._names]
                 for variables in lists]
-
-    def _handles(self, function):
-        """Returns the names of the arguments of a FunctionDef that stand for `captured`."""
-        names = [argument.name for argument in function.signature.input_arg]
-        return names[len(names) - len(self.captured):]
 
     def _update(self, mask, left_out):
         """Returns the FunctionDef that updates the tensors of a mask by given gradients."""
@@ -294,11 +281,9 @@ class StepMaker(ModelState):
 
     def effects_on(self, variables, left_out):
         """Returns those of `effects` that change one of these tf.Variables."""
-        written = {id(variable.handle) for variable in variables}
-        handles = {name for name, handle in zip(self._handles(self.cutter.function), self.captured)
-                   if id(handle) in written}
+        written = {self._names.get(id(variable.handle)) for variable in variables}
         return {result: name for result, name in self.effects(left_out).items()
-                if self.cutter.nodes[name].input[0] in handles}
+                if self.cutter.nodes[name].input[0] in written}
 
 
 def parts_of(shapes, micro_batch):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from elastic.steps import prefix_cut
 from elastic.steps.cut_steps import MaskedStep
 from elastic.steps.function_graph import take_from_outside, work_of
-from elastic.steps.inlining import called_ops, output_places
+from elastic.steps.inlining import called_ops, output_names
 from elastic.steps.step_graph import estimated_ms
 from elastic.steps.training_step import NUM_RESULTS
 
@@ -87,8 +87,7 @@ class PrefixSteps:
         found, maker = {}, self.maker
         for op in maker.concrete.graph.get_operations():
             if op.name in maker.cutter.nodes:
-                names = ['{}:{}'.format(op.name, place) for place in output_places(op)]
-                found.update(zip(names, op.outputs))
+                found.update(zip(output_names(op), op.outputs))
         arguments = maker.cutter.function.signature.input_arg
         found.update(zip((argument.name for argument in arguments),
                          maker.concrete.inputs[:self._num_inputs]))
@@ -106,7 +105,7 @@ class PrefixSteps:
         called = [self.maker.averaged(each, mask) for each in (fill, read)]
         return CachedStep(MaskedStep(fill, mask, self.maker, called=called[0]),
                           self.outputs(cut.tensors), self._after(cut, read, mask, called[1]),
-                          self.specs(cut.tensors))
+                          [self._specs[tensor] for tensor in cut.tensors])
 
     def outputs(self, tensors):
         """Returns a function (inputs, labels) -> these tensors of the forward pass, a list."""
@@ -121,16 +120,11 @@ class PrefixSteps:
     def _after(self, cut, definition, mask, called=None):
         """Returns the MaskedStep of a FunctionDef, with stored tensors in place of its inputs."""
         take_from_outside(definition, self._typed(cut.tensors), self._num_inputs)
-        return MaskedStep(definition, mask, self.maker, [
-            tuple(spec.shape) for spec in self.specs(cut.tensors)] + self.maker.shapes[-1:], called)
-
-    def specs(self, tensors):
-        """Returns the tf.TensorSpecs of these tensors."""
-        return [self._specs[tensor] for tensor in tensors]
+        shapes = [tuple(self._specs[tensor].shape) for tensor in cut.tensors]
+        return MaskedStep(definition, mask, self.maker, shapes + self.maker.shapes[-1:], called)
 
     def _typed(self, tensors):
-        return [(tensor, spec.dtype.as_datatype_enum)
-                for tensor, spec in zip(tensors, self.specs(tensors))]
+        return [(tensor, self._specs[tensor].dtype.as_datatype_enum) for tensor in tensors]
 
     def rows_apart(self, inputs, labels):
         """Returns how much the activations of an image depend on the other images of its batch.

@@ -24,6 +24,7 @@ FREE_OPS = frozenset(('Const', '_Arg', '_Retval', 'Identity', 'IdentityN', 'NoOp
 # Ops that call functions in a loop or on a condition. No part can be cut out of such an op.
 CONTROL_FLOW = frozenset(('While', 'StatelessWhile', 'If', 'StatelessIf', 'Case', 'StatelessCase'))
 WRITES = ('Assign', 'ResourceApply', 'ResourceScatter', 'ResourceSparseApply')  # prefixes
+TYPICAL_RATES = {'* flops': 1e-7, '* elements': 1e-6}  # ms per unit of work, a small CPU's
 
 
 class Node(NamedTuple):

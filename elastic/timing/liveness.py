@@ -11,8 +11,8 @@ import heapq
 import numpy as np
 
 from elastic.steps.function_graph import work_of
-from elastic.steps.inlining import output_places
-from elastic.steps.step_graph import estimated_ms, reachable, tensor_sets
+from elastic.steps.inlining import output_names, resolved
+from elastic.steps.step_graph import TYPICAL_RATES, estimated_ms, reachable, tensor_sets
 from elastic.steps.training_step import NUM_RESULTS
 from elastic.timing.memory import Memory
 
@@ -31,8 +31,7 @@ IN_PLACE = frozenset((
 COPYING = ('AssignSubVariableOp', 'AssignAddVariableOp')  # unless nothing else reads the variable
 LEAST = 4096  # bytes of a tensor that counts; hundreds of smaller ones add up to less than 1 %
 L2_BYTES, L3_BYTES = 256 << 10, 30 << 20  # as TensorFlow's convolutions assume
-# ms per unit of work, typical of a small CPU: which op ends first. As fast an op is run at once.
-TYPICAL_RATES, QUICK_MS = {'* flops': 1e-7, '* elements': 1e-6}, 2e-3
+QUICK_MS = 2e-3  # an op that is as fast is run at once, by TYPICAL_RATES
 
 
 def memory_of(maker, threads=2):
@@ -41,10 +40,11 @@ def memory_of(maker, threads=2):
     begins, ends = _executed(nodes, work_of(maker.concrete.graph), threads)
     order, last = sorted(nodes, key=begins.get), max(ends.values()) + 1
     everyone = (1 << len(maker.variables)) - 1
-    bits = {name: _bits(maker.graph, name, everyone) for name in nodes}
+    bits = dict.fromkeys(nodes, everyone)  # bit mask of the tensors that need each node
+    bits.update((name, 1 << k) for name, k in maker.graph.update.items() if k is not None)
+    bits.update(maker.graph.backward)
     made, readers, source = _readers(nodes, order, sizes)
-    outputs = list(maker.cutter.function.signature.output_arg)[:NUM_RESULTS]
-    results = [_resolved(maker.cutter.function.ret[output.name], source) for output in outputs]
+    results = [resolved(tensor, source) for tensor, _ in maker.outputs[:NUM_RESULTS]]
     for tensor in results:
         readers[tensor].append(None)
     turn = max(ends[tensor.split(':')[0]] for tensor in results)  # the forward pass ends
@@ -71,7 +71,9 @@ def memory_of(maker, threads=2):
     for name in order:
         add(bits[name], begins[name], ends[name], _workspace(maker, nodes[name]))
     for name, end, value in _copies(nodes, order, readers, ends):
-        add(bits[name], begins[name], end, (_bytes(sizes, _resolved(value, source)), False))
+        value = resolved(value, source)
+        nbytes, _ = sizes[value.split(':')[0]].get(value, (0, False))
+        add(bits[name], begins[name], end, (nbytes, False))
     return _memory(entries, maker)
 
 
@@ -116,24 +118,12 @@ def _memory(entries, maker):
                   np.bincount(of, kept, len(sets)), batch, weights)
 
 
-def _bits(graph, name, everyone):
-    """Returns the bit mask of the tensors that need a node."""
-    k = graph.update.get(name)
-    return graph.backward.get(name, everyone if k is None else 1 << k)
-
-
-def _resolved(tensor, source):
-    while tensor in source:
-        tensor = source[tensor]
-    return tensor
-
-
 def _readers(nodes, order, sizes):
     """Returns (tensor -> its node, tensor -> names of its readers, alias -> tensor)."""
     made, readers, source = {}, collections.defaultdict(list), {}
     for name in order:
         node = nodes[name]
-        inputs = [_resolved(tensor, source) for tensor in node.input if tensor[0] != '^']
+        inputs = [resolved(tensor, source) for tensor in node.input if tensor[0] != '^']
         if node.op in ALIASES:
             source.update((tensor, inputs[i if node.op == 'IdentityN' else 0])
                           for i, tensor in enumerate(sizes[name]))
@@ -151,15 +141,11 @@ def _sizes(maker):
     found, batch = collections.defaultdict(dict), maker.micro_batch
     for op in maker.concrete.graph.get_operations():
         if op.name in maker.cutter.nodes:
-            for place, output in zip(output_places(op), op.outputs):
+            for tensor, output in zip(output_names(op), op.outputs):
                 nbytes = (output.shape.num_elements() or 0) * output.dtype.size
-                found[op.name]['{}:{}'.format(op.name, place)] = nbytes, bool(
-                    output.shape.rank) and output.shape[0] == batch
+                grows = bool(output.shape.rank) and output.shape[0] == batch
+                found[op.name][tensor] = nbytes, grows
     return found
-
-
-def _bytes(sizes, tensor):
-    return sizes[tensor.split(':')[0]].get(tensor, (0, False))[0]
 
 
 def _workspace(maker, node):
