@@ -39,15 +39,7 @@ import time
 import _bench
 import _path
 import numpy as np
-from _accuracy_rows import (
-    DIGITS,
-    LOGS,
-    NETWORKS,
-    WARMUP,
-    rows_for,
-    rows_of,
-    stronger,
-)
+from _accuracy_rows import DIGITS, LOGS, NETWORKS, WARMUP, rows_for, rows_of, stronger
 from _accuracy_table import FULL, REACHED, mean_error, report
 
 from elastic import command_line, errors, options
