@@ -242,18 +242,12 @@ def each(module, calls):
         yield result
 
 
-def _without_nan(content):
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_nan(value) for value in content]
-    return None if content != content else content
-
-
 def write(name, content, path=None):
     """Writes benchmarks/results/<name>.json, or `path`, with null for NaN; prints where."""
     path = path or os.path.join(_path.RESULTS, name + '.json')
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    content = json.loads(json.dumps(content), parse_constant=lambda text: (
+        None if text == 'NaN' else float(text)))
     with open(path, 'w') as out:
-        json.dump(_without_nan(content), out, indent=1)
+        json.dump(content, out, indent=1)
     print('written: {}'.format(os.path.relpath(path)))
