@@ -38,7 +38,7 @@ SCHEMES = {
 SCHEMES.update({'elastic {}{}'.format(rho, ' cache' * cached): [
     '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--memory', '{limit}B']
     for rho in ('0.5', '0.35', '0.25') for cached in (False, True)})
-GROUPS = (  # folder; files of the limit, of the limit with swap, of the peak
+GROUPS = (  # folder; files of the limit, of that of swap (memsw: of both together), of the peak
     ('/sys/fs/cgroup', 'memory.max', 'memory.swap.max', 'memory.peak'),
     ('/sys/fs/cgroup/memory', 'memory.limit_in_bytes', 'memory.memsw.limit_in_bytes',
      'memory.max_usage_in_bytes'))
@@ -63,7 +63,7 @@ def group(limit):
         try:
             if not os.path.exists(os.path.join(path, most)):
                 continue
-            for name, value in ((most, memory), (swap, '0' if name_is_v2(root) else memory)):
+            for name, value in ((most, memory), (swap, memory if 'memsw' in swap else '0')):
                 with contextlib.suppress(FileNotFoundError), open(
                         os.path.join(path, name), 'w') as file:
                     file.write(value)
@@ -75,10 +75,6 @@ def group(limit):
         finally:
             os.rmdir(path)
     yield None, 'no control group: this system has none'
-
-
-def name_is_v2(root):
-    return not root.endswith('memory')
 
 
 def run(network, dataset, scheme, limit, args):
