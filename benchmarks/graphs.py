@@ -276,7 +276,7 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
             missed[row.label] = missed_importance(trainer.table, trainer.importance, row.rho)
     return dict(_bench.machine(), model=name, data=data, tensors=len(trainer.maker.variables),
                 where=where, without_aggregation=shares(profile_model(
-                    task.plain(), batch=trainer.example, optimizer='adam',
+                    task.build(aggregates=False), batch=trainer.example, optimizer='adam',
                     seconds=profile_seconds)),
                 source_accuracy=float(np.mean([source for _, source in runs])), missed=missed,
                 coverage=trainer.table.profile.coverage, t_full=float(1e3 * step_seconds[rows[0]]),
