@@ -1,5 +1,6 @@
 """Shared by the benchmarks: a prepared network, interleaved timing, flags, JSON."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -181,6 +182,12 @@ def in_own_process(module, function, *arguments):
         [sys.executable, '-c', code, os.path.dirname(os.path.abspath(__file__)),
          json.dumps(arguments)], stdout=subprocess.PIPE, universal_newlines=True)
     return json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else None
+
+
+def parser_for(doc):
+    """Returns the argparse parser of a benchmark; its --help begins with the whole docstring."""
+    return argparse.ArgumentParser(description=doc,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def add_flags(parser, name, models=None, input_size=96, rounds=None, batch_size=False):

@@ -30,7 +30,6 @@ The runs are made by main.py in logs/accuracy/. A finished run is not repeated, 
 benchmark resumes. The headline is the final accuracy, not the best epoch.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -287,8 +286,7 @@ def table_of(network, rows, seeds, args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--networks', nargs='+', choices=sorted(NETWORKS),
                         default=DIGITS, help='default: those that start from digits; the first '
                         'one also has rows with other metrics, intervals and whole layers')

@@ -19,7 +19,6 @@ The script also says where the smallest rho lies, how it and the cost of the dee
 without aggregation, and by how much selections miss the optimum.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -350,8 +349,7 @@ def report(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     whole = options.number
     parser.add_argument('--networks', nargs='+', default=NETWORKS, metavar='NAME',
                         help='default: ' + ' '.join(NETWORKS))

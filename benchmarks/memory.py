@@ -9,7 +9,6 @@ A run gets the limit of a board, without swap, and is killed if it exceeds it; w
 are not allowed, it runs without one. Full training also runs without a limit, as the measure.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -163,8 +162,7 @@ def mask_report(rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--masks', action='store_true', help='predicted and measured memory')
     parser.add_argument('--networks', nargs='+', choices=sorted(set(NETWORKS) | set(MASK_NETWORKS)))
     parser.add_argument('--datasets', nargs='+', default=DATASETS, choices=DATASETS)
