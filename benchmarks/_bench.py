@@ -1,5 +1,6 @@
 """Shared by the benchmarks: a prepared network, interleaved timing, flags, JSON."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -47,17 +48,12 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
 
     data: 'noise', or the name of a data set, whose first batch is used. batch_size: default
     BATCH_SIZE.
-    The learning rate is so small that timed steps leave the network as it is. Hundreds of real
-    steps on one batch would kill it, and steps of a dead network take other times: on TensorFlow
-    2.7 Relu6Grad takes a third if its branches are predictable.
     """
     start.quiet_tensorflow()
     import tensorflow as tf
 
     import models
     from elastic.networks.backbone import statistics_from_batch
-    from elastic.steps.masked_step import StepMaker
-    from elastic.steps.optimizer import make_optimizer
     batch_size = batch_size or BATCH_SIZE.get(name, 4)
     shape = (input_size, input_size, 3)
     model = models.build_model(name, shape, NUM_CLASSES, 'none', bn_statistics=bn_statistics)
@@ -68,21 +64,35 @@ def prepare(name, input_size, seed=0, data='noise', bn_statistics='frozen', batc
         from datasets import load_dataset
         images, labels = next(iter(load_dataset(data, input_size, batch_size, seed=seed).train))
     statistics_from_batch(model, images)
+    return Prepared(model, step_maker(model, images, labels), images, labels, batch_size)
+
+
+def step_maker(model, inputs, labels, **options):
+    """Returns the StepMaker of a model that SGD with weight decay trains. options: of StepMaker.
+
+    The learning rate is so small that timed steps leave the network as it is. Hundreds of real
+    steps on one batch would kill it, and steps of a dead network take other times: on TensorFlow
+    2.7 Relu6Grad takes a third if its branches are predictable.
+    """
+    from elastic.steps.masked_step import StepMaker
+    from elastic.steps.optimizer import make_optimizer
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
-    maker = StepMaker(model, optimizer, TRAINING.weight_decay, images, labels)
-    return Prepared(model, maker, images, labels, batch_size)
+    return StepMaker(model, optimizer, TRAINING.weight_decay, inputs, labels, **options)
+
+
+def importance_of(maker, batch):
+    """Returns the (N,) importance of the tensors on one batch."""
+    from elastic.selection.importance import Evaluator, evaluate_importance
+    return evaluate_importance(maker.model, maker.optimizer, [batch], evaluator=Evaluator(maker))
 
 
 def chosen_by(prepared):
     """Returns what selections are made of: (TensorTimings, importance (N,), ClosedLoop)."""
     from elastic.selection.closed_loop import ClosedLoop
-    from elastic.selection.importance import Evaluator, evaluate_importance
     from profiler import profile_model
-    maker = prepared.maker
     table = profile_model(prepared.model, batch=prepared.batch)
-    importance = evaluate_importance(maker.model, maker.optimizer, [prepared.batch],
-                                     evaluator=Evaluator(maker))
-    return table, importance, ClosedLoop(table, maker)
+    importance = importance_of(prepared.maker, prepared.batch)
+    return table, importance, ClosedLoop(table, prepared.maker)
 
 
 def machine():
@@ -174,6 +184,12 @@ def in_own_process(module, function, *arguments):
     return json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else None
 
 
+def parser_for(doc):
+    """Returns the argparse parser of a benchmark; its --help begins with the whole docstring."""
+    return argparse.ArgumentParser(description=doc,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def add_flags(parser, name, models=None, input_size=96, rounds=None, batch_size=False):
     """Adds the flags that benchmarks share; a default of None leaves a flag out.
 
@@ -242,18 +258,12 @@ def each(module, calls):
         yield result
 
 
-def _without_nan(content):
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_nan(value) for value in content]
-    return None if content != content else content
-
-
 def write(name, content, path=None):
     """Writes benchmarks/results/<name>.json, or `path`, with null for NaN; prints where."""
     path = path or os.path.join(_path.RESULTS, name + '.json')
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    content = json.loads(json.dumps(content), parse_constant=lambda text: (
+        None if text == 'NaN' else float(text)))
     with open(path, 'w') as out:
-        json.dump(_without_nan(content), out, indent=1)
+        json.dump(content, out, indent=1)
     print('written: {}'.format(os.path.relpath(path)))

@@ -5,6 +5,7 @@ row-normalised adjacency with self-loops; `mask` (n, 1) float32, 0 for padding. 
 Dense layers and layers without weights. No graph library runs on all of our stacks.
 """
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import _path  # noqa: F401
@@ -34,12 +35,11 @@ class Domain(NamedTuple):
 class Task(NamedTuple):
     """Holds a network and its two domains.
 
-    build: () -> keras.Model with random weights. batch: (Domain, (B,) int) -> (inputs, labels).
-    batch_size: B. sizes: numbers of examples in the training, validation and test part.
-    plain: () -> the same network without aggregation, to see what aggregation costs.
+    build: (aggregates=True) -> keras.Model with random weights; False: without aggregation, to see
+    what aggregation costs. batch: (Domain, (B,) int) -> (inputs, labels). batch_size: B.
+    sizes: numbers of examples in the training, validation and test part.
     """
     build: Callable
-    plain: Callable
     source: Domain
     target: Domain
     batch: Callable
@@ -247,21 +247,15 @@ def make_task(name, data, small=False):
     """Returns the Task of a name in TASKS. data: of grey_images. small: for tests."""
     if name == 'nodes':
         count, depth, width = (200, 3, 8) if small else (880, 4, 64)
-        domains = digit_graphs(count)
-
-        def build(aggregates=True):
-            return node_classifier(depth, width, count, aggregates=aggregates)
-        return Task(build, lambda: build(False), *domains, whole_graph, 10 if small else 50,
+        return Task(functools.partial(node_classifier, depth, width, count), *digit_graphs(count),
+                    whole_graph, 10 if small else 50,
                     (10, 50, 100) if small else (50, 200, count - 250))
     count, across, depth, width = (300, 4, 1, 8) if small else (5000, 6, DEPTHS[name], 48)
     domains = image_graphs(*grey_images(data, count), across)
-    nodes = domains[0].inputs['nodes'].shape[1]
-
-    def build(aggregates=True):
-        return graph_classifier(BLOCKS[name], depth, width, nodes, aggregates=aggregates)
+    build = functools.partial(graph_classifier, BLOCKS[name], depth, width,
+                              domains[0].inputs['nodes'].shape[1])
     sizes = np.multiply([0.5, 0.1, 0.4], min(len(domain.labels) for domain in domains))
-    return Task(build, lambda: build(False), *domains, batch_of_graphs, 8 if small else 32,
-                tuple(sizes.astype(int)))
+    return Task(build, *domains, batch_of_graphs, 8 if small else 32, tuple(sizes.astype(int)))
 
 
 def fresh_weights(task, seed):

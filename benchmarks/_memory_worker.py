@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 
+import _bench
 import _path
 import numpy as np
 
@@ -95,16 +96,13 @@ def main(name, alpha, size, batch, mask=None):
     import tensorflow as tf
 
     from elastic.selection.importance import Evaluator
-    from elastic.steps.masked_step import StepMaker
-    from elastic.steps.optimizer import make_optimizer
     from elastic.timing.liveness import memory_of
     from models import build_model
     shape = (int(size), int(size), 3)
     model = build_model(name, shape, NUM_CLASSES, 'none', float(alpha), 'frozen')
     inputs = tf.random.stateless_uniform((int(batch),) + shape, (0, 0), 0, 255)
     labels = tf.range(int(batch)) % NUM_CLASSES
-    maker = StepMaker(model, make_optimizer('sgd', 1e-6, 1000, model.trainable_variables), 5e-4,
-                      inputs, labels)
+    maker = _bench.step_maker(model, inputs, labels)
     memory, masks, found = memory_of(maker), masks_of(model), {}
     predicted = {each: memory.peak(masks[each]) for each in masks}
     predicted.update(forward=memory.forward_peak(), importance=memory.importance_peak(int(batch)))

@@ -7,11 +7,11 @@ import json
 import os
 import sys
 
+import _bench
 import _path
 import numpy as np
 
 from elastic.compat import start
-from elastic.settings import TRAINING
 
 RHOS = (1.0, 0.5, 0.35)
 INPUT_SIZE, ALPHA, BATCH_SIZE, NUM_CLASSES = 96, 0.35, 32, 10
@@ -24,9 +24,6 @@ def main(addresses, index, interface, out):
     import tensorflow as tf
 
     from elastic.networks.backbone import statistics_from_batch
-    from elastic.selection.importance import Evaluator, evaluate_importance
-    from elastic.steps.masked_step import StepMaker
-    from elastic.steps.optimizer import make_optimizer
     from elastic.workers.addresses import Workers
     from elastic.workers.agreement import joint_table
     from elastic.workers.cluster import Cluster
@@ -42,9 +39,8 @@ def main(addresses, index, interface, out):
                          tf.float32), tf.range(BATCH_SIZE) % NUM_CLASSES)
     statistics_from_batch(model, batch[0])
     table = joint_table(cluster, profile_model(model, batch=batch))
-    optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
-    maker = StepMaker(model, optimizer, TRAINING.weight_decay, *batch, mean=StepMean(cluster))
-    importance = evaluate_importance(model, optimizer, [batch], evaluator=Evaluator(maker))
+    maker = _bench.step_maker(model, *batch, mean=StepMean(cluster))
+    importance = _bench.importance_of(maker, batch)
     nbytes = np.array([4 * int(np.prod(v.shape)) for v in maker.variables])
     results = []
     for rho in RHOS:

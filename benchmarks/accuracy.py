@@ -30,7 +30,6 @@ The runs are made by main.py in logs/accuracy/. A finished run is not repeated, 
 benchmark resumes. The headline is the final accuracy, not the best epoch.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -39,15 +38,7 @@ import time
 import _bench
 import _path
 import numpy as np
-from _accuracy_rows import (
-    DIGITS,
-    LOGS,
-    NETWORKS,
-    WARMUP,
-    rows_for,
-    rows_of,
-    stronger,
-)
+from _accuracy_rows import DIGITS, LOGS, NETWORKS, WARMUP, rows_for, rows_of, stronger
 from _accuracy_table import FULL, REACHED, mean_error, report
 
 from elastic import command_line, errors, options
@@ -295,8 +286,7 @@ def table_of(network, rows, seeds, args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--networks', nargs='+', choices=sorted(NETWORKS),
                         default=DIGITS, help='default: those that start from digits; the first '
                         'one also has rows with other metrics, intervals and whole layers')

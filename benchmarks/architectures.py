@@ -18,7 +18,6 @@ from time_model import random_masks
 
 from elastic import command_line, errors, options, texts
 from elastic.compat import start
-from elastic.settings import TRAINING
 
 RHO, MARGIN = 0.5, 1.05
 LEAST_COVERAGE, MEAN_POINTS, BUDGET_SLACK = 0.95, 6.0, 1.08
@@ -39,20 +38,15 @@ def names():
 def run_model(name, num_masks, rounds, seconds, seed):
     """Returns the result of one architecture, a dict with one entry per mask."""
     begin, member = time.perf_counter(), zoo()[name]
-    from elastic.selection.importance import Evaluator, evaluate_importance
     from elastic.selection.items import smallest_rho
-    from elastic.steps.masked_step import StepMaker
-    from elastic.steps.optimizer import make_optimizer
     from profiler import profile_model
     from selection_solver_DP import choose_tensors
     model, inputs, labels = member.build(member.benchmark)
     table = profile_model(model, batch=(inputs, labels), seconds=seconds)
-    optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)
-    maker = StepMaker(model, optimizer, TRAINING.weight_decay, inputs, labels)
+    maker = _bench.step_maker(model, inputs, labels)
     n, least = len(maker.variables), smallest_rho(table)
     rho = max(RHO, MARGIN * least)
-    importance = evaluate_importance(model, optimizer, [(inputs, labels)],
-                                     evaluator=Evaluator(maker))
+    importance = _bench.importance_of(maker, (inputs, labels))
     masks = [choose_tensors(table, importance, rho)[0]] + random_masks(num_masks, n, seed)
     steps = [maker.forward()] + [maker.step(mask) for mask in [np.ones(n, dtype=bool)] + masks]
     ms, dropped = _bench.interleaved(

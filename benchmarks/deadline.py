@@ -10,7 +10,6 @@ time: as many epochs as fit, with the whole cosine, at the rate that suits short
 --tune). Runs of one seed follow each other.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -99,8 +98,7 @@ def report(results):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--seeds', type=options.number(int, low=1), default=1)
     parser.add_argument('--rate', type=float, default=0.003,
                         help='learning rate of long runs (default: %(default)s)')

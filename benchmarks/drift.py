@@ -16,12 +16,12 @@ Each result is a line of a CSV file. A line that is there is not measured again:
 resumes, and smaller ones add up. At the end come a table of each stream and the answers.
 """
 
-import argparse
 import csv
 import functools
 import os
 import time
 
+import _bench
 import _drift_streams as streams
 import _path
 import numpy as np
@@ -245,8 +245,7 @@ def make_of(size):
 
 def parsed(argv):
     whole, own = options.number, source_of(FASHION) == FASHION
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--streams', nargs='+', choices=list(streams.STREAMS),
                         default=['domains', 'classes'])
     parser.add_argument('--rows', nargs='+', metavar='ROW', help='default: all')

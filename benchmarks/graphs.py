@@ -19,7 +19,6 @@ The script also says where the smallest rho lies, how it and the cost of the dee
 without aggregation, and by how much selections miss the optimum.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -276,7 +275,7 @@ def run_model(name, data, seeds, tuning_seeds, steps, small):
             missed[row.label] = missed_importance(trainer.table, trainer.importance, row.rho)
     return dict(_bench.machine(), model=name, data=data, tensors=len(trainer.maker.variables),
                 where=where, without_aggregation=shares(profile_model(
-                    task.plain(), batch=trainer.example, optimizer='adam',
+                    task.build(aggregates=False), batch=trainer.example, optimizer='adam',
                     seconds=profile_seconds)),
                 source_accuracy=float(np.mean([source for _, source in runs])), missed=missed,
                 coverage=trainer.table.profile.coverage, t_full=float(1e3 * step_seconds[rows[0]]),
@@ -350,8 +349,7 @@ def report(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     whole = options.number
     parser.add_argument('--networks', nargs='+', default=NETWORKS, metavar='NAME',
                         help='default: ' + ' '.join(NETWORKS))

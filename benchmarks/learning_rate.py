@@ -9,9 +9,9 @@ from digits; its rates are tuned here, as accuracy.py --tune does. Elastic train
 timing table, so that both runs of a row choose alike on a busy machine.
 """
 
-import argparse
 import os
 
+import _bench
 import _path
 import accuracy
 from _accuracy_rows import LITE0, NETWORKS, rows_of
@@ -52,8 +52,7 @@ def result_of(network, pair, seed):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--networks', nargs='+', choices=list(KNOWN), default=ON_LITE0,
                         help='default: those of EfficientNet-Lite0')
     parser.add_argument('--seeds', type=options.number(int, low=1), default=1)

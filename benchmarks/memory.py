@@ -9,7 +9,6 @@ A run gets the limit of a board, without swap, and is killed if it exceeds it; w
 are not allowed, it runs without one. Full training also runs without a limit, as the measure.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -38,7 +37,7 @@ SCHEMES = {
 SCHEMES.update({'elastic {}{}'.format(rho, ' cache' * cached): [
     '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--memory', '{limit}B']
     for rho in ('0.5', '0.35', '0.25') for cached in (False, True)})
-GROUPS = (  # folder; files of the limit, of the limit with swap, of the peak
+GROUPS = (  # folder; files of the limit, of that of swap (memsw: of both together), of the peak
     ('/sys/fs/cgroup', 'memory.max', 'memory.swap.max', 'memory.peak'),
     ('/sys/fs/cgroup/memory', 'memory.limit_in_bytes', 'memory.memsw.limit_in_bytes',
      'memory.max_usage_in_bytes'))
@@ -63,7 +62,7 @@ def group(limit):
         try:
             if not os.path.exists(os.path.join(path, most)):
                 continue
-            for name, value in ((most, memory), (swap, '0' if name_is_v2(root) else memory)):
+            for name, value in ((most, memory), (swap, memory if 'memsw' in swap else '0')):
                 with contextlib.suppress(FileNotFoundError), open(
                         os.path.join(path, name), 'w') as file:
                     file.write(value)
@@ -75,10 +74,6 @@ def group(limit):
         finally:
             os.rmdir(path)
     yield None, 'no control group: this system has none'
-
-
-def name_is_v2(root):
-    return not root.endswith('memory')
 
 
 def run(network, dataset, scheme, limit, args):
@@ -167,8 +162,7 @@ def mask_report(rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--masks', action='store_true', help='predicted and measured memory')
     parser.add_argument('--networks', nargs='+', choices=sorted(set(NETWORKS) | set(MASK_NETWORKS)))
     parser.add_argument('--datasets', nargs='+', default=DATASETS, choices=DATASETS)

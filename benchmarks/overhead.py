@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic import command_line, options, texts
+from elastic.device import host
 from elastic.settings import TRAINING, Settings
 
 DEFAULT_MODELS = ['resnet50', 'mobilenetv2', 'resnet50@224', 'mobilenetv2@224']
@@ -31,26 +32,18 @@ RETRACED = 3  # of the selections
 PLAIN_ROUNDS = 9
 
 
-def resident_mb():
-    with open('/proc/self/status') as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith('VmRSS'))
-
-
-def peak_mb():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def profile_cost(prepared, input_size):
     """Returns (TensorTimings, dict of the profiler's seconds, trace size and extra memory)."""
     from profiler import profile_model
-    before, begin = resident_mb(), time.perf_counter()
+    before, begin = host.resident_bytes() / 2 ** 20, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         table = profile_model(prepared.model, (input_size, input_size, 3), _bench.NUM_CLASSES,
                               prepared.batch_size, folder=folder)
         trace = sum(os.path.getsize(os.path.join(path, name))
                     for path, _, names in os.walk(folder) for name in names)
     return table, dict(profile_seconds=time.perf_counter() - begin, trace_mb=trace / 2 ** 20,
-                       profile_peak_mb=peak_mb() - before, before_mb=before)
+                       profile_peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                       - before, before_mb=before)
 
 
 def run_model(name, input_size, selections, rho, seed):
@@ -91,7 +84,7 @@ def run_model(name, input_size, selections, rho, seed):
             row['of_plain'] = float(np.median(pair[:, 0] / pair[:, 1]))
             del traced
         rows.append(row)
-        memory.append(resident_mb())
+        memory.append(host.resident_bytes() / 2 ** 20)
     result.update({key + '_ms': float(np.median([row[key] for row in rows if key in row]))
                    for key in ('importance', 'switch', 'whole', 'retrace', 'step', 'full')},
                   of_plain=float(np.median([row['of_plain'] for row in rows[:RETRACED]])))

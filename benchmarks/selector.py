@@ -18,7 +18,6 @@ set at the costs of the graph: the best of all sets on small networks that are d
 bound that HiGHS (scipy.optimize.milp) proves on real ones.
 """
 
-import argparse
 import os
 import tempfile
 import tracemalloc
@@ -274,8 +273,7 @@ def measure_limits(args):
 
 def main(argv=None):
     """Measures, prints the table, writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--repeats', type=options.number(int, low=1), default=15,
                         help='samples of the recursion per instance (default: 15)')
     parser.add_argument('--tensors', type=options.number(int, low=1), nargs='+', metavar='N',

@@ -11,7 +11,6 @@ The runs are made by main.py in logs/views/, without a prefix cache. The headlin
 of the final accuracies, paired by seed.
 """
 
-import argparse
 import os
 from typing import List, NamedTuple
 
@@ -105,8 +104,7 @@ def report(results):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--seeds', type=options.number(int, low=1), default=3)
     _bench.add_flags(parser, 'views', input_size=None)
     args = _bench.parsed(parser, argv)

@@ -10,7 +10,6 @@ trained on digits adapts to turned and coloured ones, until the test accuracy th
 reaches. Two workers take as many steps, of twice the images, at twice the learning rate.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -184,8 +183,7 @@ def training_table(results):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _bench.parser_for(__doc__)
     options.add_flag(parser, '--steps_only', 'leave out the runs to an accuracy')
     _bench.add_flags(parser, 'workers', input_size=None)
     args = _bench.parsed(parser, argv)

@@ -18,7 +18,7 @@ from elastic.compat import start
 from elastic.data.class_names import matches
 from elastic.data.image_folder import without_bad_images
 from elastic.data.images import check_dataset_name, load_images
-from elastic.data.photo import first_fault, unreadable
+from elastic.data.photo import check_readable
 from elastic.data.photo_list import changes
 from elastic.errors import UserError
 from elastic.export.predictor import AT_ONCE, check_names, open_predictor
@@ -108,10 +108,8 @@ def probabilities_of(model, test):
                 probabilities.append(model.probabilities(images.numpy()))
                 bar.update(len(some))
     except tf.errors.OpError:
-        fault = first_fault(test.files or (), test.input_size)
-        if fault is None:
-            raise
-        raise unreadable(*fault)
+        check_readable(test.files or (), test.input_size)
+        raise
     return np.concatenate(labels), np.concatenate(probabilities)
 
 

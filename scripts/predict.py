@@ -22,7 +22,7 @@ from elastic.data.image_folder import images_among, left_out_note
 from elastic.data.photo import read_image
 from elastic.errors import UserError
 from elastic.export.predictor import AT_ONCE, check_names, open_predictor
-from elastic.files import check_writable, make_folder, printable, whole, write_rows
+from elastic.files import check_writable, make_folder, printable, write_table
 from elastic.options import as_path, number
 from elastic.runs.folder import run_folder
 
@@ -102,8 +102,7 @@ def main(argv=None):
         rows.append([printable(path), names[best[0]]] + ['{:.6g}'.format(p) for p in found])
     if args.csv and rows:
         make_folder(os.path.dirname(args.csv) or '.')
-        with whole(args.csv) as part:
-            write_rows(part, [['photo', 'prediction'] + list(names)] + rows)
+        write_table(args.csv, ['photo', 'prediction'] + list(names), rows)
     return 1 if bad else 0
 
 

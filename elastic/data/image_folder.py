@@ -12,7 +12,7 @@ from typing import Dict, NamedTuple, Sequence
 import numpy as np
 
 from elastic.data.class_names import matches, shown
-from elastic.data.photo import fault_of, first_fault, read_image, unreadable, why_left_out
+from elastic.data.photo import fault_of, read_image, why_left_out
 from elastic.data.split import SPLIT_SEED, Split, train_and_test
 from elastic.errors import UserError, nearest
 from elastic.files import printable
@@ -217,13 +217,6 @@ def split_of(classes, names, input_size, root):
     root = os.path.expanduser(root)
     return Split(input_size, lambda: labels, len(files), fetch, files,
                  names=[printable(os.path.relpath(file, root)) for file in files])
-
-
-def check_headers(split):
-    """Raises UserError for the first file of the Split that cannot be read, by its header."""
-    fault = first_fault(split.files or ())
-    if fault is not None:
-        raise unreadable(*fault)
 
 
 def without_bad_images(split):

@@ -16,14 +16,8 @@ from elastic.data.class_names import joined
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
-from elastic.data.image_folder import (
-    FOLDER,
-    check_headers,
-    folder_splits,
-    nfc,
-    scan_folder,
-    without_bad_images,
-)
+from elastic.data.image_folder import FOLDER, folder_splits, nfc, scan_folder, without_bad_images
+from elastic.data.photo import check_readable
 from elastic.data.replay import kept_images
 from elastic.data.split import Split
 from elastic.data.tfds import TFDS, check_tfds_name, tfds_splits
@@ -99,7 +93,7 @@ class Images(NamedTuple):
         """
         if not skip_bad_images:
             for split in self.splits.values():
-                check_headers(split)
+                check_readable(split.files or ())
             return self
         found = {name: without_bad_images(split) for name, split in self.splits.items()}
         return self._replace(left_out=sum((bad for _, bad in found.values()), []),

@@ -80,10 +80,12 @@ def first_fault(files, input_size=None):
     return next((fault for fault in faults if fault[1] is not None), None)
 
 
-def unreadable(path, reason):
-    """Returns the UserError for a file that cannot be read."""
-    return UserError("cannot read image '{}': {}; repair or remove it, or use --skip_bad_images"
-                     .format(printable(path), reason))
+def check_readable(files, input_size=None):
+    """Raises UserError for the first image that cannot be read; arguments as in first_fault."""
+    fault = first_fault(files, input_size)
+    if fault is not None:
+        raise UserError("cannot read image '{}': {}; repair or remove it, or use "
+                        '--skip_bad_images'.format(printable(fault[0]), fault[1]))
 
 
 @contextlib.contextmanager

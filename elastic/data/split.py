@@ -172,12 +172,10 @@ class Split(NamedTuple):
                     bar.update(end - done)
                     done = end
         except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
-            from elastic.data.photo import first_fault, unreadable
-            fault = first_fault((self.files or ())[done:], self.input_size)
-            if fault is None:
-                raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
-                                'again'.format(done, title, reason(error)))
-            raise unreadable(*fault)
+            from elastic.data.photo import check_readable
+            check_readable((self.files or ())[done:], self.input_size)
+            raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
+                            'again'.format(done, title, reason(error)))
         if not keep:
             return self
         # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.

@@ -22,10 +22,8 @@ def table(runs):
     """
     groups = {}
     for run in runs:
-        found = dict(run.summary)
-        found['selection_share'] = found['selection_seconds'] / found['train_seconds']
-        key = tuple(found[name] for name in ('scheme', 'rho') + VARIED)
-        groups.setdefault(key, []).append(found)
+        key = tuple(run.summary[name] for name in ('scheme', 'rho') + VARIED)
+        groups.setdefault(key, []).append(run.summary)
     full = max((group for key, group in groups.items() if key[0] == 'full_training'),
                key=lambda group: group[0]['epochs'], default=None)
     throttled = [_throttled(group) for group in groups.values()]
@@ -42,7 +40,7 @@ def _label(key, keys):
 
 
 def _numbers(group, full):
-    share = _median(group, 'selection_share')
+    share = float(np.median([s['selection_seconds'] / s['train_seconds'] for s in group]))
     measured = ['' if group[0][key] is None else _spread(
         [scale * s[key] for s in group], '{:.1f}') for key, scale in (
             ('final_accuracy', 100), ('best_accuracy', 100), ('train_seconds', 1), ('step_ms', 1))]
