@@ -128,6 +128,21 @@ class TensorTimings(NamedTuple):
             np.ones(len(self.names), bool))
 
     @property
+    def m_fp(self):
+        """Returns the most bytes that the forward pass holds at once."""
+        return self.memory.forward_peak()
+
+    @property
+    def m_dw(self):
+        """Returns the (N,) bytes that the forward pass leaves for each tensor alone."""
+        return chain_timings(self.memory.sets, self.memory.kept)[0]
+
+    @property
+    def m_dy(self):
+        """Returns the (N,) shared bytes that it leaves to carry the error gradient on to each."""
+        return chain_timings(self.memory.sets, self.memory.kept)[1]
+
+    @property
     def fixed(self):
         """Returns the ms of each step, whatever it trains: forward pass, loop, part of the update.
 
@@ -224,15 +239,10 @@ class TensorTimings(NamedTuple):
 
     @property
     def kept_bytes(self):
-        """Returns N pairs (m_dw, m_dy) of whole bytes; empty texts where memory is not known.
-
-        m_dw: what the forward pass leaves for each tensor alone. m_dy: the shared bytes that it
-        leaves to carry the error gradient on to each.
-        """
+        """Returns N pairs (m_dw, m_dy) of whole bytes; empty texts where memory is not known."""
         if self.memory is None:
             return [('', '')] * len(self.names)
-        m_dw, m_dy, _ = chain_timings(self.memory.sets, self.memory.kept)
-        return np.column_stack([m_dw, m_dy]).astype(np.int64).tolist()
+        return np.column_stack([self.m_dw, self.m_dy]).astype(np.int64).tolist()
 
     def save(self, path):
         """Writes the table as JSON to `path`, and as CSV next to it, for people."""
