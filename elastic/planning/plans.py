@@ -9,13 +9,7 @@ from elastic.errors import UserError
 from elastic.files import make_folder
 from elastic.planning.cache_offers import CacheOffers
 from elastic.planning.cache_plan import plan_cache
-from elastic.planning.deadline import (
-    PROFILE,
-    AllEpochs,
-    Deadline,
-    first_pace,
-    process_seconds,
-)
+from elastic.planning.deadline import PROFILE, AllEpochs, Deadline, first_pace, process_seconds
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.items import layers_of, out_of_reach, smallest_rho
 from elastic.settings import AUTO, CHOSEN

@@ -51,7 +51,7 @@ class Choice(NamedTuple):
         kind. So an error in rare steps counts less.
         """
         table = self.timings
-        if table.cache is None or not table.is_cached(self.mask):
+        if not table.is_cached(self.mask):
             return self.predicted_ms, self.predicted_ms
         fill = table.fill_share(self.mask)
         ms = table.reading_time if kind == READ else table.filling_time
