@@ -38,7 +38,8 @@ NETWORKS = ('residual', 'attention', 'nodes')
 IMAGES = (FASHION, 'digits')
 RHOS, MARGIN = (0.7, 0.5, 0.35), 1.05  # rhos below MARGIN * the smallest become that
 SELECTIONS = 2
-RATES = {'full': (0.001, 0.003, 0.01), 'last': (0.003, 0.01, 0.03), 'head': (0.01, 0.03, 0.1)}
+RATES = {'full': (0.001, 0.003, 0.01), 'elastic': (0.003, 0.01, 0.03), 'last': (0.01, 0.03, 0.1),
+         'head': (0.03, 0.1, 0.3)}
 SOURCE_RATE = 0.003  # by Adam, which these networks need
 TUNING_SEED = 1000  # the first of the seeds that only choose learning rates
 LEAST_BY_TRYING = 14  # tensors; for more, HiGHS gives a bound of the optimum
@@ -61,7 +62,7 @@ class Row(NamedTuple):
 
     @property
     def rates(self):
-        return RATES.get(self.kind, RATES['full'])
+        return RATES[self.kind]
 
 
 def rows_of(least):
