@@ -316,13 +316,13 @@ class ElasticTraining(TrainingInFit):
 
     def scheme_of(self, maker, inputs, labels):
         settings = self._settings._replace(num_epochs=self.params['epochs'])
+        if settings.memory is not None:
+            set_limit(settings.memory)
+            check_memory(settings, maker)
         probe = probe_batches(self._probe, inputs, labels, settings.seed)
         first = next(probe)
         table = self._timings.of(maker, *first, lambda *step, key: profile_step(
             *step, ProfileSettings(None, key=key)))
-        if settings.memory is not None:
-            set_limit(settings.memory)
-            check_memory(settings, maker)
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:

@@ -121,8 +121,8 @@ def collect(model, dataset, folder):
     """
     before = read(folder)
     if folder is not None and not fits(before, model) and not _stand_in(dataset):
-        print('no sums are kept: this run has trained other layers than the head, and no images of '
-              'some class of earlier runs are left to sum up again (--replay)')
+        print('no sums are kept: this run has trained other layers than the head, and a class of '
+              'earlier runs has no images left to sum up again (--replay)')
         return None
     layer = standardisation(model)
     constants = [weight.numpy() for weight in layer.weights]

@@ -13,6 +13,7 @@ import train
 from cached_runs import watched
 from datasets import load_dataset
 from elastic.compat import keras_stack
+from elastic.device import host
 from elastic.errors import UserError
 from elastic.runs.in_fit import TrainingInFit
 from elastic.runs.recorder import Recorder
@@ -302,6 +303,15 @@ def test_fit_is_refused_in_one_line_before_its_first_step(name, elastic):
     assert '\n' not in str(refusal.value)
     unchanged = [np.array_equal(*pair) for pair in zip(before, values(model.variables))]
     assert name == 'batches' or all(unchanged)  # whose first two batches have equal sizes
+
+
+def test_memory_that_not_even_the_output_layer_fits_into_is_refused(elastic, capsys):
+    try:
+        with pytest.raises(UserError, match='training the head alone needs .* not even a batch'):
+            fit(compiled(), elastic(memory=str(host.resident_bytes() + 5 * 10 ** 7), timings=None))
+    finally:
+        host.limit_memory(None)
+    assert 'steps were timed' not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='Keras 2 has no jit_compile in `compile`')

@@ -1,6 +1,5 @@
 """Tests what a run keeps for the runs that continue it: images, and the sums of its solved head."""
 
-
 import numpy as np
 import pytest
 
