@@ -10,18 +10,19 @@ DISTURBED = 1.15  # times the quickest round; longer ones were slowed down by th
 def interleaved_ms(functions, seconds, rounds=(5, 40)):
     """Returns the ms of each call: (rounds, functions) float64.
 
-    functions: take no argument, and return once the device is done. rounds: fewest and most.
-    seconds: how long to time; up to three times as long while too few rounds are undisturbed.
+    functions: take no argument, and return once the device is done. rounds: fewest and usual.
+    seconds: how long to time. While too few rounds are undisturbed, it takes up to three times as
+    many rounds and three times as long.
     """
     for function in functions:
         function()  # the first call compiles
         function()
-    samples, start, limit = [], time.perf_counter(), seconds
-    while len(samples) < rounds[0] or (len(samples) < rounds[1]
-                                       and time.perf_counter() - start < limit):
+    samples, start, factor = [], time.perf_counter(), 3
+    while len(samples) < rounds[0] or (len(samples) < factor * rounds[1]
+                                       and time.perf_counter() - start < factor * seconds):
         samples.append([settled_ms(function) for function in functions])
         enough = len(undisturbed(np.array(samples), least=1)) >= rounds[0]
-        limit = seconds if enough else 3 * seconds
+        factor = 1 if enough else 3
     return np.array(samples)
 
 

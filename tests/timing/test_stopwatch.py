@@ -44,3 +44,6 @@ def test_it_goes_on_through_a_slow_spell_until_enough_rounds_are_undisturbed():
     ms = interleaved_ms([function], seconds=0.22, rounds=(5, 100))
     assert len(ms) >= 7 and 5 <= len(undisturbed(ms)) <= len(ms) - 2
     assert len(interleaved_ms([function], seconds=0.0, rounds=(5, 100))) == 5
+    calls, slow = itertools.count(), 2 + 2 * 3
+    ms = interleaved_ms([function], seconds=60, rounds=(2, 4))  # three of four rounds are slow
+    assert len(ms) >= 5 and len(undisturbed(ms, least=1)) >= 2
