@@ -50,6 +50,12 @@ class Backbone(keras.layers.Layer):
             images = module.preprocess_input(images)
         return self.base(images, training=bool(training) and self.train_statistics)
 
+    @tf.function
+    def infer(self, images):
+        """Returns what `call` does outside training, by a graph: eagerly, Keras 3 holds what each
+        layer returns until the end."""
+        return self(images, training=False)
+
     def compute_output_shape(self, input_shape):
         return self.base.compute_output_shape(input_shape)
 

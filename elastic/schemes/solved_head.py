@@ -8,7 +8,6 @@ the strength of the penalty is the one whose softmax fits these best (ridge.py).
 import time
 
 import numpy as np
-import tensorflow as tf
 from tqdm import tqdm
 
 from elastic.compat import keras_stack
@@ -89,9 +88,8 @@ def check_features(model, dataset):
     """Raises UserError if the first images show that the features cannot tell images apart."""
     numbers = dataset.order(1)
     batches = dataset.batches(numbers[:-(-CHECKED // numbers.shape[1])], dataset.view(1))
-    # A graph, since Keras 3 holds the outputs of all layers otherwise.
-    run = tf.function(lambda images: backbone_of(model)(images, training=False))
-    features = np.concatenate([run(images).numpy() for images, _ in batches])
+    infer = backbone_of(model).infer
+    features = np.concatenate([infer(images).numpy() for images, _ in batches])
     _check_finite(features)
     _check_varying(features.std(axis=0))
 
@@ -170,7 +168,7 @@ class Features:
         keras_stack.assign_arrays(self._layer.weights, [
             value(weight.shape, np.float32) for value, weight in zip(
                 (np.zeros, np.ones), self._layer.weights)])
-        self._run = tf.function(lambda images: backbone_of(model)(images, training=False))
+        self._infer = backbone_of(model).infer
         self._batch_size = int(dataset.train.element_spec[0].shape[0])
         self.views = views_of(dataset)
         self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
@@ -196,7 +194,7 @@ class Features:
         for view in range(self.views):
             begin, left = time.perf_counter(), len(numbers)
             for images, labels in self._dataset.batches(whole, view):
-                found.append((self._run(images).numpy()[:left], labels.numpy()[:left]))
+                found.append((self._infer(images).numpy()[:left], labels.numpy()[:left]))
                 left -= len(found[-1][1])
                 now = time.perf_counter()
                 self.ms.append(1e3 * (now - begin))
