@@ -1,4 +1,4 @@
-"""Makes graphs of images and of nearest digits, and the networks that graphs.py trains on them.
+"""Makes graphs of images, molecules and nearest digits, and the networks that graphs.py trains.
 
 A graph is three arrays, padded to n nodes: `nodes` (n, F) float32; `edges` (n, n) float32, a
 row-normalised adjacency with self-loops; `mask` (n, 1) float32, 0 for padding. The networks are
@@ -6,6 +6,7 @@ Dense layers and layers without weights. No graph library runs on all of our sta
 """
 
 import functools
+import os
 from typing import Any, Callable, NamedTuple
 
 import _path  # noqa: F401
@@ -17,9 +18,11 @@ from elastic.compat import keras_stack
 from elastic.data.fashion import FASHION, fashion_splits
 
 layers = keras.layers
-SHARED = 5  # classes: 0 to 4 are the source, 5 to 9 the target
+SHARED = 5  # classes: of images and digits, 0 to 4 are the source, 5 to 9 the target
 NEIGHBOURS = 8
 DARK = 0.08  # superpixels of less ink are no nodes
+ELEMENTS = ('C', 'O', 'N', 'S', 'Cl', 'Br', 'F', 'P', 'I')  # others share a feature
+MOST_ATOMS = 32  # without hydrogen; 4 % of the molecules are larger
 BLOCKED = -1e9  # added to scores that softmax or maximum must not choose
 
 
@@ -117,6 +120,46 @@ def image_graphs(images, labels, across):
     return [Domain({name: array[chosen].astype(np.float32) for name, array in arrays.items()},
                    (labels[chosen] % SHARED).astype(np.int32))
             for chosen in (labels < SHARED, labels >= SHARED)]
+
+
+def molecule_graphs(count):
+    """Returns the source and target Domain: the smaller and the larger half of `count` molecules.
+
+    They are the first ones of the National Cancer Institute, as the package rdkit ships them. A
+    label is a molecule's fifth of its domain by polar surface area.
+    """
+    from rdkit import Chem, RDConfig, RDLogger
+    RDLogger.DisableLog('rdApp.*')
+    with open(os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5k.tpsa.csv')) as file:
+        lines = [line.rpartition(',') for line in file if not line.startswith('#')]
+    molecules, areas = [], []
+    for text, _, area in lines:
+        molecule = Chem.MolFromSmiles(text)
+        if molecule and molecule.GetNumAtoms() <= MOST_ATOMS and len(areas) < count:
+            molecules.append(molecule)
+            areas.append(float(area))
+    sizes = np.array([molecule.GetNumAtoms() for molecule in molecules])
+    arrays = dict(nodes=np.zeros((len(sizes), MOST_ATOMS, len(ELEMENTS) + 5), np.float32),
+                  edges=np.zeros((len(sizes), MOST_ATOMS, MOST_ATOMS), np.float32))
+    for molecule, size, nodes, edges in zip(molecules, sizes, *arrays.values()):
+        nodes[:size] = [features_of(atom) for atom in molecule.GetAtoms()]
+        edges[:size, :size] = Chem.GetAdjacencyMatrix(molecule) + np.eye(size)
+    arrays['edges'] /= np.maximum(arrays['edges'].sum(-1, keepdims=True), 1)
+    arrays['mask'] = (np.arange(MOST_ATOMS) < sizes[:, None]).astype(np.float32)[..., None]
+    order, domains = np.argsort(sizes, kind='stable'), []
+    for chosen in np.array_split(order, 2):
+        area = np.array(areas)[chosen]
+        fifth = np.searchsorted(np.quantile(area, np.arange(1, SHARED) / SHARED), area)
+        domains.append(Domain({name: array[chosen] for name, array in arrays.items()},
+                              fifth.astype(np.int32)))
+    return domains
+
+
+def features_of(atom):
+    """Returns the features of an rdkit atom: its element, neighbours, hydrogens, charge, ring."""
+    return [atom.GetSymbol() == element for element in ELEMENTS] + [
+        atom.GetSymbol() not in ELEMENTS, atom.GetDegree() / 4, atom.GetTotalNumHs() / 4,
+        atom.GetFormalCharge(), atom.GetIsAromatic()]
 
 
 def digit_graphs(count):
@@ -238,22 +281,22 @@ def node_classifier(depth, width, nodes, features=64, aggregates=True, classes=S
 
 # ---------------------------------------------------------------- tasks
 
-DEPTHS = {'residual': 7, 'attention': 5}
-BLOCKS = {'residual': residual_block, 'attention': attention_block}
-TASKS = tuple(BLOCKS) + ('nodes',)
+DEPTHS = {'residual': 7, 'attention': 5, 'molecules': 7}
+BLOCKS = {'residual': residual_block, 'attention': attention_block, 'molecules': residual_block}
 
 
 def make_task(name, data, small=False):
-    """Returns the Task of a name in TASKS. data: of grey_images. small: for tests."""
+    """Returns the Task of one of graphs.NETWORKS. data: of grey_images. small: for tests."""
     if name == 'nodes':
         count, depth, width = (200, 3, 8) if small else (880, 4, 64)
         return Task(functools.partial(node_classifier, depth, width, count), *digit_graphs(count),
                     whole_graph, 10 if small else 50,
                     (10, 50, 100) if small else (50, 200, count - 250))
     count, across, depth, width = (300, 4, 1, 8) if small else (5000, 6, DEPTHS[name], 48)
-    domains = image_graphs(*grey_images(data, count), across)
+    domains = (molecule_graphs(count) if name == 'molecules' else
+               image_graphs(*grey_images(data, count), across))
     build = functools.partial(graph_classifier, BLOCKS[name], depth, width,
-                              domains[0].inputs['nodes'].shape[1])
+                              *domains[0].inputs['nodes'].shape[1:])
     sizes = np.multiply([0.5, 0.1, 0.4], min(len(domain.labels) for domain in domains))
     return Task(build, *domains, batch_of_graphs, 8 if small else 32, tuple(sizes.astype(int)))
 

@@ -1,5 +1,6 @@
 """Tests the graphs and networks of benchmarks/graphs.py, its smallest run, and its verdicts."""
 
+import importlib.util
 import json
 import re
 
@@ -35,7 +36,7 @@ def test_edges_link_nearest_nodes_and_leave_padding_alone():
     assert (edges[1, 0, np.argsort(far)[:_graphs.NEIGHBOURS + 1]] > 0).all()
 
 
-@pytest.mark.parametrize('name', _graphs.BLOCKS)
+@pytest.mark.parametrize('name', ['residual', 'attention'])
 def test_padding_does_not_change_the_scores_and_the_order_of_nodes_neither(name):
     source = _graphs.make_task(name, 'digits', small=True).source
     graph = {key: array[:4] for key, array in source.inputs.items()}
@@ -68,6 +69,18 @@ def test_nodes_are_the_batch_and_no_cache_can_hold_what_they_share():
         StepMaker(model, optimizer, 0.0, inputs, tf.reshape(labels, (1, -1)))
 
 
+def test_atoms_are_nodes_and_bonds_are_edges():
+    pytest.importorskip('rdkit')  # Python 3.10 on
+    small, large = _graphs.molecule_graphs(3)
+    assert [domain.inputs['mask'].sum(1).ravel().tolist() for domain in (small, large)] == [
+        [9, 14], [20]]
+    nodes, edges = small.inputs['nodes'][0], small.inputs['edges'][0]  # CC1=CC(=O)C=CC1=O
+    assert nodes.sum(0)[:3].tolist() == [7, 2, 0] and nodes[0, 11] == 0.75  # a methyl group
+    np.testing.assert_allclose(edges.sum(1), [1] * 9 + [0] * 23, rtol=1e-6)
+    assert np.flatnonzero(edges[1]).tolist() == [0, 1, 2, 7] and edges[1, 7] == 0.25
+    assert small.labels.tolist() == [0, 4] and large.labels.tolist() == [0]
+
+
 def test_the_last_tensors_fit_in_rho():
     table = table_of(op_times({0b001: 1.0, 0b010: 1.0, 0b100: 1.0, 0b011: 2.0, 0b111: 2.0}, 3))
     for rho in (1.0, 0.8, 0.6):
@@ -96,12 +109,16 @@ def test_elastic_training_pays_only_above_every_row_of_its_time(elastic, verdict
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('name, tuning_seeds', [('residual', 0), ('nodes', 1)])
+@pytest.mark.parametrize('name, tuning_seeds', [('residual', 0), ('nodes', 1), ('molecules', 0)])
 def test_the_smallest_benchmark_prints_and_writes_its_table(name, tuning_seeds, tmp_path, capsys):
     path = tmp_path / 'graphs.json'
-    assert graphs.main(['--small', '--networks', name, '--data', 'digits', '--seeds', '1',
-                        '--tuning_seeds', str(tuning_seeds), '--steps', '4',
-                        '--json', str(path)]) == 0
+    flags = ['--small', '--networks', name, '--data', 'digits', '--seeds', '1',
+             '--tuning_seeds', str(tuning_seeds), '--steps', '4', '--json', str(path)]
+    if name == 'molecules' and importlib.util.find_spec('rdkit') is None:  # before Python 3.10
+        with pytest.raises(UserError, match='pip install rdkit'):
+            graphs.main(flags)
+        return
+    assert graphs.main(flags) == 0
     output = capsys.readouterr().out
     assert re.search(r'^{} +elastic 0\.\d\d .* one seed$'.format(name), output, re.M)
     assert 'Smallest rho' in output
