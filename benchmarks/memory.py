@@ -28,14 +28,18 @@ LOGS = os.path.join(LOGS_DIR, 'memory')
 NETWORKS = {'mobilenetv2': [], 'efficientnet_lite0': []}
 DATASETS = ('digits', 'fashion_mnist')
 MICRO = '4'  # images: the memory of elastic training at rho 0.35
+FULL = ['--train_type', 'full_training', '--learning_rate', '0.0015']  # rates of accuracy.py
 SCHEMES = {
-    'full, no limit': ['--train_type', 'full_training'],
-    'full': ['--train_type', 'full_training'],
-    'full, micro-batches': ['--train_type', 'full_training', '--micro_batch', MICRO],
-    'BN + bias': ['--train_type', 'bn_plus_bias_training', '--prefix_cache', 'off'],
-    'head': ['--train_type', 'traditional_tl_training', '--prefix_cache', 'off']}
+    'full, no limit': FULL,
+    'full': FULL,
+    'full, micro-batches': FULL + ['--micro_batch', MICRO],
+    'BN + bias': ['--train_type', 'bn_plus_bias_training', '--prefix_cache', 'off',
+                  '--learning_rate', '0.024'],
+    'head': ['--train_type', 'traditional_tl_training', '--prefix_cache', 'off',
+             '--learning_rate', '0.012']}
 SCHEMES.update({'elastic {}{}'.format(rho, ' cache' * cached): [
-    '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--memory', '{limit}B']
+    '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--memory', '{limit}B',
+    '--learning_rate', '0.003']
     for rho in ('0.5', '0.35', '0.25') for cached in (False, True)})
 GROUPS = (  # folder; files of the limit, of that of swap (memsw: of both together), of the peak
     ('/sys/fs/cgroup', 'memory.max', 'memory.swap.max', 'memory.peak'),
@@ -83,8 +87,9 @@ def run(network, dataset, scheme, limit, args):
     command = [sys.executable, 'main.py', '--model_name', network, '--dataset_name', dataset,
                '--input_size', str(args.input_size), '--batch_size', str(args.batch_size),
                '--num_epochs', str(args.epochs), '--weights', args.weights, '--bn_statistics',
-               'frozen', '--learning_rate', '0.003', '--augmentation', 'none', '--logs_dir', LOGS,
-               '--run_name', name, '--restart'] + flags
+               'frozen', '--augmentation', 'none', '--logs_dir', LOGS, '--run_name', name,
+               '--restart', '--warmup_steps', '60' if args.train_images is None else str(
+                   args.epochs * args.train_images // args.batch_size // 4)] + flags
     command += ['--train_images', str(args.train_images), '--test_images',
                 str(args.train_images)] if args.train_images else []
     row = dict(network=network, dataset=dataset, scheme=scheme, limit=limit)
