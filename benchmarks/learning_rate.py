@@ -48,7 +48,7 @@ def result_of(network, pair, seed):
                    for row, run in zip(pair, runs)]
     chosen = read_rows(accuracy.folder_of(network, pair[0], seed), 'rates.csv', dict(chosen=float))
     return [network.name, pair[1].label, seed, chosen[-1]['chosen'], auto,
-            runs[1].settings['learning_rate'], tuned, auto - tuned]
+            runs[1].summary['learning_rate'], tuned, auto - tuned]
 
 
 def main(argv=None):

@@ -6,7 +6,8 @@
         --input_size 32 --epochs 1 --train_images 64      the smallest case (minutes)
 
 A run gets the limit of a board, without swap, and is killed if it exceeds it; where control groups
-are not allowed, it runs without one. Full training also runs without a limit, as the measure.
+are not allowed, it runs without one. Full training also runs without a limit, as the measure. The
+peak of a group leaves out libraries that other processes have loaded; that of a process has them.
 """
 
 import contextlib
@@ -28,18 +29,18 @@ LOGS = os.path.join(LOGS_DIR, 'memory')
 NETWORKS = {'mobilenetv2': [], 'efficientnet_lite0': []}
 DATASETS = ('digits', 'fashion_mnist')
 MICRO = '4'  # images: the memory of elastic training at rho 0.35
+WITHIN = ['--memory', '{limit}B']
 FULL = ['--train_type', 'full_training', '--learning_rate', '0.0015']  # rates of accuracy.py
 SCHEMES = {
     'full, no limit': FULL,
     'full': FULL,
-    'full, micro-batches': FULL + ['--micro_batch', MICRO],
+    'full, micro-batches': FULL + ['--micro_batch', MICRO] + WITHIN,
     'BN + bias': ['--train_type', 'bn_plus_bias_training', '--prefix_cache', 'off',
-                  '--learning_rate', '0.024'],
+                  '--learning_rate', '0.024'] + WITHIN,
     'head': ['--train_type', 'traditional_tl_training', '--prefix_cache', 'off',
-             '--learning_rate', '0.012']}
+             '--learning_rate', '0.012'] + WITHIN}
 SCHEMES.update({'elastic {}{}'.format(rho, ' cache' * cached): [
-    '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--memory', '{limit}B',
-    '--learning_rate', '0.003']
+    '--rho', rho, '--prefix_cache', 'on' if cached else 'off', '--learning_rate', '0.003'] + WITHIN
     for rho in ('0.5', '0.35', '0.25') for cached in (False, True)})
 GROUPS = (  # folder; files of the limit, of that of swap (memsw: of both together), of the peak
     ('/sys/fs/cgroup', 'memory.max', 'memory.swap.max', 'memory.peak'),
@@ -124,12 +125,13 @@ def outcome(row):
 def report(rows):
     """Returns the table of runs."""
     return texts.table(
-        ['network', 'data', 'scheme', 'limit (MB)', 'outcome', 'peak (MB)', 'accuracy (%)',
-         'seconds'],
+        ['network', 'data', 'scheme', 'limit (MB)', 'outcome', 'group (MB)', 'process (MB)',
+         'accuracy (%)', 'seconds'],
         [[row['network'], row['dataset'], row['scheme'], '{:.0f}'.format(row['limit'] / 1e6),
           outcome(row), '{:.0f}'.format(row['peak'] / 1e6) if 'peak' in row else '',
+          '{:.0f}'.format(row['process_mb']) if 'process_mb' in row else '',
           '{:.1f}'.format(100 * row['accuracy']) if 'accuracy' in row else '',
-          '{:.0f}'.format(row['seconds'])] for row in rows], '<<<><>>>')
+          '{:.0f}'.format(row['seconds'])] for row in rows], '<<<><>>>>')
 
 
 def measured_masks(networks, args):

@@ -1,5 +1,7 @@
 """Tests --memory: limits of the process, refusals, and what obeys it."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +18,7 @@ from elastic.steps.optimizer import make_optimizer
 from elastic.steps.step_graph import tensor_sets
 from elastic.texts import size
 from elastic.timing.table import Profile, TensorTimings, chain_timings
+from small_runs import script
 
 BATCH = 32
 
@@ -130,3 +133,22 @@ def test_a_selection_stays_within_memory_and_says_what_that_costs(maker, capsys)
     assert 0 < within.sum() < alone.sum() and memory.peak(within) < 0.75 * full
     line = [each for each in capsys.readouterr().out.splitlines() if each.startswith('--memory')]
     assert len(line) == 1 and 'time alone would allow rho' in line[0]
+
+
+@pytest.mark.thorough
+def test_a_refused_run_trains_with_the_memory_that_its_line_names(tmp_path):
+    flags = ['main.py', '--model_name', 'mobilenetv2', '--alpha', '0.35', '--input_size', '96',
+             '--batch_size', '64', '--dataset_name', 'digits', '--weights', 'none',
+             '--bn_statistics', 'frozen', '--num_epochs', '1', '--steps_per_epoch', '2',
+             '--validation_steps', '1', '--rho', '1', '--logs_dir', str(tmp_path), '--memory']
+    given, needed = 3e8, []
+    for known in (r'less than the (.*?B) that Python', r'the head alone needs (.*?B) with'):
+        code, _, errors = script(*flags, '{:.0f}B'.format(given))
+        assert code == 2, errors
+        needed.append(size(re.search(known, errors).group(1)))
+        given = needed[-1] + 3e7
+    assert needed[1] > needed[0] and not list(tmp_path.glob('*/summary.json'))
+    code, output, errors = script(*flags, '{:.0f}B'.format(given))
+    assert code == 0, errors
+    assert re.search(r'^--memory .* steps may hold .* time alone would allow', output,
+                     re.M)
