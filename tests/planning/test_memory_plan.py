@@ -150,5 +150,4 @@ def test_a_refused_run_trains_with_the_memory_that_its_line_names(tmp_path):
     assert needed[1] > needed[0] and not list(tmp_path.glob('*/summary.json'))
     code, output, errors = script(*flags, '{:.0f}B'.format(given))
     assert code == 0, errors
-    assert re.search(r'^--memory .* steps may hold .* time alone would allow', output,
-                     re.M)
+    assert re.search(r'^--memory .* steps may hold .* time alone would allow', output, re.M)
