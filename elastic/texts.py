@@ -23,7 +23,11 @@ duration.metavar = 'TIME'
 
 
 def bytes_of(text):
-    """Returns the bytes of a size such as 900MB, 1.5GB or 2e9; ValueError for any other text."""
+    """Returns the bytes of a size such as 900MB, 1.5GB, 2e9 or 1,200 MB, as messages show it.
+
+    Raises ValueError for any other text.
+    """
+    text = re.sub(r'(?<=\d),(?=\d{3}(?!\d))', '', text)
     found = re.match(r'([0-9.e]+) ?([KMG]?)B?$', text.upper().replace('E', 'e'))
     nbytes = float(found.group(1)) * 1000 ** ' KMG'.index(found.group(2) or ' ') if found else 0
     if not 1 <= nbytes < float('inf'):

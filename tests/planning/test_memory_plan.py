@@ -1,5 +1,6 @@
 """Tests --memory: limits of the process, refusals, and what obeys it."""
 
+import argparse
 import re
 
 import numpy as np
@@ -16,7 +17,7 @@ from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.step_graph import tensor_sets
-from elastic.texts import size
+from elastic.texts import size, size_text
 from elastic.timing.table import Profile, TensorTimings, chain_timings
 from small_runs import script
 
@@ -53,6 +54,10 @@ def test_sizes():
     assert [size(text) for text in ('900MB', '1.5GB', '1.5 G', '2000kB', '5e2'[:1])] == [
         9e8, 1.5e9, 1.5e9, 2e6, 5]
     assert size('auto') == 'auto' and size(str(size('900MB'))) == 9e8
+    assert size(size_text(1.19e9)) == 1.19e9
+    for text in ('1,5GB', ',100MB', '1,1000', '0'):
+        with pytest.raises(argparse.ArgumentTypeError, match='is not a size above 0'):
+            size(text)
 
 
 def test_a_limit_is_checked_once_tensorflow_is_there(capsys):
