@@ -40,7 +40,7 @@ from elastic.settings import TRAINING
 MOLECULES = 'molecules'  # need a package that nothing else needs
 NETWORKS = ('residual', 'attention', 'nodes', MOLECULES)
 IMAGES = (FASHION, 'digits')
-RHOS, MARGIN = (0.7, 0.5, 0.35), 1.05  # rhos below MARGIN * the smallest become that
+RHOS, MARGIN = (0.7, 0.5, 0.35), 1.05  # rhos below MARGIN * the smallest become that, or 1
 SELECTIONS = 2
 RATES = {'full': (0.001, 0.003, 0.01), 'elastic': (0.003, 0.01, 0.03), 'last': (0.01, 0.03, 0.1),
          'head': (0.03, 0.1, 0.3)}
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 def rows_of(least):
     """Returns the Rows of a network with this smallest rho; elastic ones come before opponents."""
-    rhos = sorted({max(rho, MARGIN * least) for rho in RHOS}, reverse=True)
+    rhos = sorted({min(1.0, max(rho, MARGIN * least)) for rho in RHOS}, reverse=True)
     return [Row('full')] + [Row(kind, rho) for rho in rhos
                             for kind in ('elastic', 'full', 'last', 'head')]
 

@@ -94,6 +94,7 @@ def test_rhos_out_of_reach_become_one_row_above_the_smallest():
     assert [row.label for row in graphs.rows_of(0.6) if row.kind == 'elastic'] == [
         'elastic 0.70', 'elastic 0.63']
     assert [row.rho for row in graphs.rows_of(0.2) if row.kind == 'last'] == [0.7, 0.5, 0.35]
+    assert [row.rho for row in graphs.rows_of(0.98)] == [None] + 4 * [1.0]
 
 
 @pytest.mark.parametrize('elastic, verdict', [
@@ -120,11 +121,12 @@ def test_the_smallest_benchmark_prints_and_writes_its_table(name, tuning_seeds, 
         return
     assert graphs.main(flags) == 0
     output = capsys.readouterr().out
-    assert re.search(r'^{} +elastic 0\.\d\d .* one seed$'.format(name), output, re.M)
+    assert re.search(r'^{} +elastic [01]\.\d\d .* one seed$'.format(name), output, re.M)
     assert 'Smallest rho' in output
     result, = json.loads(path.read_text())
-    assert result['data'] == 'digits' and 0 < result['where']['smallest_rho'] < 1
+    assert result['data'] == 'digits' and 0 < result['where']['smallest_rho'] <= 1
     assert result['coverage'] >= 0.95
     for row in result['rows']:
+        assert row['rho'] is None or result['where']['smallest_rho'] <= row['rho'] <= 1
         assert len(row['accuracy']) == 1 and row['rate'] in sum(graphs.RATES.values(), ())
         assert row['steps'][0] == 4 or row['rho'] and row['kind'] != 'elastic'

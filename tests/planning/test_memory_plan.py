@@ -134,8 +134,8 @@ def test_a_selection_stays_within_memory_and_says_what_that_costs(maker, capsys)
     assert capsys.readouterr().out == ''
     assert selected(maker, 9e9, 10 * full).tolist() == alone.tolist()
     assert '--memory' not in capsys.readouterr().out
-    within = selected(maker, 9e9, 0.3 * full)  # the process may shrink meanwhile
-    assert 0 < within.sum() < alone.sum() and memory.peak(within) < 0.75 * full
+    within = selected(maker, 9e9, -BESIDE)  # no room, so a step may take what the head needs
+    assert 0 < within.sum() < alone.sum() and memory.peak(within) <= StepMemory(maker).least
     line = [each for each in capsys.readouterr().out.splitlines() if each.startswith('--memory')]
     assert len(line) == 1 and 'time alone would allow rho' in line[0]
 
