@@ -18,11 +18,12 @@ import numpy as np
 
 from elastic.cache.prefix_cache import NoCache
 from elastic.errors import UserError
+from elastic.files import check_writable
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.planning.dates import due_epochs, until
 from elastic.planning.deadline import AllEpochs
 from elastic.planning.memory_plan import StepMemory, check_memory, set_limit
-from elastic.runs.in_fit import StepTimings, TrainingInFit, fit_settings
+from elastic.runs.in_fit import TrainingInFit, fit_settings, timings_in_fit
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
@@ -37,6 +38,7 @@ from elastic.steps.model_state import ModelState
 from elastic.steps.optimizer import optimizer_for
 from elastic.steps.training_step import Objective
 from elastic.texts import size_text
+from elastic.timing.table import TensorTimings
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
@@ -309,7 +311,9 @@ class ElasticTraining(TrainingInFit):
     def __init__(self, rho=0.5, interval=TRAINING.interval, probe=None, timings=None, **settings):
         super().__init__()
         self._settings = fit_settings(dict(settings, rho=rho, interval=interval))
-        self._probe, self._timings = probe, StepTimings(timings)
+        self._probe, self._timings = probe, timings
+        if not (timings is None or isinstance(timings, TensorTimings)):
+            check_writable(timings, 'timings')
         if probe is None:
             raise UserError('tensors are chosen by examples: give probe=(inputs, labels), or a '
                             'tf.data.Dataset of batches')
@@ -321,8 +325,8 @@ class ElasticTraining(TrainingInFit):
             check_memory(settings, maker)
         probe = probe_batches(self._probe, inputs, labels, settings.seed)
         first = next(probe)
-        table = self._timings.of(maker, *first, lambda *step, key: profile_step(
-            *step, ProfileSettings(None, key=key)))
+        table = timings_in_fit(self._timings, maker, *first, lambda *step: profile_step(
+            *step, ProfileSettings(None)))
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:

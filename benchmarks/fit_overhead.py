@@ -52,7 +52,8 @@ def prepared_text(name, seed):
 def run_model(name, input_size, rho, epochs, steps, seed):
     """Returns the result of one network: medians of ms a step."""
     start.quiet_tensorflow()
-    prepared = prepared_text(name, seed) if name in TEXTS else _bench.prepare(name, input_size, seed)
+    prepared = (prepared_text(name, seed) if name in TEXTS else
+                _bench.prepare(name, input_size, seed))
     from tensorflow import keras
     model = prepared.model
     model.compile(keras.optimizers.SGD(1e-6, momentum=0.9),
@@ -118,7 +119,7 @@ def times_in_fit(prepared, rho, epochs, steps):
 
 
 def shares_of(choice):
-    """Returns the predicted shares of a full step: of a Choice, and of one more tensor, at least."""
+    """Returns the predicted shares of a full step: of a Choice, and of one more tensor."""
     tensors, step_time = np.arange(len(choice.mask)), choice.timings.step_time
     more = [step_time(choice.mask | (tensors == k)) for k in np.flatnonzero(~choice.mask)]
     return [float(ms / choice.timings.t_step) for ms in (choice.predicted_ms, min(more))]

@@ -1,7 +1,6 @@
 """Trains by a scheme inside model.fit: reduced steps run in place of Keras' own step."""
 
 import argparse
-import contextlib
 import time
 
 import tensorflow as tf
@@ -9,14 +8,15 @@ from tensorflow import keras
 
 from elastic.compat import keras_fit, keras_stack
 from elastic.errors import UserError, one_of
-from elastic.files import check_writable, write_table
+from elastic.files import write_table
 from elastic.networks.backbone import statistics_from_batch
+from elastic.options import boolean
 from elastic.runs.folder import SelectionRow
 from elastic.runs.recorder import selection_rows
 from elastic.selection.metrics import METRICS
 from elastic.settings import ELASTIC, FLAGS, Settings
 from elastic.steps.epoch import PLAIN, Call, EpochProgress
-from elastic.steps.fit_step import FitObjective, batch_of, check_fit, check_tensors, parted
+from elastic.steps.fit_step import INPUTS, FitObjective, batch_of, check_fit, check_tensors
 from elastic.steps.masked_step import StepMaker
 from elastic.timing.stored import stored_table
 from elastic.timing.table import TensorTimings
@@ -41,20 +41,18 @@ class TrainingInFit(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         check_fit(self.model)
-        self.selections, self._scheme, self._step, self._last = {}, None, None, None
+        self.selections, self._scheme, self._step, self._progress = {}, None, None, EpochProgress()
         self._usual = self.model.train_function
         if not keras_stack.KERAS_3:  # else TensorBoard looks for its graph, which is never traced
             self.model.train_tf_function = None
 
     def on_epoch_begin(self, epoch, logs=None):
+        self._last = self._progress.result() if self._progress.count else None
         self._epoch, self._progress, self._left_out = epoch + 1, EpochProgress(), False
         self._since = time.perf_counter()
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.train_function = self._train
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._last = self._progress.result() if self._progress.count else None
 
     def on_train_end(self, logs=None):
         if not keras_stack.KERAS_3:
@@ -64,9 +62,9 @@ class TrainingInFit(keras.callbacks.Callback):
         """Writes what was trained when as CSV, for `plot.py selection PATH`."""
         if not self.selections:
             raise UserError('there is no selection to write: call model.fit first')
-        epochs, rows = sorted(self.selections), []
-        for epoch in epochs + [self._epoch] * (self._epoch > epochs[-1]):  # shows the last one
-            choice = self.selections[max(e for e in epochs if e <= epoch)]
+        rows = []
+        for epoch in sorted({self._epoch, *self.selections}):  # its last epoch ends the last one
+            choice = self.selections[max(e for e in self.selections if e <= epoch)]
             rows += selection_rows(epoch, choice.timings.names, choice.timings.shapes, choice.mask,
                                    choice.importance, choice.time_share)
         write_table(path, SelectionRow._fields, rows)
@@ -94,7 +92,7 @@ class TrainingInFit(keras.callbacks.Callback):
         """Makes the scheme of this `fit`."""
         model = self.model
         if not model.built:
-            model(parted(inputs)[0])
+            model(inputs[INPUTS])
         check_tensors(model)
         maker = StepMaker(model, keras_fit.optimizer_of(model), 0.0, inputs, labels,
                           FitObjective())
@@ -122,51 +120,33 @@ class TrainingInFit(keras.callbacks.Callback):
         return bool(self._left_out)
 
 
-class StepTimings:
-    """Gives the TensorTimings of full steps in `fit`: given, stored, or measured and stored.
+def timings_in_fit(given, maker, inputs, labels, measure):
+    """Returns the TensorTimings of a StepMaker's full steps: given, stored, or measured and stored.
 
     given: TensorTimings, or the path of a table, which need not exist; None: nothing is stored.
+    measure: (StepMaker, inputs, labels) -> TensorTimings; it may take many steps.
     """
-
-    def __init__(self, given):
-        self._given, self._measured = given, None
-        if given is not None and not isinstance(given, TensorTimings):
-            check_writable(given, 'timings')
-
-    def of(self, maker, inputs, labels, measure):
-        """Returns those of a StepMaker. measure: (StepMaker, inputs, labels, key) -> the table."""
-        if isinstance(self._given, TensorTimings):
-            if self._given.shapes != [tuple(v.shape) for v in maker.variables]:
-                raise UserError('the timings are of another model: {} tensors, here {}'.format(
-                    len(self._given.shapes), len(maker.variables)))
-            return self._given
-        key = dict(optimizer=type(maker.optimizer).__name__, variables=len(maker.everything),
-                   batch=[list(shape) for shape in maker.shapes], **machine_key(maker.model))
-        if self._measured is None or self._measured.key != key:
-            self._measured = self._given and stored_table(self._given, key)
-        if self._measured is None:
-            begin = time.perf_counter()
-            with slow_maker(maker, inputs, labels) as slow:
-                self._measured = measure(slow, inputs, labels, key=key)
-            print('steps were timed in {:.1f} s'.format(time.perf_counter() - begin))
-            if self._given is not None:
-                self._measured.save(self._given)
-        return self._measured
-
-
-@contextlib.contextmanager
-def slow_maker(maker, inputs, labels):
-    """Yields a StepMaker of the same steps at a tiny learning rate; restores all variables.
-
-    Its step may run often on one batch, as the profiler does. maker: StepMaker with a FitObjective.
-    """
+    if isinstance(given, TensorTimings):
+        if given.shapes != [tuple(v.shape) for v in maker.variables]:
+            raise UserError('the timings are of another model: {} tensors, here {}'.format(
+                len(given.shapes), len(maker.variables)))
+        return given
     model, usual = maker.model, maker.optimizer
-    optimizer = type(usual).from_config(dict(usual.get_config(), learning_rate=1e-6))
-    keras_stack.build_optimizer(optimizer, model.trainable_variables)
-    slow = StepMaker(model, optimizer, 0.0, inputs, labels, FitObjective())
-    with keras_stack.restored_afterwards(slow.everything):
-        statistics_from_batch(model, parted(inputs)[0])
-        yield slow
+    key = dict(optimizer=type(usual).__name__, variables=len(maker.everything),
+               batch=[list(shape) for shape in maker.shapes], **machine_key(model))
+    table = given and stored_table(given, key)
+    if table is None:
+        begin = time.perf_counter()
+        optimizer = type(usual).from_config(dict(usual.get_config(), learning_rate=1e-6))
+        keras_stack.build_optimizer(optimizer, model.trainable_variables)
+        slow = StepMaker(model, optimizer, 0.0, inputs, labels, FitObjective())
+        with keras_stack.restored_afterwards(slow.everything):
+            statistics_from_batch(model, inputs[INPUTS])
+            table = measure(slow, inputs, labels)._replace(key=key)
+        print('steps were timed in {:.1f} s'.format(time.perf_counter() - begin))
+        if given is not None:
+            table.save(given)
+    return table
 
 
 def fit_settings(given):
@@ -183,10 +163,9 @@ def fit_settings(given):
 
 def _checked(name, value):
     kind = FLAGS[name].kind
-    if kind is bool:
-        return bool(value)
-    if kind is list or isinstance(kind, tuple):
-        return one_of(value, METRICS if kind is list else kind, name)
+    kind = {bool: boolean, list: tuple(METRICS)}.get(kind, kind)
+    if isinstance(kind, tuple):
+        return one_of(value, kind, name)
     try:
         return kind(str(value))
     except argparse.ArgumentTypeError as error:

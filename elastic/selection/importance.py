@@ -10,7 +10,7 @@ from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.selection.items import layers_of
 from elastic.selection.metrics import METRICS
 from elastic.settings import TRAINING
-from elastic.steps.fit_step import parted
+from elastic.steps.fit_step import model_inputs
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import NUM_RESULTS, StepResult, as_batch
 
@@ -194,7 +194,7 @@ class Probe:
     def outputs(self):
         """Yields, for each batch, the output of each tensor's layer, a (B, ...) array or None."""
         for inputs, _ in self._drawn():
-            found = keras_stack.outputs_by_variable(self._model, parted(inputs)[0])
+            found = keras_stack.outputs_by_variable(self._model, model_inputs(inputs))
             yield [found.get(id(keras_stack.raw(variable))) for variable in self.variables]
 
     def drops(self):

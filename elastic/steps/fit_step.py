@@ -1,6 +1,5 @@
 """Makes Keras' own training step one that can be cut, and takes the batches of model.fit."""
 
-import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -16,7 +15,7 @@ from elastic.steps.training_step import (
 )
 
 TIES = ('global_clipnorm', 'gradient_accumulation_steps', 'ema_overwrite_frequency')
-INPUTS, WEIGHTS = 'inputs', 'weights'  # of a batch with sample weights
+INPUTS, WEIGHTS = 'inputs', 'weights'  # of a batch
 
 
 class FitObjective(Objective):
@@ -26,85 +25,66 @@ class FitObjective(Objective):
     """
 
     def results(self, model, inputs, labels):
-        inputs, weights = parted(inputs)
-        predictions = model(inputs, training=True)  # (B, classes)
+        examples, weights = inputs[INPUTS], inputs[WEIGHTS]
+        predictions = model(examples, training=True)  # (B, classes)
         check_predictions(labels, predictions)
-        loss = keras_fit.loss_in_fit(model, inputs, labels, predictions, weights)
+        loss = keras_fit.loss_in_fit(model, examples, labels, predictions, weights)
         return StepResult(tf.cast(loss, tf.float32), count_correct(labels, predictions),
                           tf.zeros(()))
 
 
 def batch_of(data, source='fit'):
-    """Returns (inputs, labels) of a batch of Keras: (x, y) or (x, y, sample weights), (B,) each.
+    """Returns (dict of inputs and sample weights, labels) of a batch of Keras, weights being (B,).
 
-    With sample weights, inputs is a dict of both. Labels (B, 1) become (B,). Raises UserError
-    without labels. source: str, where the batch is from.
+    data: (x, y) or (x, y, sample weights); without these, they are 1. Labels (B, 1) become (B,).
+    Raises UserError without labels. source: str, where the batch is from.
     """
     check_labelled(data, source)
     inputs, labels, weights = tuple(data) + (None,) * (3 - len(data))
     if labels.shape[1:] == (1,):
         labels = labels[:, 0]
-    return inputs if weights is None else {INPUTS: inputs, WEIGHTS: weights}, labels
+    return {INPUTS: inputs, WEIGHTS: tf.ones(len(labels)) if weights is None else weights}, labels
 
 
 def check_labelled(data, source):
     """Raises UserError unless data are (inputs, labels), or these and sample weights."""
-    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or data[1] is None:
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3) or (
+            not hasattr(data[1], 'shape')):
         raise UserError('{} has no labels: needed are (inputs, labels), labels being the index of '
                         'the class of each example'.format(source))
 
 
-def parted(inputs):
-    """Returns (what the model takes, sample weights or None)."""
-    weighted = isinstance(inputs, dict) and set(inputs) == {INPUTS, WEIGHTS}
-    return (inputs[INPUTS], inputs[WEIGHTS]) if weighted else (inputs, None)
+def model_inputs(inputs):
+    """Returns what the model takes, from the inputs of a step in `fit` or elsewhere."""
+    in_fit = isinstance(inputs, dict) and set(inputs) == {INPUTS, WEIGHTS}
+    return inputs[INPUTS] if in_fit else inputs
 
 
 def probe_batches(probe, inputs, labels, seed):
     """Yields (inputs, labels) of a probe without end, each of the size of the given batch.
 
     probe: tf.data of batches, which keep their order, or arrays, (inputs, labels), which are
-    shuffled; where fit has sample weights and the probe has none, they are 1. Raises UserError for
-    a probe without labels, or whose examples have other shapes.
+    shuffled. Raises UserError for one without labels, or whose examples have other shapes.
     """
     size = int(labels.shape[0])
-    for data in _of_dataset(probe, size) if isinstance(probe, tf.data.Dataset) else _of_arrays(
-            probe, size, seed):
-        found, classes = batch_of(data, 'the probe')
-        found, weights = parted(found)
-        if parted(inputs)[1] is not None:
-            found = {INPUTS: found, WEIGHTS: tf.ones(size) if weights is None else weights}
-        shapes = [str(tf.nest.map_structure(lambda leaf: tuple(leaf.shape)[1:], batch))
-                  for batch in ((found, classes), (inputs, labels))]
+    if isinstance(probe, tf.data.Dataset):
+        check_labelled(probe.element_spec, 'the probe')
+        probe = probe.unbatch()
+    else:
+        check_labelled(probe, 'the probe')
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, tuple(
+            tuple(part) if isinstance(part, list) else part for part in probe))
+        order = tf.data.Dataset.range(len(probe[1])).shuffle(len(probe[1]), seed)
+        probe = order.map(lambda i: tf.nest.map_structure(lambda array: array[i], arrays))
+    for data in probe.repeat().batch(size, drop_remainder=True):
+        found = batch_of(data, 'the probe')
+        shapes = [str(tf.nest.map_structure(lambda leaf: tuple(leaf.shape)[1:], (
+            batch[0][INPUTS], batch[1]))) for batch in (found, (inputs, labels))]
         if shapes[0] != shapes[1]:
             raise UserError('the examples of the probe have shapes {}, those of fit {}: the probe '
                             'has to hold examples like those of fit'.format(*shapes))
         yield tf.nest.map_structure(lambda array, like: tf.cast(array, like.dtype),
-                                    (found, classes), (inputs, labels))
-
-
-def _of_dataset(probe, size):
-    check_labelled(probe.element_spec, 'the probe')
-    return probe.unbatch().repeat().batch(size, drop_remainder=True)
-
-
-def _of_arrays(probe, size, seed):
-    """Yields batches of arrays in random order."""
-    check_labelled(probe, 'the probe')
-    probe = tuple(_arrays(part) for part in probe)
-    count, random = len(probe[1]), np.random.RandomState(seed)
-    while True:
-        order = np.resize(random.permutation(count), max(size, count))
-        for batch in order[:len(order) // size * size].reshape(-1, size):
-            yield tf.nest.map_structure(lambda array: array[batch], probe)  # noqa: B023
-
-
-def _arrays(part):
-    """Returns an array, or several inputs as a dict or tuple of arrays."""
-    if isinstance(part, dict):
-        return {name: np.asarray(array) for name, array in part.items()}
-    several = isinstance(part, (list, tuple)) and hasattr(part[0], 'shape')
-    return tuple(map(np.asarray, part)) if several else np.asarray(part)
+                                    found, (inputs, labels))
 
 
 def check_fit(model):
