@@ -6,7 +6,7 @@ Each network runs in its own process. Epochs of the full step and of the selecte
 in one `fit`. After each of the latter, main.py's loop trains the same tensors on the same batches,
 and Keras' own function runs as many full steps. A step in `fit` is timed from one batch to the
 next, with all that Keras does between them. `attention`, four blocks of a transformer, and `lstm`,
-two LSTMs, which is asked for by name, read 40 tokens. `one more`: the share of a step in which one
+two LSTMs, which is asked for by name, read 80 tokens. `one more`: the share of a step in which one
 more tensor could train.
 """
 
@@ -32,17 +32,17 @@ def prepared_text(name, seed):
     from elastic.steps.masked_step import StepMaker
     from elastic.steps.optimizer import make_optimizer
     layers, rng = keras.layers, np.random.RandomState(seed)
-    tokens = tf.constant(rng.randint(0, 5000, (32, 40)), tf.int32)
+    tokens = tf.constant(rng.randint(0, 5000, (32, 80)), tf.int32)
     labels = tf.constant(rng.randint(0, 4, 32), tf.int32)
-    inputs = keras.Input((40,), dtype='int32')
-    x = layers.Embedding(5000, 64)(inputs)
+    inputs = keras.Input((80,), dtype='int32')
+    x = layers.Embedding(5000, 128)(inputs)
     if name == 'lstm':
         x = layers.LSTM(128)(layers.LSTM(128, return_sequences=True)(x))
     else:
         for _ in range(4):
-            x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16)(x, x))
-            wide = layers.Dense(256, 'relu')(x)
-            x = layers.LayerNormalization()(x + layers.Dense(64)(wide))
+            x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 32)(x, x))
+            wide = layers.Dense(512, 'relu')(x)
+            x = layers.LayerNormalization()(x + layers.Dense(128)(wide))
         x = layers.GlobalAveragePooling1D()(x)
     model = keras.Model(inputs, layers.Dense(4)(x))
     optimizer = make_optimizer('sgd', 1e-6, 1000, model.trainable_variables)

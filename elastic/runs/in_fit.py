@@ -63,7 +63,7 @@ class TrainingInFit(keras.callbacks.Callback):
         if not self.selections:
             raise UserError('there is no selection to write: call model.fit first')
         rows = []
-        for epoch in sorted({self._epoch, *self.selections}):  # its last epoch ends the last one
+        for epoch in sorted({self._epoch, *self.selections}):  # a picture ends at the last epoch
             choice = self.selections[max(e for e in self.selections if e <= epoch)]
             rows += selection_rows(epoch, choice.timings.names, choice.timings.shapes, choice.mask,
                                    choice.importance, choice.time_share)

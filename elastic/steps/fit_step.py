@@ -15,7 +15,7 @@ from elastic.steps.training_step import (
 )
 
 TIES = ('global_clipnorm', 'gradient_accumulation_steps', 'ema_overwrite_frequency')
-INPUTS, WEIGHTS = 'inputs', 'weights'  # of a batch
+INPUTS, WEIGHTS = 'inputs in fit', 'sample weights'  # of a batch; no model has such inputs
 
 
 class FitObjective(Objective):
@@ -64,7 +64,7 @@ def probe_batches(probe, inputs, labels, seed):
     """Yields (inputs, labels) of a probe without end, each of the size of the given batch.
 
     probe: tf.data of batches, which keep their order, or arrays, (inputs, labels), which are
-    shuffled. Raises UserError for one without labels, or whose examples have other shapes.
+    shuffled. Raises UserError for one without examples or labels, or of examples of other shapes.
     """
     size = int(labels.shape[0])
     if isinstance(probe, tf.data.Dataset):
@@ -74,7 +74,7 @@ def probe_batches(probe, inputs, labels, seed):
         check_labelled(probe, 'the probe')
         arrays = tf.nest.map_structure(tf.convert_to_tensor, tuple(
             tuple(part) if isinstance(part, list) else part for part in probe))
-        order = tf.data.Dataset.range(len(probe[1])).shuffle(len(probe[1]), seed)
+        order = tf.data.Dataset.range(len(probe[1])).shuffle(max(1, len(probe[1])), seed)
         probe = order.map(lambda i: tf.nest.map_structure(lambda array: array[i], arrays))
     for data in probe.repeat().batch(size, drop_remainder=True):
         found = batch_of(data, 'the probe')
@@ -85,6 +85,7 @@ def probe_batches(probe, inputs, labels, seed):
                             'has to hold examples like those of fit'.format(*shapes))
         yield tf.nest.map_structure(lambda array, like: tf.cast(array, like.dtype),
                                     found, (inputs, labels))
+    raise UserError('the probe is empty: tensors are chosen by its examples')
 
 
 def check_fit(model):

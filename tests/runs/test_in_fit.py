@@ -283,6 +283,9 @@ REFUSED = {
     'labels': (compiled, dict(probe=IMAGES), {}, 'the probe has no labels'),
     'labels in tf.data': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(IMAGES)), {},
                           'the probe has no labels'),
+    'empty': (compiled, dict(probe=(IMAGES[:0], LABELS[:0])), {}, 'the probe is empty'),
+    'empty tf.data': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(
+        (IMAGES[:0], LABELS[:0])).batch(8)), {}, 'the probe is empty'),
     'shape': (compiled, dict(probe=(IMAGES[:, :9], LABELS)), {}, r'shapes.*9, 12, 3.*12, 12, 3'),
     'one-hot': (compiled, dict(probe=(IMAGES, np.eye(3)[LABELS])), {}, 'shapes'),
     'frozen': (lambda: compiled(model=frozen(0)), {}, {}, 'none of the 6 tensors'),
