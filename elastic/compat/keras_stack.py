@@ -72,6 +72,15 @@ def build_optimizer(optimizer, variables):
         optimizer._create_all_weights(variables)
 
 
+def apply_gradients(optimizer, pairs):
+    """Updates each variable of the pairs (gradient, variable), on one device."""
+    if KERAS_3:  # sums over devices by a custom gradient, for whose sake TensorFlow frees no graph
+        with mock.patch.object(optimizer, '_all_reduce_sum_gradients', list):
+            optimizer.apply_gradients(pairs)
+    else:
+        optimizer.apply_gradients(pairs)
+
+
 def optimizer_variables(optimizer):
     """Returns the iteration count and the slots as a list."""
     return list(optimizer.variables if KERAS_3 else optimizer.variables())

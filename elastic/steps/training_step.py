@@ -259,7 +259,7 @@ class TrainingStep:
             for variable in map(keras_stack.raw, self.variables):  # a Keras variable reads it twice
                 self.decay_ops.append(variable.assign_sub(
                     tf.cast(decay, variable.dtype) * variable, read_value=False).name)
-        self.optimizer.apply_gradients(zip(gradients, self.variables))
+        keras_stack.apply_gradients(self.optimizer, list(zip(gradients, self.variables)))
 
 
 def _apart(gradients):

@@ -206,6 +206,15 @@ def test_the_graph_of_a_step_is_freed_with_its_object():
     assert gone() is None and not context.context().has_function(name)
 
 
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
+def test_the_graph_of_a_step_maker_is_freed_with_it(optimizer):
+    maker = maker_of(conv_stack(), optimizer)
+    graph = weakref.ref(maker.concrete.graph)
+    del maker
+    gc.collect()
+    assert graph() is None
+
+
 def test_wrong_masks_and_batches_are_refused():
     maker = maker_of(conv_stack())
     with pytest.raises(ValueError, match='at least one selected tensor'):
