@@ -22,7 +22,7 @@ STATELESS = {'RandomUniform': 'StatelessRandomUniform',
 def untie(function_def):
     """Changes a FunctionDef so that no node ties all tensors together.
 
-    All gradients pass through one IdentityN before the optimizer, and results pass through Identity
+    In Keras 2, all gradients pass through one IdentityN before the optimizer; results pass Identity
     nodes that wait for all updates: readers now read from the source. Equal constants become one. A
     read after the only write becomes the value written. Fewer nodes make the first call shorter.
     """
