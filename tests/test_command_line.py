@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import platform
 import subprocess
 import sys
 
@@ -17,7 +18,8 @@ from small_runs import ROOT, script
 
 def python(code, **environment):
     """Runs code in a new interpreter in the repository root."""
-    env = {key: value for key, value in os.environ.items() if key != 'TF_CPP_MIN_LOG_LEVEL'}
+    env = {key: value for key, value in os.environ.items()
+           if key not in ('TF_CPP_MIN_LOG_LEVEL', 'TF_ENABLE_ONEDNN_OPTS')}
     env.update(environment)
     return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, universal_newlines=True)
@@ -145,6 +147,18 @@ def test_a_log_level_of_the_user_is_kept():
                     'print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules)',
                     TF_CPP_MIN_LOG_LEVEL='1')
     assert result.stdout == '1 True\n'
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != 'x86_64', reason='TensorFlow decides by itself')
+@pytest.mark.parametrize('given', [None, '0'])
+def test_onednn_is_on_for_every_x86_processor_unless_the_user_decides(given):
+    result = python('import os; from elastic.compat import start\n'
+                    'start.quiet_tensorflow()\n'
+                    'print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))',
+                    **{} if given is None else {'TF_ENABLE_ONEDNN_OPTS': given})
+    today = '1' if sys.version_info >= (3, 10) else None  # not on the stacks of the paper's boards
+    assert result.stdout == '{}\n'.format(given or today)
 
 
 @pytest.mark.parametrize('parse', [flags.parse_arguments, profiler.parse_arguments])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import sys
 import tempfile
 import warnings
@@ -45,6 +46,7 @@ def quiet_tensorflow():
     """
     if 'tensorflow' in sys.modules:
         return
+    _use_onednn()
     noisy = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     with _settings_of_keras(), contextlib.ExitStack() if noisy else quiet():
@@ -53,6 +55,17 @@ def quiet_tensorflow():
         if not noisy:
             tensorflow.get_logger().setLevel('ERROR')
             tensorflow.config.list_physical_devices()
+
+
+def _use_onednn():
+    """Turns on the kernels of oneDNN on every x86 processor, unless TF_ENABLE_ONEDNN_OPTS is set.
+
+    TensorFlow itself does so on newer processors alone. Elsewhere, its own kernels need up to 15
+    times as long for an error gradient, and elastic training reaches fewer layers in the same time.
+    TensorFlow 2.7 and 2.6, of the paper's boards, stay as they are.
+    """
+    if sys.version_info >= (3, 10) and platform.machine().lower() in ('x86_64', 'amd64'):
+        os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 
 
 def keras_home():
