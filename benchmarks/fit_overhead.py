@@ -3,14 +3,15 @@
     python benchmarks/fit_overhead.py [--models mobilenetv2 lstm] [--rho 0.5]
 
 Each network runs in its own process. Epochs of the full step and of the selected tensors alternate
-in one `fit`. After each of the latter, main.py's loop trains the same tensors on the same batches,
-and Keras' own function runs as many full steps. A step in `fit` is timed from one batch to the
-next, with all that Keras does between them. `attention`, four blocks of a transformer, and `lstm`,
-two LSTMs, which is asked for by name, read 80 tokens. `one more`: the share of a step in which one
-more tensor could train.
+in one `fit`. Between two steps of the latter, main.py's loop trains the same tensors on such a
+batch, and Keras' own function runs one full step. A step in `fit` is timed from one batch to the
+next, with all that Keras does between them. The overhead is the median of the pairs. `attention`,
+four blocks of a transformer, and `lstm`, two LSTMs, which is asked for by name, read 80 tokens.
+`one more`: the share of a step in which one more tensor could train.
 """
 
 import argparse
+import itertools
 import time
 
 import _bench
@@ -66,7 +67,7 @@ def run_model(name, input_size, rho, epochs, steps, seed):
     return dict(_bench.machine(), model=name, input_size=input_size, rho=rho, predicted=predicted,
                 following=following, batch_size=prepared.batch_size, ms=middle,
                 achieved=middle['chosen'] / middle['full'],
-                overhead=middle['chosen'] / middle['loop'] - 1)
+                overhead=float(np.median(np.divide(ms['chosen'], ms['loop']))) - 1)
 
 
 def times_in_fit(prepared, rho, epochs, steps):
@@ -92,27 +93,37 @@ def times_in_fit(prepared, rho, epochs, steps):
             return Choice(prepared.everything) if epoch % 2 else self.choice
 
     class Alternating(ElasticTraining):
+        def on_train_begin(self, logs=None):
+            super().on_train_begin(logs)
+            self.usual = self.model.train_function
+
         def scheme_of(self, maker, inputs, labels):
             self.turns = Turns(super().scheme_of(maker, inputs, labels))
             return self.turns
 
     class Clock(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.begins = []
+            self.chosen, self.counts = epoch % 2, epoch > 1  # the first two make the steps
 
         def on_train_batch_begin(self, batch, logs=None):
-            self.begins.append(time.perf_counter())
+            now = time.perf_counter()
+            if batch > 1 and self.counts:
+                ms['chosen' if self.chosen else 'full'].append(1e3 * (now - self.begin))
+            if batch and self.chosen:
+                between(elastic, batch, self.counts and batch > 1)
+            self.begin = time.perf_counter()
 
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch > 1:  # the first two make the steps
-                ms['chosen' if epoch % 2 else 'full'] += list(1e3 * np.diff(self.begins)[1:])
-            if epoch % 2:
-                result = run_epoch(plain_calls(elastic.turns.step, batches.take(steps)), steps, '')
-                usual, iterator = self.model.train_function, iter(batches)
-                usual(iterator)
-                ms['loop'] += result.step_ms
-                ms['keras'] += [_bench.milliseconds(lambda: float(usual(iterator)['loss']))
-                                for _ in range(steps)]
+    def between(elastic, batch, counts):
+        """Runs a step of the loop and one of Keras, in turns the first; keeps their times."""
+        calls = dict(
+            loop=lambda: run_epoch(plain_calls(elastic.turns.step, itertools.islice(others, 1)), 1,
+                                   '').step_ms[0],
+            keras=lambda: _bench.milliseconds(lambda: float(elastic.usual(others)['loss'])))
+        for kind in sorted(calls, reverse=bool(batch % 2)):
+            found = calls[kind]()
+            if counts:
+                ms[kind].append(found)
+    others = iter(batches)
     elastic = Alternating(rho, probe=batches.take(1))
     prepared.model.fit(batches, epochs=2 * epochs, steps_per_epoch=steps, verbose=0, shuffle=False,
                        callbacks=[elastic, Clock()])
@@ -141,9 +152,9 @@ def row_of(result):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.5)
-    parser.add_argument('--epochs', type=options.number(int, low=2), default=6,
+    parser.add_argument('--epochs', type=options.number(int, low=2), default=18,
                         help='of each kind (default: %(default)s)')
-    parser.add_argument('--steps', type=options.number(int, low=3), default=30,
+    parser.add_argument('--steps', type=options.number(int, low=3), default=12,
                         help='in each epoch (default: %(default)s)')
     _bench.add_flags(parser, 'fit_overhead', DEFAULT_MODELS)
     args = _bench.parsed(parser, argv)

@@ -37,6 +37,16 @@ def undisturbed(rounds_ms, least=3):
     return rounds_ms[whole <= limit]
 
 
+def at_one_speed(rounds_ms):
+    """Returns all rounds, (rounds, functions) ms, as the machine's usual speed would have them.
+
+    A round is as slow as its calls are in the median, each beside its own median over the rounds.
+    So no round is lost, also where most are disturbed.
+    """
+    slowness = np.median(rounds_ms / np.median(rounds_ms, axis=0), axis=1, keepdims=True)
+    return rounds_ms / slowness
+
+
 def settled_ms(function):
     """Returns the ms of the second of two calls in a row, as a training step follows itself."""
     function()  # else the call would find the processor's caches cold after a larger function

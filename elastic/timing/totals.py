@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elastic.timing.fit import fitted_scales
-from elastic.timing.stopwatch import interleaved_ms, undisturbed
+from elastic.timing.stopwatch import at_one_speed, interleaved_ms
 from elastic.timing.table import Profile, TensorTimings, chain_timings, shared_ms
 
 LEAST, MOST = 0.1, 5.0  # bounds of a part's scale, in units of one scale for all parts
@@ -167,11 +167,9 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     suffixes = suffixes_of(prefixes, cuts, shares, images, labels)
     rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
     low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step, in all rounds
-    columns = undisturbed(rounds).T  # (rounds,) each
-    (update, forward, both), steps_ms = columns[:3], columns[3:len(calls)]
-    # Differences within a round, so that a slow spell of the machine cancels.
-    beyond = [float(np.median(ms - forward)) for ms in steps_ms]
-    return Totals(float(np.median(forward)), float(np.median(update)), tensors, beyond,
-                  float(np.median(both)), float((high - low) / 2 / middle),
-                  [(float(1 - shares[k]), float(np.median(ms / forward)))
-                   for (k, _), ms in zip(suffixes, columns[len(calls):])])
+    ms = np.median(at_one_speed(rounds), axis=0)
+    update, forward, both = ms[:3]
+    return Totals(float(forward), float(update), tensors, list(ms[3:len(calls)] - forward),
+                  float(both), float((high - low) / 2 / middle),
+                  [(float(1 - shares[k]), float(suffix_ms / forward))
+                   for (k, _), suffix_ms in zip(suffixes, ms[len(calls):])])

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from elastic.timing.stopwatch import DISTURBED, interleaved_ms, undisturbed
+from elastic.timing.stopwatch import DISTURBED, at_one_speed, interleaved_ms, undisturbed
 
 
 def rounds_of(*factors):
@@ -32,6 +32,13 @@ def test_the_quickest_few_stay_whatever_they_took():
     np.testing.assert_array_equal(undisturbed(ms), ms[:3])
     np.testing.assert_array_equal(undisturbed(ms, least=1), ms[1:2])
     np.testing.assert_array_equal(undisturbed(ms[:1]), ms[:1])
+
+
+def test_rounds_of_a_machine_that_changes_speed_count_as_if_it_did_not():
+    ms = rounds_of(1.35, 1.4, 1.0, 1.02, 1.38, 1.05, 1.41)
+    np.testing.assert_allclose(at_one_speed(ms), rounds_of(*[1.35] * 7))  # the median
+    ms[3, 2] *= 5  # one slow short call is no spell
+    np.testing.assert_allclose(np.median(at_one_speed(ms), axis=0), rounds_of(1.35)[0])
 
 
 @pytest.mark.timing
