@@ -78,7 +78,7 @@ class ProfileSettings(NamedTuple):
     folder: Optional[str] = None
     key: Dict = {}
     num_steps: int = 5
-    seconds: float = 8.0
+    seconds: float = 16.0
 
 
 def profile_model(model, input_shape=None, num_classes=None, batch_size=None,

@@ -37,6 +37,33 @@ BENCHMARKS = os.path.dirname(os.path.abspath(_bench.__file__))
 MOBILENET = _accuracy_rows.NETWORKS['mobilenetv2']
 
 
+# ---------------------------------------------------------------- _bench.py
+
+def rounds_of(*factors):
+    """Returns (rounds, 3) ms of three functions; factors: the slowdown of each round."""
+    return np.outer(factors, (40.0, 13.0, 0.5))
+
+
+def test_a_quiet_machines_rounds_are_all_kept():
+    ms = rounds_of(*np.random.RandomState(0).uniform(1, _bench.DISTURBED, 20))
+    np.testing.assert_array_equal(_bench.undisturbed(ms), ms)
+
+
+def test_slow_spells_of_the_whole_machine_are_dropped():
+    ms = rounds_of(1.35, 1.4, 1.0, 1.02, 1.38, 1.05, 1.41)
+    np.testing.assert_array_equal(_bench.undisturbed(ms), ms[[2, 3, 5]])
+    mixed = rounds_of(*[1.0] * 6)
+    mixed[:, 2] *= [1, 5, 1, 1, 1, 1]  # one slow short call is no spell: the median ignores it
+    np.testing.assert_array_equal(_bench.undisturbed(mixed), mixed)
+
+
+def test_the_quickest_few_stay_whatever_they_took():
+    ms = rounds_of(3, 1, 2, 4)
+    np.testing.assert_array_equal(_bench.undisturbed(ms), ms[:3])
+    np.testing.assert_array_equal(_bench.undisturbed(ms, least=1), ms[1:2])
+    np.testing.assert_array_equal(_bench.undisturbed(ms[:1]), ms[:1])
+
+
 # ---------------------------------------------------------------- selector.py
 
 def test_selector_benchmark_prints_a_table_and_writes_its_numbers(tmp_path, capsys):

@@ -138,7 +138,7 @@ class ClosedLoop(FixedTable):
             functions.append(self._maker.gradients(averaged=False))
 
         def settled_ms(function):
-            function.milliseconds(inputs, labels)  # as in the profile, each follows itself
+            function.milliseconds(inputs, labels)  # as training steps, each follows itself
             return function.milliseconds(inputs, labels)
         ms = np.array([[settled_ms(function) for function in functions] for _ in range(calls)])
         # The minimum: disturbances only add, and would move the median of a few calls.

@@ -144,7 +144,7 @@ def tensors_to_time(group_tensors, group_ms):
 
 
 def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
-    """Returns the Totals, medians of interleaved runs of about `seconds`.
+    """Returns the Totals, from interleaved runs of about `seconds`.
 
     Whole steps are timed, to include work outside the passes: moving statistics, the iteration
     count. The optimizer's update is timed alone, as the difference of two steps is too noisy.
@@ -165,11 +165,19 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
     shares = skipped / max(sum(times.forward.values()), 1e-9)
     suffixes = suffixes_of(prefixes, cuts, shares, images, labels)
-    rounds = interleaved_ms(calls + [call for _, call in suffixes], seconds)
-    low, middle, high = np.percentile(rounds[:, 3], (25, 50, 75))  # the full step, in all rounds
-    ms = np.median(at_one_speed(rounds), axis=0)
-    update, forward, both = ms[:3]
-    return Totals(float(forward), float(update), tensors, list(ms[3:len(calls)] - forward),
-                  float(both), float((high - low) / 2 / middle),
-                  [(float(1 - shares[k]), float(suffix_ms / forward))
-                   for (k, _), suffix_ms in zip(suffixes, ms[len(calls):])])
+    rounds_ms = interleaved_ms(calls + [call for _, call in suffixes], seconds)
+    return totals_of(rounds_ms, tensors, [float(1 - shares[k]) for k, _ in suffixes])
+
+
+def totals_of(rounds_ms, tensors, suffixes):
+    """Returns the Totals of (rounds, calls) ms, medians as if the machine kept one speed.
+
+    The calls: update, forward pass, both passes, full step, the steps of `tensors`, suffixes.
+    suffixes: their shares of the traced forward pass.
+    """
+    low, middle, high = np.percentile(rounds_ms[:, 3], (25, 50, 75))  # of the full step, as it ran
+    ms = np.median(at_one_speed(rounds_ms), axis=0)
+    update, forward, both = map(float, ms[:3])
+    alone, rest = np.split(ms, [4 + len(tensors)])
+    return Totals(forward, update, tensors, list(alone[3:] - forward), both,
+                  float((high - low) / 2 / middle), list(zip(suffixes, rest / forward)))

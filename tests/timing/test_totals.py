@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from elastic.timing.fit import fitted_scales
-from elastic.timing.totals import Totals, build_table, measured_share, parts_of, tensors_to_time
+from elastic.timing.totals import (
+    Totals,
+    build_table,
+    measured_share,
+    parts_of,
+    tensors_to_time,
+    totals_of,
+)
 from timing_tables import groups_of, op_times, totals_as_traced
 
 CHAIN = {0b0001: 1.0, 0b0010: 1.0, 0b0100: 1.0, 0b1000: 1.0,
@@ -15,6 +22,18 @@ def table_of_steps(times, tensors, beyond, t_update=1.0, **more):
     n = len(times.update)
     return build_table([str(k) for k in range(n)], [(1,)] * n, times,
                        Totals(3.0, t_update, tensors, beyond, 20.0, 0.01, **more), {})
+
+
+def test_totals_are_of_one_speed_of_the_machine():
+    ms = np.array([2.0, 30.0, 85.0, 100.0, 60.0, 31.0, 14.0])
+    rounds = np.outer([1.0, 1.3, 1.9], ms)
+    rounds[1, 3] *= 2  # so the column's median is of the slow round
+    totals = totals_of(rounds, [4, 7], [0.5])
+    assert (totals.t_update, totals.t_fp, totals.t_both) == pytest.approx(tuple(1.3 * ms[:3]))
+    assert totals.tensors == [4, 7]
+    assert totals.beyond == pytest.approx(list(1.3 * (ms[3:6] - 30)))
+    assert totals.suffixes == [(0.5, pytest.approx(14 / 30))]
+    assert totals.spread == pytest.approx((225 - 145) / 2 / 190)  # of the full step, as it ran
 
 
 def test_scales_that_explain_all_steps_are_found():
