@@ -19,6 +19,7 @@ MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
 # Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
 # operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 150 MB.
 BESIDE = 150 * 10 ** 6
+PROFILE = 130 * 10 ** 6  # bytes of the other steps that a profile runs; 52 to 127 MB were measured
 STEP = 10 ** 7  # bytes, to which a refusal rounds up: from run to run, a process differs by as much
 
 
@@ -60,12 +61,12 @@ class StepMemory:
         left = host.memory_limit() - host.resident_bytes() - self._beside
         return Room(self.memory, max(left, self.least))
 
-    def at_once(self):
+    def at_once(self, beside=0):
         """Returns how many images importance and the profile take at once: a divisor of a batch.
 
-        It is 1 if even that exceeds the room, which check_memory reports before.
+        It is 1 if even that exceeds the room. beside: bytes that they take beside it.
         """
-        batch, most = self.memory.batch, self.room.nbytes
+        batch, most = self.memory.batch, self.room.nbytes - beside
         return batch if self._whole else largest_batch(
             lambda images: self.memory.importance_peak(images) <= most, batch, batch) or 1
 

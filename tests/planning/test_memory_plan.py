@@ -2,6 +2,8 @@
 
 import argparse
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -100,8 +102,27 @@ def test_the_profile_and_importance_take_what_fits(maker):
     memory = StepMemory(maker)
     room_for(memory.memory.importance_peak(BATCH // 2) + 3e6)
     assert memory.at_once() in (BATCH // 4, BATCH // 2)
+    assert memory.at_once(10 * memory.memory.importance_peak(BATCH)) == 1
     room_for(10 * memory.memory.importance_peak(BATCH))
     assert memory.at_once() == BATCH
+
+
+@pytest.mark.thorough
+def test_the_memory_of_freed_tensors_returns_to_the_system():
+    code = ('from elastic.device import host\n'
+            'host.return_large_tensors()\n'
+            'from elastic.compat import start\n'
+            'start.quiet_tensorflow()\n'
+            'import tensorflow as tf\n'
+            'tf.random.normal((4,))\n'
+            'before = host.resident_bytes()\n'
+            'tensors = [tf.random.normal((10 ** 7,)) for _ in range(5)]\n'
+            'held = host.resident_bytes() - before\n'
+            'del tensors\n'
+            'print(held, host.resident_bytes() - before)')
+    held, left = map(int, subprocess.run(
+        [sys.executable, '-c', code], check=True, stdout=subprocess.PIPE).stdout.split())
+    assert held > 2e8 and left < 5e7
 
 
 def table_of(maker):
