@@ -51,7 +51,7 @@ def return_large_tensors():
     glibc keeps more and more of it: steps of ResNet50 (96x96, batch 4, last 30 % of the tensors)
     took 374 MB after four calls, and 183 MB so. The system has to clear new memory each time.
     The allocator that comes with oneDNN keeps all it ever held, 1.9 GB after a profile of
-    MobileNetV2 (224x224, batch 16). Called before TensorFlow is imported, this turns it off.
+    MobileNetV2 with batch statistics. Called before TensorFlow is imported, this turns it off.
     """
     os.environ.setdefault('TF_ONEDNN_USE_SYSTEM_ALLOCATOR', '1')
     with contextlib.suppress(AttributeError, OSError, TypeError):
