@@ -202,12 +202,12 @@ def images_to_profile(settings, model, dataset, resumed):
     if settings.training.memory is None or not settings.training.trained_epochs:
         return settings.at_once
     from elastic.data.batches import specs_of
-    from elastic.planning.memory_plan import PROFILE, check_memory
+    from elastic.planning.memory_plan import BESIDE_PROFILE, check_memory
     from profiler import step_maker
     step, _ = timed_step(settings, dataset)
     memory = check_memory(settings.training, step_maker(
         model, step, *specs_of(dataset.train, step.batch_size)))
-    return memory.at_once(PROFILE)
+    return memory.at_once(BESIDE_PROFILE)
 
 
 def profile(settings, model, dataset, at_once=None):
