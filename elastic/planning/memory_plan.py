@@ -19,7 +19,7 @@ MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
 # Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
 # operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 150 MB.
 BESIDE = 150 * 10 ** 6
-BESIDE_PROFILE = 130 * 10 ** 6  # bytes of the other steps that a profile runs; they took 52 to 127 MB
+BESIDE_PROFILE = 130 * 10 ** 6  # of the other steps that a profile runs: 52 to 127 MB
 STEP = 10 ** 7  # bytes, to which a refusal rounds up: from run to run, a process differs by as much
 
 
