@@ -13,7 +13,7 @@ from elastic.runs.folder import read_rows
 from elastic.settings import AUTO, Settings
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import optimizer_for
-from elastic.steps.rates import HIGHEST, LOWEST, SHARE, STEPS, found_in, range_test
+from elastic.steps.rates import HIGHEST, LOWEST, STEPS, found_in, range_test
 from elastic.workers.cluster import ALONE
 from small_runs import outcome, quick_flags, script
 from small_steps import N, batch, conv_stack
@@ -35,7 +35,8 @@ def test_the_largest_rate_at_which_the_loss_falls_is_found(turn):
     test = found_in(RATES, BEFORE, BEFORE * left)
     assert RATES[turn - 2] <= test.largest <= RATES[turn + 2]
     assert RATES[8] < test.rate < test.largest
-    assert test.change[RATES == test.rate] <= SHARE * test.change.min()
+    three_quarters, place = 0.75 * test.change.min(), np.flatnonzero(RATES == test.rate)[0]
+    assert test.change[place] <= three_quarters < test.change[:place].min()
 
 
 def test_what_is_not_a_number_ends_the_test():
