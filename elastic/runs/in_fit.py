@@ -18,6 +18,7 @@ from elastic.settings import ELASTIC, FLAGS, Settings
 from elastic.steps.epoch import PLAIN, Call, EpochProgress
 from elastic.steps.fit_step import INPUTS, FitObjective, batch_of, check_fit, check_tensors
 from elastic.steps.masked_step import StepMaker
+from elastic.steps.training_step import NUM_RESULTS, StepResult
 from elastic.timing.stored import stored_table
 from elastic.timing.table import TensorTimings
 from elastic.timing.table_key import machine_key
@@ -80,13 +81,14 @@ class TrainingInFit(keras.callbacks.Callback):
             self._choose()
         if not self._leaves_out(labels):
             called = time.perf_counter()
-            result = self._step(inputs, labels)
-            loss = float(result.loss)  # waits for the device
+            results = self._step(inputs, labels)
+            loss = float(results[0])  # waits for the device
             ms = 1e3 * (time.perf_counter() - called)
-            self._progress.add(Call(PLAIN, None, self._step, self._step.examples), result, loss,
-                               wait_ms + ms, wait_ms)
+            self._progress.add(Call(PLAIN, None, self._step, self._step.examples),
+                               StepResult(*results[:NUM_RESULTS]), loss, wait_ms + ms, wait_ms)
+            self._logs = tf.nest.pack_sequence_as(self._logs, results[NUM_RESULTS:])
         self._since = time.perf_counter()
-        return self._results()
+        return self._logs
 
     def _begin(self, inputs, labels):
         """Makes the scheme of this `fit`."""
@@ -97,8 +99,7 @@ class TrainingInFit(keras.callbacks.Callback):
         maker = StepMaker(model, keras_fit.optimizer_of(model), 0.0, inputs, labels,
                           FitObjective())
         self._scheme = self.scheme_of(maker, inputs, labels)
-        self._results = tf.function(
-            lambda: keras_fit.metric_results(model)).get_concrete_function()
+        self._logs = keras_fit.metric_results(model)
 
     def _choose(self):
         """Asks the scheme what to train in this epoch, and makes its step."""

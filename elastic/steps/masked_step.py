@@ -81,6 +81,7 @@ class StepMaker(ModelState):
         self.library = {function.signature.name: function for function in library}
         function = inlined(concrete.function_def, self.library)
         untie(function)
+        self._reports = take_results(function, NUM_RESULTS + len(self.variables))
         self.cutter = Cutter(function)
         arguments = function.signature.input_arg[len(self.shapes):]
         self._names = {id(handle): argument.name  # of the argument that stands for it
@@ -140,7 +141,7 @@ class StepMaker(ModelState):
             update = self._update(mask, left_out)
             read_sums(update, int(mask.sum()))
             return self._summed(cut, mask, SummedStep, self._one_by_one(update, mask))
-        cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out)
+        cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out, self._reports)
         return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
 
     def _gradients_of(self, mask):

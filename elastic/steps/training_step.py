@@ -63,6 +63,10 @@ class Objective(NamedTuple):
         others = [tf.cast(other, tf.float32) for other in others] or [tf.zeros(())]
         return StepResult(loss, correct, tf.add_n(others))
 
+    def reports(self, model):
+        """Returns the list of what else an updating step returns, after its StepResult."""
+        return []
+
 
 PLAIN = Objective()
 
@@ -206,7 +210,8 @@ class TrainingStep:
     mask: (N,) bool, in the order of model.trainable_variables.
     weight_decay: decoupled as in the paper (SGDW, AdamW): w -= learning_rate * weight_decay * w
         before the update.
-    outputs_gradients: whether to return a list: the three results, then the selected gradients.
+    outputs_gradients: whether to return a list: the three results, the selected gradients, then
+        the reports of the objective.
     objective: Objective; in `objective` of the step, it has the loss_scale in use, if any.
     """
 
@@ -243,7 +248,9 @@ class TrainingStep:
                          for gradient in gradients]
         if self.optimizer is not None:
             self._apply(gradients)
-        return list(result) + gradients if self.outputs_gradients else result
+        if not self.outputs_gradients:
+            return result
+        return list(result) + gradients + self.objective.reports(self.model)
 
     def _apply(self, gradients):
         if not self.loss_scale:

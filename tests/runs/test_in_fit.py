@@ -1,6 +1,7 @@
 """Tests elastic training inside model.fit, on whatever Keras is installed."""
 
 import csv
+import itertools
 import os
 
 import numpy as np
@@ -75,9 +76,12 @@ def regular():
     (lambda: 'adam', dict(class_weight={0: 1.0, 1: 2.0, 2: 0.5})),
     (lambda: 'rmsprop', dict(sample_weight=RNG.uniform(0, 2, 40)))])
 def test_a_full_step_in_fit_is_that_of_keras(optimizer, more):
-    """Compares weights, statistics, loss, and metrics with and without weights."""
-    outcomes = []
+    """Compares weights, statistics, loss, and metrics with and without weights, in each batch."""
+    outcomes, batches = [], []
     for callbacks in ([], [FullInFit()]):
+        batches.append([])
+        callbacks.append(keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: batches[-1].append(dict(logs))))
         keras_stack.set_seed(0)
         model = compiled(optimizer(), regular(), metrics=[
             'accuracy', keras.metrics.SparseTopKCategoricalAccuracy(2, name='top2')],
@@ -89,6 +93,8 @@ def test_a_full_step_in_fit_is_that_of_keras(optimizer, more):
     assert set(usual) == set(ours) and 'val_top2' in ours
     for name in usual:
         np.testing.assert_allclose(ours[name], usual[name], rtol=1e-4, err_msg=name)
+    for usual, ours in itertools.zip_longest(*batches):
+        assert ours == pytest.approx(usual, rel=1e-4)
     for one, other in zip(weights, same):
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5)
 
