@@ -15,27 +15,28 @@ KERAS_JSON = dict(backend='tensorflow', floatx='float32', image_data_format='cha
 
 
 @contextlib.contextmanager
-def quiet(after_error=False):
+def quiet(after_error=False, descriptor=2):
     """Within this context, hides what is written to stderr, also by C++; shows it after an error.
 
     No log level silences all notices of TensorFlow, because C++ writes to file descriptor 2.
-    after_error: whether to hide it then, too, because the error says all.
+    after_error: whether to hide it then, too, because the error says all. descriptor: 1 for stdout.
     """
-    sys.stderr.flush()
-    terminal = os.dup(2)
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    stream.flush()
+    terminal = os.dup(descriptor)
     with tempfile.TemporaryFile() as notices:
-        os.dup2(notices.fileno(), 2)
+        os.dup2(notices.fileno(), descriptor)
         try:
             yield
         except BaseException:
-            os.dup2(terminal, 2)
+            os.dup2(terminal, descriptor)
             notices.seek(0)
             if not after_error:
                 sys.stderr.write(notices.read().decode(errors='replace'))
             raise
         finally:
-            sys.stderr.flush()
-            os.dup2(terminal, 2)
+            stream.flush()
+            os.dup2(terminal, descriptor)
             os.close(terminal)
 
 

@@ -166,6 +166,10 @@ def _found(name, root):
         if '/' in full and configurations:
             one_of(full.split('/')[1].split(':')[0], configurations, 'configuration of ' + plain)
         reason = re.sub('^Failed to construct dataset .*?: (?=[A-Z])', '', str(error))
+        if plain in folders and reason.startswith('Failed to parse'):
+            reason = ('another version of TensorFlow Datasets wrote its folder in {}; prepare it '
+                      'in another folder with version {}, and give that as --data_dir'.format(
+                          root, tensorflow_datasets.__version__))
         raise UserError('cannot use {}: {}'.format(name, first_line(' '.join(reason.split()))))
     finally:
         storage._is_gcs_disabled = disabled

@@ -45,12 +45,14 @@ def write_litert(path, probabilities, input_size, class_names, calibration=None,
     if calibration is not None and b'While' in function.graph.as_graph_def().SerializeToString():
         raise UserError('LiteRT cannot express loops, as of recurrent layers, in int8: use '
                         '--export litert')  # the converter would end the process
-    with quiet(after_error=True):
+    with quiet(after_error=True), quiet(after_error=True, descriptor=1):
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
         if calibration is not None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
             converter.representative_dataset = lambda: ([image] for image in calibration)
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+            # Older interpreters and those of microcontrollers read one scale of a Dense layer.
+            converter._experimental_disable_per_channel_quantization_for_dense_layers = True
         try:
             content = converter.convert()
         except Exception as error:  # of many types
@@ -100,7 +102,12 @@ class LiteRTModel:
         except (IndexError, ValueError, RuntimeError) as error:
             raise UserError("'{}' is no LiteRT file from images to class scores ({})".format(
                 path, ' '.join(str(error).split())[:200]))
-        self._maker = maker_of(self._output['index'], self._interpreter._get_ops_details())
+        ops = self._interpreter._get_ops_details()
+        if _reads_one_scale(self._interpreter) and _has_scales(self._interpreter, ops):
+            raise UserError("'{}' has integer weights of a Dense layer with a scale for each "
+                            'output, of which this interpreter reads one: install ai-edge-litert, '
+                            'or convert the model with one scale'.format(path))
+        self._maker = maker_of(self._output['index'], ops)
         self.input_size = None if -1 in self._layout else max(self._layout[:2])
         self.class_names = None
         if zipfile.is_zipfile(path):
@@ -131,6 +138,22 @@ class LiteRTModel:
             raise UserError('the file returns arrays of {}, not a score for each class'.format(
                 'x'.join(map(str, scores.shape))))
         return np.atleast_1d((np.float32(scores) - zero) * (scale or 1))
+
+
+def _reads_one_scale(interpreter):
+    """Returns whether an interpreter is of TensorFlow before 2.16, as all of tflite_runtime are."""
+    package = type(interpreter).__module__.split('.')[0]
+    if package == 'tensorflow':
+        from elastic.compat.keras_stack import KERAS_3
+        return not KERAS_3
+    return package == 'tflite_runtime'
+
+
+def _has_scales(interpreter, ops):
+    """Returns whether the weights of a Dense layer have several scales."""
+    tensors = {tensor['index']: tensor for tensor in interpreter.get_tensor_details()}
+    return any(len(tensors[op['inputs'][1]]['quantization_parameters']['scales']) > 1
+               for op in ops if op['op_name'] == 'FULLY_CONNECTED')
 
 
 def _interpreter(path):

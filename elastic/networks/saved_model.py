@@ -3,7 +3,9 @@
 import re
 import textwrap
 import warnings
+import zipfile
 
+import tensorflow as tf
 from tensorflow import keras
 
 from elastic.compat import keras_stack
@@ -100,6 +102,10 @@ def count_trainable(model):
 
 def load_saved(path, trust=False, input_shape=None):
     """Returns the saved Keras model at `path`; raises UserError as from_saved_model does."""
+    if not keras_stack.KERAS_3 and path.endswith('.keras') and zipfile.is_zipfile(path):
+        raise UserError("'{}' was written by a newer Keras than that of TensorFlow {}: use the "
+                        'TensorFlow that wrote it, or make the model with this one and save it as '
+                        '.h5'.format(path, tf.__version__))
     try:
         if not trust:
             check_model(path)

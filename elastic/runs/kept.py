@@ -36,9 +36,11 @@ def add_model(records, summary, model, dataset):
         try:
             save_network(folder, network, summary['class_names'], kind, data)
         except Exception as error:  # of many types: Keras, HDF5, the converter, disks
+            again = '' if isinstance(error, UserError) else (
+                '; the same command tries again, without training')
             raise UserError('{} is finished and keeps its weights, but saving the model failed: '
-                            '{}; the same command tries again, without training'.format(
-                                records.folder, first_line(error) or type(error).__name__))
+                            '{}{}'.format(records.folder,
+                                          first_line(error) or type(error).__name__, again))
     if kind:
         report_export(os.path.join(folder, FILE), kind, data, summary['final_accuracy'])
 

@@ -1,6 +1,7 @@
 """Tests classification sets of TensorFlow Datasets by tfds:NAME, on tiny archives."""
 
 import glob
+import json
 import os
 import re
 import shutil
@@ -283,6 +284,19 @@ def test_a_damaged_shard_is_named_with_what_to_do(damage, words, tmp_path):
         load_images('tfds:damaged', 16, DataSettings(data_dir=str(tmp_path)))
     assert "'{}' {}; restore it, or remove {} ".format(
         path, words, os.path.dirname(path)) in str(error.value)
+
+
+def test_a_set_of_a_newer_tensorflow_datasets_is_refused_with_what_to_do(tmp_path):
+    folder = os.path.dirname(prepared_file(tmp_path)[0])
+    path = os.path.join(folder, 'dataset_info.json')
+    with open(path) as file:
+        info = json.load(file)
+    info['splits'][0]['fieldOfTomorrow'] = 'new'
+    with open(path, 'w') as file:
+        json.dump(info, file)
+    with pytest.raises(UserError, match='cannot use tfds:damaged: another version of TensorFlow '
+                                        'Datasets wrote its folder in .*; prepare it in another'):
+        loaded('damaged', str(tmp_path))
 
 
 def test_a_flipped_bit_is_found_when_its_record_is_read(tmp_path):

@@ -1,12 +1,16 @@
 """Tests LiteRT files as other tools write them: layouts, integers, and kinds of scores."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from elastic.compat.keras_stack import KERAS_3
 from elastic.errors import UserError
-from elastic.export.litert import LiteRTModel
+from elastic.export import litert
+from elastic.export.litert import LiteRTModel, write_litert
+from small_models import DATA
 
 SIZE = 24
 RED, BLUE = (200, 60, 40), (30, 50, 140)  # what all files here tell apart: classes 0 and 1
@@ -104,6 +108,35 @@ def test_integers_show_which_values_they_stand_for(tmp_path, integers, values, f
     path = written(tmp_path, function, COLOUR, tf.float32, integers, values)
     found = LiteRTModel(path).probabilities(squares())
     np.testing.assert_allclose(found, softmax(squares()), atol=0.05)
+
+
+def of_columns(images):
+    """Returns probabilities by a Dense layer whose columns differ in size. images: (B, S, S, 3)."""
+    kernel = [[0.03, -0.003], [0.0, 0.0], [-0.03, 0.003]]
+    return tf.nn.softmax(tf.matmul(tf.reduce_mean(images, [1, 2]), kernel))
+
+
+def test_one_scale_for_each_column_is_read_or_refused():
+    """The file is what `written` made of of_columns on TensorFlow 2.21, as uint8.
+
+    Interpreters before TensorFlow 2.16 read the first scale: they find 0.5 for both classes.
+    """
+    path = os.path.join(DATA, 'dense_scales.tflite')
+    if not KERAS_3:
+        with pytest.raises(UserError, match='a scale for each output, of which this interpreter'):
+            LiteRTModel(path)
+    else:
+        np.testing.assert_allclose(LiteRTModel(path).probabilities(squares()),
+                                   of_columns(squares()), atol=0.02)
+
+
+def test_our_own_files_have_one_scale_for_all_columns(tmp_path):
+    path, images = str(tmp_path / 'model.tflite'), squares()
+    write_litert(path, of_columns, SIZE, 'ab', [image[None] for image in images] * 20)
+    interpreter = litert._interpreter(path)
+    assert not litert._has_scales(interpreter, interpreter._get_ops_details())
+    np.testing.assert_allclose(LiteRTModel(path).probabilities(images), of_columns(images),
+                               atol=0.05)
 
 
 def test_an_image_of_any_size_is_taken(tmp_path):

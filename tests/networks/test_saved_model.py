@@ -218,6 +218,13 @@ def test_a_file_that_is_no_saved_model_is_refused(tmp_path, content):
         models.build_model(str(path), SMALL, 3)
 
 
+@pytest.mark.skipif(keras_stack.KERAS_3, reason='Keras 3 reads such files')
+def test_a_file_of_a_newer_keras_is_refused_with_what_to_do():
+    path = os.path.join(DATA, 'saved_before_the_package.keras')
+    with pytest.raises(UserError, match='was written by a newer Keras than that of TensorFlow 2'):
+        models.build_model(path, SMALL, 3)
+
+
 @keras.utils.register_keras_serializable(package='mine')
 class Scaled(keras.layers.Layer):
     """A layer of the user's own."""

@@ -156,8 +156,9 @@ def test_a_run_that_cannot_be_exported_does_not_begin(tmp_path, capsys):
         main.main(flags + ['--export', 'litert'])
     assert not (tmp_path / 'run').exists()
     assert main.main(flags) == 0
-    with pytest.raises(UserError, match='is finished and keeps its weights.*ResizeArea'):
+    with pytest.raises(UserError, match='is finished and keeps its weights.*ResizeArea') as error:
         main.main(flags + ['--export', 'litert'])
+    assert 'tries again' not in str(error.value)  # it would be refused again
     assert main.main(flags + ['--save_model']) == 0
 
 
