@@ -1,6 +1,6 @@
 """Compares the rate that `--learning_rate auto` finds with the tuned one, by the final accuracy.
 
-    python benchmarks/learning_rate.py                       (an hour; finished runs are kept)
+    python benchmarks/learning_rate.py                       (two hours; finished runs are kept)
     python benchmarks/learning_rate.py --networks lite0_digits --seeds 2
     python benchmarks/learning_rate.py --table               (seconds: the finished runs)
 
