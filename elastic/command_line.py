@@ -79,6 +79,10 @@ def run(main, argv=None):
 
     If nobody reads the output any more (`| head -1`), exits with the status of SIGPIPE.
     """
+    for number, name in ((1, 'stdout'), (2, 'stderr')):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            drop_output(number)
+            setattr(sys, name, os.fdopen(number, 'w'))
     if main.__module__ == '__main__':
         _use_utf_8()
     warnings.formatwarning = lambda message, *_, **__: 'warning: {}\n'.format(message)

@@ -116,6 +116,23 @@ def test_flags_have_the_defaults_of_the_settings(parse):
         assert given.get(name, value) == value, name
 
 
+@pytest.mark.parametrize('closed', [
+    pytest.param('>&-', marks=pytest.mark.thorough),
+    pytest.param('2>&-', marks=pytest.mark.thorough), '>&- 2>&-'])
+def test_scripts_run_with_closed_output(closed):
+    code = ('from elastic import command_line\n'
+            'from elastic.compat.start import quiet, quiet_tensorflow\n'
+            'def main(argv):\n'
+            '    quiet_tensorflow()\n'
+            '    with quiet(), quiet(descriptor=1):\n'
+            '        print("hidden")\n'
+            '    return 3\n'
+            'command_line.run(main)')
+    done = subprocess.run(['bash', '-c', 'exec "$0" -c "$1" ' + closed, sys.executable, code],
+                          cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b'', b'')
+
+
 @pytest.mark.thorough
 def test_tensorflow_starts_quietly():
     result = python('import sys; from elastic.compat import start\n'
