@@ -128,7 +128,8 @@ def test_scripts_run_with_closed_output(closed):
             '        print("hidden")\n'
             '    return 3\n'
             'command_line.run(main)')
-    done = subprocess.run(['bash', '-c', 'exec "$0" -c "$1" ' + closed, sys.executable, code],
+    done = subprocess.run(['bash', '-c', 'unset TF_CPP_MIN_LOG_LEVEL; exec "$0" -c "$1" ' + closed,
+                           sys.executable, code],
                           cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (3, b'', b'')
 
