@@ -45,11 +45,10 @@ class Dataset:
         self.train_size = (self.steps * batch_size if settings.steps_per_epoch
                            else train.epoch_size)
         self.test_size = _tested(images, batch_size, settings)
-        test = images.test.spaced(self.test_size)
-        self.test_names, self.train_names = test.named(), images.seen.named()
-        used = images._replace(test=test).splits.values()
-        self._files = [path for split in used for path in split.files or ()]
-        self._train, self._input_size = train, train.input_size
+        images = images._replace(test=images.test.spaced(self.test_size))
+        self.test_names, self.train_names = images.test.named(), images.seen.named()
+        self._files = [path for split in images.splits.values() for path in split.files]
+        self._train = train
         one_of(settings.views, VIEWS, 'kind of views')
         self.views = 'held' if settings.views == 'held' else 'fresh'
         self._interval = settings.interval
@@ -59,7 +58,7 @@ class Dataset:
                        ahead=False)
         self.train = self._epochs.passes(lambda index: self.view(index + 1), 1)
         self.tested_at_once = tested_at_once(batch_size)
-        self.test = in_order(test, self.tested_at_once)
+        self.test = in_order(images.test, self.tested_at_once)
         self.validation = images.validation and in_order(images.validation, self.tested_at_once)
         self.probe = probe.passes(lambda index: index, None)
 
@@ -98,7 +97,7 @@ class Dataset:
 
     def first_fault(self):
         """Returns (path, reason) of the first image that cannot be read; None if all can be."""
-        return first_fault(self._files, self._input_size)
+        return first_fault(self._files, self._train.input_size)
 
 
 def find_images(name, input_size, batch_size, **settings):
@@ -138,10 +137,9 @@ def load_dataset(name, input_size, batch_size, cache='auto', images=None, **sett
     settings = settings._replace(augmentation=augmentation_of(name, settings.augmentation))
     one_of(cache, ('auto', 'memory', 'none', 'unread'), 'cache')
     images = images.checked(settings.skip_bad_images)
-    if images.test.files is None:  # all images of a folder are checked, even if not tested
+    if not images.test.files:  # all images of a folder are checked, even if not tested
         images = images._replace(test=images.test.spaced(_tested(images, batch_size, settings)))
-    sizes = [split.size for split in images.splits.values()]
-    image_bytes = sum(sizes) * input_size * input_size * 3
+    image_bytes = 3 * input_size ** 2 * sum(split.size for split in images.splits.values())
     keep = cache == 'memory' or (
         cache == 'auto' and image_bytes < MEMORY_SHARE * available_bytes())
     if cache != 'unread':

@@ -108,7 +108,7 @@ def probabilities_of(model, test):
                 probabilities.append(model.probabilities(images.numpy()))
                 bar.update(len(some))
     except tf.errors.OpError:
-        check_readable(test.files or (), test.input_size)
+        check_readable(test.files, test.input_size)
         raise
     return np.concatenate(labels), np.concatenate(probabilities)
 

@@ -18,8 +18,7 @@ import numpy as np
 
 import _root
 from elastic import command_line
-from elastic.data.image_folder import images_among, left_out_note
-from elastic.data.photo import read_image
+from elastic.data.photo import images_among, left_out_note, read_image
 from elastic.errors import UserError
 from elastic.export.predictor import AT_ONCE, check_names, open_predictor
 from elastic.files import check_writable, make_folder, printable, write_table

@@ -1,5 +1,6 @@
 """Compares names of classes as people do: two names differ only where a difference can be seen."""
 
+import functools
 import re
 import unicodedata
 
@@ -10,6 +11,7 @@ from elastic.files import printable
 
 # Blanks without width, soft hyphens and marks of direction; not joiners, which shape letters.
 INVISIBLE = re.compile('[\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]')
+nfc = functools.partial(unicodedata.normalize, 'NFC')  # so that names sort alike on any disk
 
 
 def shown(name):
@@ -17,7 +19,7 @@ def shown(name):
 
     Blanks, tabs and line separators become single blanks, none at the ends.
     """
-    return printable(unicodedata.normalize('NFC', ' '.join(INVISIBLE.sub('', name).split())))
+    return printable(nfc(' '.join(INVISIBLE.sub('', name).split())))
 
 
 def matches(given, names):

@@ -32,10 +32,8 @@ class ClassWeights(NamedTuple):
         rows = [[name, '{:,}'.format(images), '{:.3g}'.format(weight)]
                 for name, images, weight in self.records(class_names)]
         if len(rows) > SHOWN:
-            order = np.argsort(-self.images, kind='mergesort')
-            ends = order[:SHOWN // 2], order[-SHOWN // 2:]
-            first, last = [[rows[i] for i in some] for some in ends]
-            rows = first + [['({} more)'.format(len(rows) - SHOWN), '', '']] + last
+            rows = [rows[i] for i in np.argsort(-self.images, kind='mergesort')]
+            rows[SHOWN // 2:-SHOWN // 2] = [['({} more)'.format(len(rows) - SHOWN), '', '']]
         return table(['class', 'training images', 'weight'], rows)
 
 
@@ -92,11 +90,11 @@ def read_class_weights(path):
         if not row or number == 1 and row == ['name', 'weight']:
             continue
         try:
-            name, weight = row[0], finite(row[1])
-            usable = len(row) == 2 and weight > 0
-        except (IndexError, ValueError):
-            usable = False
-        if not usable:
+            name, weight = row
+            weight = finite(weight)
+        except ValueError:
+            weight = 0
+        if weight <= 0:
             raise fault("line {} is '{}'; needed is name,weight with a weight above 0".format(
                 number, ','.join(row)))
         if name in weights:

@@ -66,14 +66,12 @@ def _read(path, rank):
     try:
         with gzip.open(path) as file:
             if tuple(file.read(4)) != (0, 0, UINT8, rank):
-                raise _damaged(path, 'its header is not that of {} axes of bytes'.format(rank))
+                raise ValueError('its header is not that of {} axes of bytes'.format(rank))
             shape = tuple(np.frombuffer(file.read(4 * rank), '>u4').astype(int))
             values = np.frombuffer(file.read(int(np.prod(shape))), np.uint8).reshape(shape)
             if file.read(1):  # at the end, gzip compares the checksum
-                raise _damaged(path, 'it is longer than its header says')
+                raise ValueError('it is longer than its header says')
             return values
-    except UserError:
-        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _damaged(path, first_line(error))
 

@@ -4,16 +4,13 @@ Nothing outside the folder is read: a link that leaves it is an error.
 """
 
 import collections
-import functools
 import os
-import unicodedata
-from typing import Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.data.class_names import matches, shown
-from elastic.data.photo import fault_of, read_image, why_left_out
-from elastic.data.split import SPLIT_SEED, Split, train_and_test
+from elastic.data.class_names import matches, nfc, shown
+from elastic.data.photo import fault_of, images_among, left_out_note, read_image
+from elastic.data.split import Split
 from elastic.errors import UserError, nearest
 from elastic.files import printable
 from elastic.texts import shortened
@@ -22,30 +19,12 @@ FOLDER = 'folder:'  # prefix of the data set's name; the path follows
 TEST_SHARE = 0.2
 TRAIN_NAMES = ('train', 'training')
 TEST_NAMES = ('test', 'testing', 'val', 'valid', 'validation', 'dev', 'eval')  # the best first
-nfc = functools.partial(unicodedata.normalize, 'NFC')  # so that names sort alike on any disk
-
-
-class Folder(NamedTuple):
-    """Holds the images of a folder.
-
-    train, test: class, as people see its name -> sorted paths. notes: lines on what was left out.
-    """
-    train: Dict[str, Sequence[str]]
-    test: Dict[str, Sequence[str]]
-    notes: Sequence[str]
 
 
 def folder_splits(path, input_size):
-    """Returns the class names, training Split, test Split and notes of the folder at `path`."""
-    found = scan_folder(path)
-    names = tuple(sorted(found.train))
-    splits = tuple(split_of(part, names, input_size, path) for part in (found.train, found.test))
-    return (names,) + splits + (found.notes,)
+    """Returns class names, training Split, test Split, and lines on what is left out of a folder.
 
-
-def scan_folder(path):
-    """Returns the Folder at `path`, without decoding an image.
-
+    Decodes no image.
     Training and test images are in path/train and path/test (or path/val, path/valid), each with
     one folder per class. Otherwise the class folders are in `path` itself, and a fixed, stratified
     20 % of the images are for testing. Folders inside a class folder belong to the class.
@@ -57,14 +36,11 @@ def scan_folder(path):
         parent, last = os.path.split(os.path.abspath(path))
         hint = nearest(last, _folders(parent)) if path and os.path.isdir(parent) else ''
         raise UserError("no folder '{}'{}; give {}PATH".format(path, hint, FOLDER))
-    notes, left_out = [], collections.Counter()
-    parts = _parts(path, notes)
-    for place in sorted({path}.union(parts)):
-        left_out.update((printable(os.path.splitext(name)[1].lower() or name), 'in no class folder')
-                        for name in os.listdir(place) if not name.startswith('.')
-                        and not os.path.isdir(os.path.join(place, name)))
-    train, test = [images_by_class(part, path, left_out) for part in parts] + [None] * (
-        2 - len(parts))
+    parts, notes = _parts(path)
+    left_out = collections.Counter(
+        (printable(os.path.splitext(name)[1].lower() or name), 'in no class folder')
+        for place in sorted({path, *parts}) for name in entries_of(place)[1])
+    train, *tests = [images_by_class(part, path, left_out) for part in parts]
     empty = ["'{}'".format(printable(name)) for name in sorted(train) if not train[name]]
     if empty:
         raise UserError('no images in class folder {} of {}; add some or remove the folder'.format(
@@ -75,24 +51,23 @@ def scan_folder(path):
             raise UserError('class folders {} and {} of {} look the same; rename one, or put its '
                             'images into the other'.format(
                                 ascii(twins[shown(name)]), ascii(name), parts[0]))
-    train = {name: train[folder] for name, folder in twins.items()}
-    if test is None:
-        rng = np.random.RandomState(SPLIT_SEED)
-        halves = {name: train_and_test(train[name], TEST_SHARE, rng) for name in sorted(train)}
-        train, test = [{name: halves[name][i] for name in halves} for i in (0, 1)]
-    test = _as_in_training(test, train, parts[0])
-    tests = sum(map(len, test.values()))
-    if len(train) < 2 or not tests:
+    classes, names = {name: train[folder] for name, folder in twins.items()}, tuple(sorted(twins))
+    train = split_of(classes, names, input_size, path)
+    if tests:
+        test = split_of(_as_in_training(tests[0], classes, parts[0]), names, input_size, path)
+    else:
+        train, test = train.parted(TEST_SHARE)
+    if len(names) < 2 or not test.size:
         raise UserError(
             "folder '{}' has {} class(es) and {} test image(s); it needs at least two classes, and "
             'a class with at least two images{}'.format(
-                parts[0], len(train), tests, _wrapped(parts[0])))
-    untested = [name for name in sorted(train) if not test.get(name)]
+                parts[0], len(names), test.size, _wrapped(parts[0])))
+    untested = sorted(set(range(len(names))).difference(test.labels()))
     if untested:
-        notes.append('no test images of {}'.format(shortened(untested)))
+        notes.append('no test images of {}'.format(shortened([names[i] for i in untested])))
     if left_out:
         notes.append(left_out_note(left_out))
-    return Folder(train, test, notes)
+    return names, train, test, tuple(notes)
 
 
 def _as_in_training(test, train, place):
@@ -110,28 +85,23 @@ def _as_in_training(test, train, place):
     return found
 
 
-def images_among(files, left_out):
-    """Returns the paths that are images; counts the others in the Counter left_out."""
-    reasons = [why_left_out(file) for file in files]
-    left_out.update(filter(None, reasons))
-    return [file for file, reason in zip(files, reasons) if reason is None]
-
-
-def left_out_note(left_out):
-    """Returns the line that says what was left out, and why. left_out: as in images_among."""
-    return 'left out: ' + ', '.join('{:,} {} ({})'.format(count, *reason)
-                                    for reason, count in left_out.most_common())
+def entries_of(path):
+    """Returns the names of the folders and of the files that people see in a folder."""
+    folders, files = [], []
+    for name in sorted(os.listdir(path), key=nfc):
+        if not name.startswith(('.', '__MACOSX')):
+            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
+    return folders, files
 
 
 def _folders(path):
-    return sorted((entry for entry in os.listdir(path) if not entry.startswith(('.', '__MACOSX'))
-                   and os.path.isdir(os.path.join(path, entry))), key=nfc)
+    return entries_of(path)[0]
 
 
-def _parts(path, notes):
-    """Returns [folder of the class folders] or [the training images', the test images'].
+def _parts(path):
+    """Returns [folder of the class folders] or [the training images', the test images'], and notes.
 
-    Appends to `notes` what is not used. Raises UserError for a layout that is not understood.
+    The notes say what is not used. Raises UserError for a layout that is not understood.
     """
     folders = _folders(path)
     if not folders:
@@ -139,15 +109,15 @@ def _parts(path, notes):
                         "sub-folder named after the class".format(path))
     splits = [name for name in folders if shown(name).lower() in TRAIN_NAMES + TEST_NAMES]
     if not splits:
-        return [path]
+        return [path], []
     usable = {shown(name).lower(): name for name in splits if _folders(os.path.join(path, name))}
     train, test = [next((usable[key] for key in keys if key in usable), None)
                    for keys in (TRAIN_NAMES, TEST_NAMES)]
     if train and test:
+        _check_links(path, path, [train, test])
         unused = ["'{}'".format(name) for name in folders if name not in (train, test)]
-        if unused:
-            notes.append('not used: {} of {}'.format(shortened(unused), path))
-        return [os.path.join(path, train), os.path.join(path, test)]
+        notes = ['not used: {} of {}'.format(shortened(unused), path)] if unused else []
+        return [os.path.join(path, train), os.path.join(path, test)], notes
     found = ', '.join('{} ({} class folders)'.format(
         name, len(_folders(os.path.join(path, name)))) for name in splits)
     raise UserError(
@@ -173,17 +143,16 @@ def images_by_class(path, root, left_out):
 
     left_out: Counter as in images_among, to add to.
     """
-    classes = {}
-    _check_links(root, os.path.dirname(path), [os.path.basename(path)] if path != root else [])
-    _check_links(root, path, _folders(path))
-    for name in _folders(path):
+    classes, names = {}, _folders(path)
+    _check_links(root, path, names)
+    for name in names:
         files, seen = [], {os.path.realpath(os.path.join(path, name))}
-        for parent, folders, entries in os.walk(os.path.join(path, name), followlinks=True):
-            entries = [entry for entry in sorted(entries, key=nfc) if not entry.startswith('.')]
-            _check_links(root, parent, _folders(parent) + entries)
-            folders[:] = [folder for folder in _folders(parent) if os.path.realpath(
-                os.path.join(parent, folder)) not in seen]
-            seen.update(os.path.realpath(os.path.join(parent, folder)) for folder in folders)
+        for parent, below, _ in os.walk(os.path.join(path, name), followlinks=True):
+            folders, entries = entries_of(parent)
+            _check_links(root, parent, folders + entries)
+            places = {folder: os.path.realpath(os.path.join(parent, folder)) for folder in folders}
+            below[:] = [folder for folder in folders if places[folder] not in seen]
+            seen.update(places.values())
             files += [os.path.join(parent, entry) for entry in entries]
         classes[name] = images_among(files, left_out)
     return classes
@@ -214,9 +183,9 @@ def split_of(classes, names, input_size, root):
             lambda i: (read_image(files[i], input_size), labels[i]), [index], (tf.uint8, tf.int32))
         return tf.ensure_shape(image, (input_size, input_size, 3)), tf.ensure_shape(label, ())
 
-    root = os.path.expanduser(root)
-    return Split(input_size, lambda: labels, len(files), fetch, files,
-                 names=[printable(os.path.relpath(file, root)) for file in files])
+    inside = [printable(os.path.relpath(file, root)) for file in files]
+    return Split(input_size, lambda: labels, len(files), fetch, files, names=inside,
+                 sources=dict(zip(map(nfc, inside), files)))
 
 
 def without_bad_images(split):
@@ -225,7 +194,7 @@ def without_bad_images(split):
     The number of images does not change, so that an interrupted run resumes in the same order.
     """
     from tqdm import tqdm
-    if split.files is None:
+    if not split.files:
         return split, []
     bad = np.array([bool(path and fault_of(path, split.input_size)) for path in tqdm(
         split.files, 'images', unit='image', leave=False, disable=None)])

@@ -9,14 +9,14 @@
 
 import hashlib
 import os
-from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from elastic.data import tfds
-from elastic.data.class_names import joined
+from elastic.data.class_names import joined, nfc
 from elastic.data.class_weights import ClassWeights, class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
-from elastic.data.image_folder import FOLDER, folder_splits, nfc, scan_folder, without_bad_images
+from elastic.data.image_folder import FOLDER, folder_splits, without_bad_images
 from elastic.data.photo import check_readable
 from elastic.data.replay import kept_images
 from elastic.data.split import Split
@@ -38,7 +38,7 @@ def check_dataset_name(name):
     Of a name that begins with tfds:, only the form is checked.
     """
     if name.startswith(FOLDER):
-        scan_folder(name[len(FOLDER):])
+        folder_splits(name[len(FOLDER):], input_size=1)  # decodes no image
     elif name.startswith(TFDS):
         check_tfds_name(name)
     else:
@@ -63,8 +63,6 @@ class Images(NamedTuple):
     class_names: in the order of the labels.
     fingerprint: a hash that changes with the classes, the labels and the names of the images.
     seen: all training images, with those for validation and for other workers.
-    photos: name, in one Unicode form -> path of all images of a folder, used or not; or of the
-        files of a set of TensorFlow Datasets.
     notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
     class_weights: of the other training images; None without --class_weight.
@@ -73,12 +71,16 @@ class Images(NamedTuple):
     train: Split
     test: Split
     fingerprint: str
-    notes: Sequence[str] = ()
+    notes: Tuple[str, ...] = ()
     left_out: Sequence[str] = ()
     validation: Optional[Split] = None
     class_weights: Optional[ClassWeights] = None
-    photos: Mapping[str, str] = {}
     seen: Optional[Split] = None
+
+    @property
+    def photos(self):
+        """Returns name -> path of all images of a folder, or files of a set; see Split.sources."""
+        return {**self.train.sources, **self.test.sources}
 
     @property
     def splits(self):
@@ -93,7 +95,7 @@ class Images(NamedTuple):
         """
         if not skip_bad_images:
             for split in self.splits.values():
-                check_readable(split.files or ())
+                check_readable(split.files)
             return self
         found = {name: without_bad_images(split) for name, split in self.splits.items()}
         return self._replace(left_out=sum((bad for _, bad in found.values()), []),
@@ -110,11 +112,7 @@ def load_images(name, input_size, settings):
     if settings.old_classes:
         class_names, numbers, lines = joined(settings.old_classes, class_names)
         train, test = train.relabelled(numbers), test.relabelled(numbers)
-        notes = tuple(notes) + tuple(lines)
-    photos = {nfc(name): path for split in (train, test)
-              for name, path in zip(split.named(), split.files or ())}
-    photos.update((os.path.basename(path), path) for split in (train, test)
-                  for path in split.shards or ())
+        notes += tuple(lines)
     if settings.train_images is not None:
         train = train.subset(settings.train_images, 'training images of ' + name)
     if settings.test_images is not None:
@@ -125,7 +123,7 @@ def load_images(name, input_size, settings):
         notes += ('{:,} images of earlier runs are mixed in: {:.0f} % of each batch'.format(
             kept.size, 100 * settings.replay_share),)
     images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes,
-                    photos=photos, seen=train)
+                    seen=train)
     if settings.validation_share is not None:
         images = _with_validation(images, settings.validation_share)
     if settings.class_weight is not None:
@@ -142,7 +140,7 @@ def _with_validation(images, share):
                         'images'.format(share))
     note = '{:,} of {:,} training images are set aside for validation'.format(
         validation.size, images.train.size)
-    return images._replace(train=train, validation=validation, notes=tuple(images.notes) + (note,))
+    return images._replace(train=train, validation=validation, notes=images.notes + (note,))
 
 
 def unprepared(name, data_dir=None):

@@ -24,19 +24,33 @@ MOST_PIXELS = 110 * 10 ** 6  # by the header: the largest photos of telephones
 MOST_DECODED = 50 * 10 ** 6
 
 
-def why_left_out(path):
+def images_among(files, left_out):
+    """Returns the paths that are images; counts the others in left_out, a Counter."""
+    reasons = [_why_left_out(file) for file in files]
+    left_out.update(filter(None, reasons))
+    return [file for file, reason in zip(files, reasons) if reason is None]
+
+
+def left_out_note(left_out):
+    """Returns the line that says what was left out, and why. left_out: (kind, why) -> number."""
+    return 'left out: ' + ', '.join('{:,} {} ({})'.format(count, *reason)
+                                    for reason, count in left_out.most_common())
+
+
+def _why_left_out(path):
     """Returns None for an image; else its kind, and why it is none.
 
     This is the one rule of what an image is: a file with the extension or the content of a format
     in readable_formats. It may be damaged, or too large.
     """
+    from PIL import Image
     if not os.path.isfile(path):  # it might never end
         return 'pipe, device or broken link', 'not a file'
+    formats = readable_formats()  # first: it makes Pillow know its extensions
     extension = os.path.splitext(path)[1].lower()
-    if extension in extensions() or fault_of(path) != NO_IMAGE:
-        return None
-    from PIL import Image
     known = Image.registered_extensions().get(extension)
+    if known in formats or fault_of(path) != NO_IMAGE:
+        return None
     return printable(extension) or 'without extension', (
         '{} is not read'.format(known) if known in NOT_READ else 'not an image that Pillow reads')
 
@@ -48,9 +62,10 @@ def read_image(path, input_size):
     takes the first frame of an animation. Raises ValueError in one line for a file that is no such
     image, is damaged or too large, or has more than 8 bits per channel in one channel.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
     with _opened(path, input_size) as image:
-        image = _upright(image)
+        if image.getexif().get(ORIENTATION) in range(2, 9):
+            image = ImageOps.exif_transpose(image)
         if image.mode != 'RGB':
             image = image.convert('RGB')
         return np.asarray(image.resize((input_size, input_size), Image.BILINEAR))
@@ -76,8 +91,11 @@ def first_fault(files, input_size=None):
 
     files: paths; None, for an image without one, is passed over. input_size: as in fault_of.
     """
-    faults = ((path, fault_of(path, input_size)) for path in files if path is not None)
-    return next((fault for fault in faults if fault[1] is not None), None)
+    for path in files:
+        fault = None if path is None else fault_of(path, input_size)
+        if fault is not None:
+            return path, fault
+    return None
 
 
 def check_readable(files, input_size=None):
@@ -126,13 +144,6 @@ def _pillow_image(file):
         raise ValueError(NO_IMAGE)
 
 
-def _upright(image):
-    """Returns the image as its EXIF orientation says, without a copy if it is upright."""
-    from PIL import ImageOps
-    turned = image.getexif().get(ORIENTATION) in range(2, 9)
-    return ImageOps.exif_transpose(image) if turned else image
-
-
 @functools.lru_cache()
 def readable_formats():
     """Returns the formats that are read, guessed ones last, and sets Pillow's limit on pixels."""
@@ -142,12 +153,3 @@ def readable_formats():
     warnings.simplefilter('ignore', Image.DecompressionBombWarning)
     return tuple(sorted(set(Image.OPEN).difference(NOT_READ),
                         key=lambda name: (Image.OPEN[name][1] is None, name)))
-
-
-@functools.lru_cache()
-def extensions():
-    """Returns the file name extensions of readable_formats, a frozenset, in lower case."""
-    from PIL import Image
-    formats = readable_formats()  # first: it makes Pillow know its extensions
-    return frozenset(extension for extension, name in Image.registered_extensions().items()
-                     if name in formats)

@@ -3,7 +3,7 @@
 import os
 import zlib
 
-from elastic.data.image_folder import nfc
+from elastic.data.class_names import nfc
 from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.files import read_json
@@ -20,12 +20,11 @@ def listed(photos, before=None):
     times and bytes, nothing is read.
     """
     from tqdm import tqdm
-    found, before = {}, before or {}
+    found = {}
     for name, path in tqdm(sorted(photos.items()), 'photos', leave=False, disable=None):
-        stat = os.stat(path)
+        stat, old = os.stat(path), (before or {}).get(name, [])
         stamp = [[stat.st_mtime_ns, stat.st_ctime_ns], stat.st_size]
-        same = before.get(name, [])[:2] == stamp
-        found[name] = before[name] if same else stamp + [_checksum(path, stat.st_size)]
+        found[name] = old if old[:2] == stamp else stamp + [_checksum(path, stat.st_size)]
     return found
 
 
@@ -42,12 +41,12 @@ def still_there(folder, root, names, seen):
     names: as in split.Split. seen: of stamps_of, of images to leave out.
     """
     before = read_json(os.path.join(folder, PHOTOS))
-    place = {name: os.path.join(root, name) for name in names if nfc(name) in before}
-    place = {name: path for name, path in place.items() if os.path.isfile(path)}
-    now = listed({nfc(name): path for name, path in place.items()}, before)
-    same = {name for name in place if now[nfc(name)][1:] == before[nfc(name)][1:]}
-    return {name: path for name, path in place.items()
-            if name in same and tuple(now[nfc(name)][1:]) not in seen}
+    places = {name: os.path.join(root, name) for name in names
+              if nfc(name) in before and os.path.isfile(os.path.join(root, name))}
+    now = listed({nfc(name): path for name, path in places.items()}, before)
+    same = {name for name in now
+            if now[name][1:] == before[name][1:] and tuple(now[name][1:]) not in seen}
+    return {name: path for name, path in places.items() if nfc(name) in same}
 
 
 def changes(folder, photos, skip_bad_images=False):

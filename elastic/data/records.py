@@ -87,7 +87,8 @@ class Records:
             return (resized(example[self._image], input_size),
                     tf.cast(example[self._label], tf.int32))
 
-        return Split(input_size, self.labels, len(self), fetch, shards=self._paths)
+        return Split(input_size, self.labels, len(self), fetch,
+                     sources={os.path.basename(path): path for path in self._paths})
 
 
 def _damaged(path, fault):

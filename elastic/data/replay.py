@@ -14,10 +14,10 @@ import hashlib
 import io
 import os
 import re
-from urllib.parse import quote
 
-from elastic.data.class_names import matches
-from elastic.data.image_folder import images_by_class, left_out_note, nfc, split_of
+from elastic.data.class_names import matches, nfc
+from elastic.data.image_folder import entries_of, images_by_class, split_of
+from elastic.data.photo import left_out_note
 from elastic.errors import UserError, nearest
 from elastic.files import make_folder, printable, whole_folder
 from elastic.texts import bytes_of
@@ -28,8 +28,7 @@ MOST = 50  # last characters of a name that are kept: file systems allow 255 byt
 
 def folder_of(class_name):
     """Returns the name of a class's folder: the class, with / and . in front as %2F and %2E."""
-    name = re.sub('[%/\0\\\\]', lambda found: quote(found.group(), safe=''), class_name)
-    return re.sub(r'^\.', '%2E', name)
+    return re.sub(r'[%/\0\\]|^\.', lambda found: '%{:02X}'.format(ord(found.group())), class_name)
 
 
 def kept_images(folder, class_names, input_size):
@@ -41,8 +40,7 @@ def kept_images(folder, class_names, input_size):
     if folder is None or not os.path.isdir(folder):
         return None
     left_out = collections.Counter(
-        (printable(name), 'in no class folder') for name in os.listdir(folder)
-        if not name.startswith('.') and not os.path.isdir(os.path.join(folder, name)))
+        (printable(name), 'in no class folder') for name in entries_of(folder)[1])
     found = images_by_class(folder, folder, left_out)
     folders = {folder_of(name): name for name in class_names}
     meant = matches(found, folders)
@@ -106,14 +104,13 @@ def _ranked(split, class_names, left_out):
                 twin += 1
                 path = '{}/{}-{}-{}'.format(folder, run, twin, name)
         if file not in left_out:
-            paths.setdefault(path.lower(), (index, labels[index], path))
-    hashes = {path: hashlib.sha256(os.fsencode(nfc(path))).digest() for path in paths}
-    seen, found = collections.Counter(), []
-    for key in sorted(paths, key=hashes.get):
-        index, label, path = paths[key]
-        found.append((seen[label], hashes[key], index, path))
+            paths.setdefault(path.lower(), (index, path))
+    seen, ranks = collections.Counter(), {}
+    for key in sorted(paths, key=lambda key: hashlib.sha256(os.fsencode(nfc(key))).digest()):
+        label = labels[paths[key][0]]
+        ranks[key] = seen[label]
         seen[label] += 1
-    return [(index, path) for _, _, index, path in sorted(found)]
+    return [paths[key] for key in sorted(ranks, key=ranks.get)]  # stable: then by hash
 
 
 def _content(split, index):

@@ -3,7 +3,7 @@
 digits.py, image_folder.py and records.py each provide a Split to train on and one to test on.
 """
 
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -21,10 +21,11 @@ class Split(NamedTuple):
     labels: () -> (size,) int32, without decoding an image.
     size: number of images.
     fetch: image number, () int64 -> image and label, () int32; runs in a graph.
-    files: paths of a user's images, None for other images; or None, if there are no paths.
+    files: paths of a user's images, None for other images; () if there are no paths.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     names: what records call the images: paths within the user's folder; None: their numbers.
-    shards: paths of the files that hold all images; None: each has a file of its own, or none.
+    sources: name, in one Unicode form -> path of all files that the data set is read from, also of
+        images that were not chosen.
     old: how many of the images, the last ones, earlier runs have kept (replay.py).
     old_share: what share of the images in each batch they should be.
     """
@@ -32,10 +33,10 @@ class Split(NamedTuple):
     labels: Callable
     size: int
     fetch: Callable
-    files: Optional[Sequence[str]] = None
+    files: Sequence[Optional[str]] = ()
     kept: bool = False
     names: Optional[Sequence[str]] = None
-    shards: Optional[Sequence[str]] = None
+    sources: Mapping[str, str] = {}
     old: int = 0
     old_share: float = 0.0
 
@@ -153,27 +154,25 @@ class Split(NamedTuple):
         A user's files are decoded in any case, so that a damaged one raises UserError before
         training starts. title: of the progress bar.
         """
-        if not keep and self.files is None:
+        if not keep and not self.files:
             return self
         import tensorflow as tf
         from tqdm import tqdm
         shape = (self.size if keep else 0, self.input_size, self.input_size, 3)
-        images, labels, done = np.empty(shape, np.uint8), np.empty(self.size, np.int32), 0
+        images, labels, done = np.empty(shape, np.uint8), self.labels(), 0
         batches = untuned(tf.data.Dataset.range(self.size).map(self.fetch, 2).batch(
             DECODED_AT_ONCE).prefetch(2))
         silent = True if self.size < PROGRESS_FROM else None  # None: no bar outside a terminal
         try:
             with tqdm(None, title, self.size, False, unit='image', disable=silent) as bar:
-                for some, their_labels in batches:
-                    end = done + len(their_labels)
-                    labels[done:end] = their_labels
+                for some, _ in batches:
                     if keep:
-                        images[done:end] = some
-                    bar.update(end - done)
-                    done = end
+                        images[done:done + len(some)] = some
+                    done += len(some)
+                    bar.update(len(some))
         except tf.errors.OpError as error:  # batches come in order: the failing one starts at done
             from elastic.data.photo import check_readable
-            check_readable((self.files or ())[done:], self.input_size)
+            check_readable(self.files[done:], self.input_size)
             raise UserError("cannot read image 'number {} of {}' ({}); prepare the data set "
                             'again'.format(done, title, reason(error)))
         if not keep:
@@ -186,23 +185,15 @@ class Split(NamedTuple):
 def stratified(labels, share):
     """Returns the numbers, in order, of 1 - share and of `share` of the images of each class.
 
-    labels: (n,) int. The choice depends on no seed. A class of two or more images is in both.
-    Without images, returns [].
+    labels: (n,) int. The choice depends on no seed. A class of two or more images is in both parts;
+    a single image is in the first.
     """
-    rng = np.random.RandomState(SPLIT_SEED)
-    classes = [train_and_test(np.flatnonzero(labels == label), share, rng)
-               for label in np.unique(labels)]
-    return [np.sort(np.concatenate(parts).astype(np.int64)) for parts in zip(*classes)]
-
-
-def train_and_test(members, test_share, rng):
-    """Splits the members of one class into a training and a test part, in their given order.
-
-    Each part gets at least one of two or more members; a single member is for training.
-    """
-    count = min(max(1, int(round(test_share * len(members)))), len(members) - 1)
-    order = rng.permutation(len(members))
-    return [[members[i] for i in sorted(part)] for part in (order[count:], order[:count])]
+    rng, chosen = np.random.RandomState(SPLIT_SEED), np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, int(round(share * len(members)))), len(members) - 1)
+        chosen[members[rng.permutation(len(members))[:count]]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def resized(encoded, input_size):

@@ -13,7 +13,6 @@ from elastic.compat.start import quiet_tensorflow
 from elastic.data.digits import DIGIT_NAMES
 from elastic.data.image_folder import FOLDER, TEST_NAMES, TEST_SHARE, TRAIN_NAMES
 from elastic.data.records import Records
-from elastic.data.split import stratified
 from elastic.errors import UserError, first_line, nearest, one_of
 from elastic.files import check_writable
 from elastic.settings import PAPER_SETS
@@ -95,11 +94,11 @@ def tfds_splits(name, input_size, data_dir):
 
 def _halves(records, input_size, name):
     """Returns the training and the test Split of records that have no split for testing."""
-    parts = stratified(records.labels(), TEST_SHARE)
-    if not parts or not len(parts[1]):
+    halves = records.split(input_size).parted(TEST_SHARE)
+    if not halves[1].size:
         raise UserError('{} has {:,} image(s), and no class has two of them; choose another data '
                         'set'.format(name, len(records)))
-    return [records.split(input_size).only(part) for part in parts]
+    return halves
 
 
 def unprepared(name, data_dir=None):

@@ -8,7 +8,7 @@ import PIL
 import pytest
 from PIL import Image, ImageOps
 
-from elastic.data.image_folder import scan_folder
+from elastic.data.image_folder import folder_splits
 from elastic.data.photo import ORIENTATION, read_image
 from elastic.errors import UserError
 from image_folders import load_photos, write
@@ -31,8 +31,11 @@ def fill(root, *paths):
             write(root / path, photo())
 
 
-def counts(part):
-    return {name: len(files) for name, files in part.items()}
+def scanned(path):
+    """Returns class -> number of training images, class -> number of test images, and the notes."""
+    names, train, test, notes = folder_splits(str(path), 8)
+    return [dict(zip(names, np.bincount(split.labels(), minlength=len(names)).tolist()))
+            for split in (train, test)] + [notes]
 
 
 # --- which files
@@ -40,17 +43,16 @@ def counts(part):
 def test_photos_in_folders_of_a_class_folder_belong_to_the_class(tmp_path):
     fill(tmp_path, 'cat/0.jpg', 'cat/2021/may/1.jpg', 'cat/2021/2.jpg', 'cat/2022/3.jpg',
          'dog/0.jpg', 'dog/1.jpg', '__MACOSX/cat/._0.jpg', 'cat/.thumbnails/0.jpg')
-    found = scan_folder(str(tmp_path))
-    assert {name: len(found.train[name]) + len(found.test[name]) for name in found.train} == {
-        'cat': 4, 'dog': 2}
-    assert found.notes == []
+    train, test, notes = scanned(tmp_path)
+    assert {name: train[name] + test[name] for name in train} == {'cat': 4, 'dog': 2}
+    assert not notes
 
 
 def test_a_linked_folder_counts_once(tmp_path):
     fill(tmp_path, 'cat/0.jpg', 'cat/more/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
     os.symlink('..', str(tmp_path / 'cat' / 'more' / 'up'))
-    found = scan_folder(str(tmp_path))
-    assert len(found.train['cat']) + len(found.test['cat']) == 2
+    train, test, _ = scanned(tmp_path)
+    assert train['cat'] + test['cat'] == 2
 
 
 @pytest.mark.parametrize('name, kind', [
@@ -59,8 +61,8 @@ def test_a_linked_folder_counts_once(tmp_path):
 def test_any_file_that_pillow_reads_is_used(tmp_path, name, kind):
     fill(tmp_path, 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
     write(tmp_path / 'cat' / name, photo(kind))
-    found = scan_folder(str(tmp_path))
-    assert len(found.train['cat']) + len(found.test['cat']) == 2 and found.notes == []
+    train, test, notes = scanned(tmp_path)
+    assert train['cat'] + test['cat'] == 2 and not notes
     image = read_image(str(tmp_path / 'cat' / name), 8)
     assert abs(image.astype(int) - (200, 30, 60)).max() <= 4
 
@@ -70,7 +72,7 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
     for name in ('cat/2.heic', 'cat/3.HEIC', 'dog/2.cr2', 'dog/drawing.svg', 'dog/notes.txt'):
         write(tmp_path / name, b'something else')
     os.mkfifo(str(tmp_path / 'dog' / 'pipe.jpg'))
-    note, = scan_folder(str(tmp_path)).notes
+    note, = scanned(tmp_path)[2]
     assert note.startswith('left out: 2 .heic (not an image that Pillow reads), 1 .')
     assert sorted(note[10:].split(', 1 ')[1:]) == [
         '.cr2 (not an image that Pillow reads)', '.svg (not an image that Pillow reads)',
@@ -78,7 +80,7 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
     fill(tmp_path, 'elk/')
     write(tmp_path / 'elk' / '0.heic', b'something else')
     with pytest.raises(UserError, match="class folder 'elk' .*; left out: 3 .heic"):
-        scan_folder(str(tmp_path))
+        scanned(tmp_path)
 
 
 # --- layouts
@@ -89,24 +91,21 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
 def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
     fill(tmp_path, *['{}/{}/0.jpg'.format(part, name) for part in (train, test) for name in 'ab'])
     fill(tmp_path, '{}/a/1.jpg'.format(train))
-    found = scan_folder(str(tmp_path))
-    assert counts(found.train) == {'a': 2, 'b': 1} and counts(found.test) == {'a': 1, 'b': 1}
-    assert found.notes == []
+    assert scanned(tmp_path) == [{'a': 2, 'b': 1}, {'a': 1, 'b': 1}, ()]
 
 
 def test_a_test_folder_comes_before_validation_and_what_is_unused_is_named(tmp_path):
     fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'test/b/0.jpg', 'test/a/',
          'docs/0.jpg')
-    found = scan_folder(str(tmp_path))
-    assert counts(found.test) == {'a': 0, 'b': 1}
-    assert found.notes == ["not used: 'docs', 'val' of {}".format(tmp_path), 'no test images of a']
+    _, test, notes = scanned(tmp_path)
+    assert test == {'a': 0, 'b': 1}
+    assert notes == ("not used: 'docs', 'val' of {}".format(tmp_path), 'no test images of a')
 
 
 def test_a_flat_test_folder_gives_way_to_validation(tmp_path):
     fill(tmp_path, 'train/a/0.jpg', 'train/b/0.jpg', 'val/a/0.jpg', 'val/b/0.jpg', 'test/0.jpg')
-    found = scan_folder(str(tmp_path))
-    assert counts(found.test) == {'a': 1, 'b': 1}
-    assert found.notes == ["not used: 'test' of {}".format(tmp_path)]
+    _, test, notes = scanned(tmp_path)
+    assert test == {'a': 1, 'b': 1} and notes == ("not used: 'test' of {}".format(tmp_path),)
 
 
 @pytest.mark.parametrize('files, said', [
@@ -119,7 +118,7 @@ def test_a_flat_test_folder_gives_way_to_validation(tmp_path):
 def test_another_layout_is_refused_with_what_to_give(tmp_path, files, said):
     fill(tmp_path, *files)
     with pytest.raises(UserError, match=said.replace('{}', str(tmp_path))):
-        scan_folder(str(tmp_path))
+        scanned(tmp_path)
 
 
 def test_names_that_are_not_utf_8_are_used_and_printed(tmp_path):
@@ -244,9 +243,9 @@ def test_every_format_that_pillow_draws_is_read(tmp_path):
             assert abs(read_image(str(tmp_path / name / extension), 8).astype(int)
                        - (200, 30, 60)).max() <= 8
         write(tmp_path / name / 'table.csv', b'Filename;Width;Height\n')
-    found = scan_folder(str(tmp_path))
-    assert sum(map(len, list(found.train.values()) + list(found.test.values()))) == 4 * len(kinds)
-    assert found.notes == ['left out: 2 .csv (not an image that Pillow reads)']
+    train, test, notes = scanned(tmp_path)
+    assert sum(train.values()) + sum(test.values()) == 4 * len(kinds)
+    assert notes == ('left out: 2 .csv (not an image that Pillow reads)',)
 
 
 def test_what_is_left_out_is_counted_with_the_true_reason(tmp_path):
@@ -255,7 +254,7 @@ def test_what_is_left_out_is_counted_with_the_true_reason(tmp_path):
                           ('a/plan.eps', photo('EPS')), ('a/y', b'')):
         write(tmp_path / name, content)
     fill(tmp_path, '0.jpg')
-    note, = scan_folder(str(tmp_path)).notes
+    note, = scanned(tmp_path)[2]
     assert sorted(note[len('left out: '):].split(', ')) == [
         '1 .dcm (not an image that Pillow reads)', '1 .eps (EPS is not read)',
         '1 .jpg (in no class folder)', '2 without extension (not an image that Pillow reads)']
@@ -284,19 +283,17 @@ def test_a_class_name_is_one_line_that_people_see(tmp_path, folder, name):
 def test_test_folders_match_training_folders_as_people_see_them(tmp_path, train, test):
     fill(tmp_path, *['train/{}/0.jpg'.format(name) for name in (train, 'dog')])
     fill(tmp_path, *['test/{}/0.jpg'.format(name) for name in (test, 'DOG')])
-    found = scan_folder(str(tmp_path))
-    assert list(counts(found.test).values()) == [1, 1] and sorted(found.test) == sorted(found.train)
-    assert found.notes == []
+    _, test, notes = scanned(tmp_path)
+    assert list(test.values()) == [1, 1] and not notes
 
 
 def test_letters_in_both_cases_are_two_classes(tmp_path):
     fill(tmp_path, *['{}/{}/{}.jpg'.format(part, name, i) for part in ('train', 'test')
                      for name, count in (('A', 1), ('a', 2)) for i in range(count)])
-    found = scan_folder(str(tmp_path))
-    assert counts(found.train) == counts(found.test) == {'A': 1, 'a': 2}
+    assert scanned(tmp_path)[:2] == [{'A': 1, 'a': 2}] * 2
     fill(tmp_path, 'test/\uff21/0.jpg')  # wider
     with pytest.raises(UserError, match="test class '\uff21' has no training images"):
-        scan_folder(str(tmp_path))
+        scanned(tmp_path)
 
 
 @pytest.mark.parametrize('names, quoted', [
@@ -305,5 +302,5 @@ def test_letters_in_both_cases_are_two_classes(tmp_path):
 def test_training_classes_that_look_the_same_are_refused(tmp_path, names, quoted):
     fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in names for i in range(2)])
     with pytest.raises(UserError, match=quoted) as error:
-        scan_folder(str(tmp_path))
+        scanned(tmp_path)
     assert len(str(error.value).splitlines()) == 1
