@@ -30,6 +30,8 @@ class Dataset:
     steps: batches per epoch. test_size: number of test images. tested_at_once: in a test batch.
     test_names: what records call the test images, in the order of `test`. train_names: the
         same of all training images.
+    labels: (num_images,) int32, of the training images.
+    class_weight: (C,) float64, the weights of the classes in the loss; None if it has none.
     class_names, class_weights, fingerprint, notes, left_out, photos: as in
         elastic.data.images.Images.
     """
@@ -41,6 +43,7 @@ class Dataset:
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.notes, self.photos = images.fingerprint, images.notes, images.photos
         self.left_out, self.class_weights = images.left_out, images.class_weights
+        self.class_weight = None if images.class_weights is None else images.class_weights.weights
         self.augmentation, self.num_images, self.num_old = kind, train.size, train.old
         self.train_size = (self.steps * batch_size if settings.steps_per_epoch
                            else train.epoch_size)
@@ -48,7 +51,7 @@ class Dataset:
         images = images._replace(test=images.test.spaced(self.test_size))
         self.test_names, self.train_names = images.test.named(), images.seen.named()
         self._files = [path for split in images.splits.values() for path in split.files]
-        self._train = train
+        self._train, self.labels = train, train.labels()
         one_of(settings.views, VIEWS, 'kind of views')
         self.views = 'held' if settings.views == 'held' else 'fresh'
         self._interval = settings.interval
@@ -61,16 +64,6 @@ class Dataset:
         self.test = in_order(images.test, self.tested_at_once)
         self.validation = images.validation and in_order(images.validation, self.tested_at_once)
         self.probe = probe.passes(lambda index: index, None)
-
-    @property
-    def labels(self):
-        """Returns the labels of the training images, (num_images,) int32."""
-        return self._train.labels()
-
-    @property
-    def class_weight(self):
-        """Returns (C,) float64, the weights of the classes in the loss; None if it has none."""
-        return None if self.class_weights is None else self.class_weights.weights
 
     def order(self, epoch):
         """Returns the image numbers of an epoch, from 1, as in `train`: (steps, B) int64."""

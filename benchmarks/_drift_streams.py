@@ -101,8 +101,8 @@ class Source(NamedTuple):
 
 
 def _decoded(split, numbers):
-    return Pixels(*map(np.array, split.only(numbers).decoded(True, 'images').fetch(
-        np.arange(len(numbers)))))
+    split = split.only(numbers).decoded(True, 'images')
+    return Pixels(np.array(split.fetch(np.arange(split.size))), split.labels())
 
 
 # ---------------------------------------------------------------- what changes: uint8 images

@@ -59,8 +59,8 @@ def grey_images(name, count):
         digits = load_digits()
         return digits.images[:count].astype(np.float32) / 16, digits.target[:count]
     split = fashion_splits(FASHION, 28, None)[1].spaced(count).decoded(True, 'images')
-    images, labels = split.fetch(np.arange(count))
-    return images.numpy()[..., 0].astype(np.float32) / 255, labels.numpy()
+    images = split.fetch(np.arange(count)).numpy()
+    return images[..., 0].astype(np.float32) / 255, split.labels()
 
 
 def superpixels(images, across, rounds=4, chunk=128):

@@ -99,11 +99,11 @@ def _pipeline(split, batch_size, augmentation, ahead):
 def _fetch_batch(split, indices):
     """Returns the images, (B, S, S, 3) float32, and labels, (B,) int32, of `indices`, (B,)."""
     import tensorflow as tf
-    images, labels = split.fetch(indices) if split.kept else tf.map_fn(
-        split.fetch, indices, fn_output_signature=(tf.uint8, tf.int32))
+    images = split.fetch(indices) if split.kept else tf.map_fn(
+        split.fetch, indices, fn_output_signature=tf.uint8)
     shape = (indices.shape[0], split.input_size, split.input_size, 3)
     return (tf.ensure_shape(tf.cast(images, tf.float32), shape),
-            tf.ensure_shape(labels, shape[:1]))
+            tf.gather(split.labels(), indices))
 
 
 def specs_of(batches, size):

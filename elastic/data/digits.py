@@ -57,6 +57,6 @@ def _rendering(name, part, input_size):
         noise = tf.random.stateless_normal((input_size, input_size, 3), (noise_key, index),
                                            stddev=noise_level)
         image = tf.round(blank + amount * (inked - blank) + noise)
-        return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8), tf.gather(labels, index)
+        return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8)
 
     return Split(input_size, lambda: labels, count, fetch)

@@ -19,7 +19,6 @@ FOLDER = '/usr/share/datasets/fashion-mnist'
 PACKAGE = 'dataset-fashion-mnist'
 CLASSES = ('T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker',
            'Bag', 'Ankle boot')
-FILES = {'train': 'train', 'test': 't10k'}  # how their names begin
 UINT8 = 8  # in the format IDX: the type of the values
 
 
@@ -40,8 +39,8 @@ def fashion_splits(name, input_size, data_dir, folder=FOLDER):
     source = source_of(name, folder)
     if source != name:
         return tfds_splits(source, input_size, data_dir)
-    return (CLASSES,) + tuple(_split(os.path.join(folder, FILES[part]), input_size)
-                              for part in ('train', 'test'))
+    return (CLASSES,) + tuple(_split(os.path.join(folder, part), input_size)
+                              for part in ('train', 't10k'))
 
 
 def _split(part, input_size):
@@ -56,7 +55,7 @@ def _split(part, input_size):
         # As a Python function: tf.data would copy a captured tensor of all images.
         image = tf.numpy_function(lambda i: images[i], [index], tf.uint8)
         image = tf.ensure_shape(image, images.shape[1:])[..., None]
-        return fitted(image, input_size), tf.gather(labels, index)
+        return fitted(image, input_size)
 
     return Split(input_size, lambda: labels, len(labels), fetch)
 

@@ -107,10 +107,11 @@ def _parts(path):
     if not folders:
         raise UserError("folder '{}' has no sub-folders; put the images of each class into a "
                         "sub-folder named after the class".format(path))
-    splits = [name for name in folders if shown(name).lower() in TRAIN_NAMES + TEST_NAMES]
+    splits = {name: len(_folders(os.path.join(path, name))) for name in folders
+              if shown(name).lower() in TRAIN_NAMES + TEST_NAMES}
     if not splits:
         return [path], []
-    usable = {shown(name).lower(): name for name in splits if _folders(os.path.join(path, name))}
+    usable = {shown(name).lower(): name for name in splits if splits[name]}
     train, test = [next((usable[key] for key in keys if key in usable), None)
                    for keys in (TRAIN_NAMES, TEST_NAMES)]
     if train and test:
@@ -118,8 +119,7 @@ def _parts(path):
         unused = ["'{}'".format(name) for name in folders if name not in (train, test)]
         notes = ['not used: {} of {}'.format(shortened(unused), path)] if unused else []
         return [os.path.join(path, train), os.path.join(path, test)], notes
-    found = ', '.join('{} ({} class folders)'.format(
-        name, len(_folders(os.path.join(path, name)))) for name in splits)
+    found = ', '.join('{} ({} class folders)'.format(*item) for item in splits.items())
     raise UserError(
         "cannot use folder '{}', which has {}; understood are class folders, or train/ and test/ "
         '(or val/) with class folders in both; {}'.format(
@@ -179,9 +179,8 @@ def split_of(classes, names, input_size, root):
 
     def fetch(index):
         import tensorflow as tf
-        image, label = tf.numpy_function(
-            lambda i: (read_image(files[i], input_size), labels[i]), [index], (tf.uint8, tf.int32))
-        return tf.ensure_shape(image, (input_size, input_size, 3)), tf.ensure_shape(label, ())
+        image = tf.numpy_function(lambda i: read_image(files[i], input_size), [index], tf.uint8)
+        return tf.ensure_shape(image, (input_size, input_size, 3))
 
     inside = [printable(os.path.relpath(file, root)) for file in files]
     return Split(input_size, lambda: labels, len(files), fetch, files, names=inside,

@@ -4,11 +4,12 @@ The builder's reader follows the order of the files: to shuffle well it would ne
 images.
 """
 
+import functools
 import os
 
 import numpy as np
 
-from elastic.data.split import Split, resized
+from elastic.data.split import Split, fitted
 from elastic.errors import UserError
 
 
@@ -22,8 +23,7 @@ class Records:
         Raises UserError if a file is missing or has another number of records.
         """
         self._paths, self._image, self._label = paths, image, label
-        self._num_classes, self._labels = num_classes, None
-        offsets = []
+        self._num_classes, offsets = num_classes, []
         for path, count in zip(paths, counts):
             if not os.path.isfile(path):
                 raise _damaged(path, 'is missing')
@@ -61,33 +61,29 @@ class Records:
 
     def labels(self):
         """Returns all labels, (N,) int32. Raises UserError if one belongs to no class."""
-        if self._labels is None:
-            from tqdm import tqdm
-            labels = np.array([self.label(index) for index in tqdm(
-                range(len(self)), 'labels', unit='image', leave=False, disable=None)], np.int64)
-            wrong = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
-            if len(wrong):
-                raise UserError(
-                    "example {} of the split with '{}' has the label {}; allowed: 0 to {}; prepare "
-                    'the data set without such examples ({:,} in all)'.format(
-                        wrong[0], self._paths[self._file[wrong[0]]], labels[wrong[0]],
-                        self._num_classes - 1, len(wrong)))
-            self._labels = labels.astype(np.int32)
-        return self._labels
+        from tqdm import tqdm
+        labels = np.array([self.label(index) for index in tqdm(
+            range(len(self)), 'labels', unit='image', leave=False, disable=None)], np.int64)
+        wrong = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
+        if len(wrong):
+            raise UserError(
+                "example {} of the split with '{}' has the label {}; allowed: 0 to {}; prepare "
+                'the data set without such examples ({:,} in all)'.format(
+                    wrong[0], self._paths[self._file[wrong[0]]], labels[wrong[0]],
+                    self._num_classes - 1, len(wrong)))
+        return labels.astype(np.int32)
 
     def split(self, input_size):
-        """Returns the Split of all records."""
+        """Returns the Split of all records; of a GIF, the first frame."""
         import tensorflow as tf
-        features = {self._image: tf.io.FixedLenFeature((), tf.string),
-                    self._label: tf.io.FixedLenFeature((), tf.int64)}
 
         def fetch(index):
             serialized = tf.ensure_shape(tf.numpy_function(self.read, [index], tf.string), ())
-            example = tf.io.parse_single_example(serialized, features)
-            return (resized(example[self._image], input_size),
-                    tf.cast(example[self._label], tf.int32))
+            encoded = tf.io.parse_single_example(
+                serialized, {self._image: tf.io.FixedLenFeature((), tf.string)})[self._image]
+            return fitted(tf.io.decode_image(encoded, expand_animations=False), input_size)
 
-        return Split(input_size, self.labels, len(self), fetch,
+        return Split(input_size, functools.lru_cache()(self.labels), len(self), fetch,
                      sources={os.path.basename(path): path for path in self._paths})
 
 

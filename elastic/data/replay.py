@@ -121,5 +121,5 @@ def _content(split, index):
     import tensorflow as tf
     from PIL import Image
     out = io.BytesIO()
-    Image.fromarray(split.fetch(tf.constant(index, tf.int64))[0].numpy()).save(out, 'PNG')
+    Image.fromarray(split.fetch(tf.constant(index, tf.int64)).numpy()).save(out, 'PNG')
     return out.getvalue()

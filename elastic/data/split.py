@@ -20,7 +20,7 @@ class Split(NamedTuple):
     input_size: S, pixels; images are (S, S, 3) uint8.
     labels: () -> (size,) int32, without decoding an image.
     size: number of images.
-    fetch: image number, () int64 -> image and label, () int32; runs in a graph.
+    fetch: image number, () int64 -> image; runs in a graph.
     files: paths of a user's images, None for other images; () if there are no paths.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     names: what records call the images: paths within the user's folder; None: their numbers.
@@ -107,11 +107,7 @@ class Split(NamedTuple):
 
     def relabelled(self, numbers):
         """Returns the Split in which class c is called numbers[c]. numbers: (C,) int32."""
-        def fetch(index):
-            import tensorflow as tf
-            image, label = self.fetch(index)
-            return image, tf.gather(numbers, label)
-        return self._replace(fetch=fetch, labels=lambda: numbers[self.labels()])
+        return self._replace(labels=lambda: numbers[self.labels()])
 
     def spaced(self, count):
         """Returns the Split of `count` evenly spaced images."""
@@ -159,13 +155,13 @@ class Split(NamedTuple):
         import tensorflow as tf
         from tqdm import tqdm
         shape = (self.size if keep else 0, self.input_size, self.input_size, 3)
-        images, labels, done = np.empty(shape, np.uint8), self.labels(), 0
+        images, done = np.empty(shape, np.uint8), 0
         batches = untuned(tf.data.Dataset.range(self.size).map(self.fetch, 2).batch(
             DECODED_AT_ONCE).prefetch(2))
         silent = True if self.size < PROGRESS_FROM else None  # None: no bar outside a terminal
         try:
             with tqdm(None, title, self.size, False, unit='image', disable=silent) as bar:
-                for some, _ in batches:
+                for some in batches:
                     if keep:
                         images[done:done + len(some)] = some
                     done += len(some)
@@ -179,7 +175,7 @@ class Split(NamedTuple):
             return self
         # From a NumPy array: tf.data copies a captured tensor of this size at each iteration.
         return self._replace(kept=True, fetch=lambda indices: tf.numpy_function(
-            lambda i: (images[i], labels[i]), [indices], (tf.uint8, tf.int32)))
+            lambda i: images[i], [indices], tf.uint8))
 
 
 def stratified(labels, share):
@@ -194,12 +190,6 @@ def stratified(labels, share):
         count = min(max(1, int(round(share * len(members)))), len(members) - 1)
         chosen[members[rng.permutation(len(members))[:count]]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
-
-
-def resized(encoded, input_size):
-    """Returns an encoded image as `fitted` does. Takes the first frame of a GIF."""
-    import tensorflow as tf
-    return fitted(tf.io.decode_image(encoded, expand_animations=False), input_size)
 
 
 def fitted(image, input_size):

@@ -74,31 +74,26 @@ def tfds_splits(name, input_size, data_dir):
                  for file in sorted(info.filenames)]
         return Records(paths, info.shard_lengths, image, label, len(names))
 
-    train, unused = records_of(trains[0]), {part: '' for part in parts if part != trains[0]}
+    train, notes = records_of(trains[0]).split(input_size), []
+    unused = {part: '' for part in parts if part != trains[0]}
     for part in tests:
-        test = records_of(part)
-        if any(test.label(index) >= 0 for index in range(len(test))):
-            splits, notes = [records.split(input_size) for records in (train, test)], ()
+        records = records_of(part)
+        if any(records.label(index) >= 0 for index in range(len(records))):
+            test = records.split(input_size)
             del unused[part]
             break
         unused[part] = ' (no labels)'
     else:
-        splits, notes = _halves(train, input_size, name), (
-            '{} has no split for testing: a fixed fifth of its {:,} images are the test images'
-            .format(name, len(train)),)
+        notes.append('{} has no split for testing: a fixed fifth of its {:,} images are the test '
+                     'images'.format(name, train.size))
+        train, test = train.parted(TEST_SHARE)
+        if not test.size:
+            raise UserError('{} has {:,} image(s), and no class has two of them; choose another '
+                            'data set'.format(name, train.size))
     if unused:
-        notes += ('not used: {} of {}'.format(shortened([
-            "'{}'{}".format(*item) for item in unused.items()]), name),)
-    return (names,) + tuple(splits) + notes
-
-
-def _halves(records, input_size, name):
-    """Returns the training and the test Split of records that have no split for testing."""
-    halves = records.split(input_size).parted(TEST_SHARE)
-    if not halves[1].size:
-        raise UserError('{} has {:,} image(s), and no class has two of them; choose another data '
-                        'set'.format(name, len(records)))
-    return halves
+        notes.append('not used: {} of {}'.format(shortened([
+            "'{}'{}".format(*item) for item in unused.items()]), name))
+    return (names, train, test, *notes)
 
 
 def unprepared(name, data_dir=None):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from elastic.data import fashion
 from elastic.data.images import augmentation_of
-from elastic.data.split import resized
+from elastic.data.split import fitted
 from elastic.errors import UserError
 
 SIZES = {'train': 40, 't10k': 20}
@@ -41,9 +41,9 @@ def test_its_images_are_those_that_tensorflow_datasets_would_give(folder):
     assert (train.size, test.size) == (40, 20)
     originals = np.random.RandomState(0).randint(0, 256, (40, 28, 28)).astype(np.uint8)
     for number, its_label in ((0, 0), (7, 7), (39, 9)):
-        image, label = train.fetch(tf.constant(number, tf.int64))
+        image, label = train.fetch(tf.constant(number, tf.int64)), train.labels()[number]
         np.testing.assert_array_equal(
-            image, resized(tf.io.encode_png(originals[number][..., None]), 40))
+            image, fitted(tf.io.decode_png(tf.io.encode_png(originals[number][..., None])), 40))
         assert int(label) == its_label
 
 

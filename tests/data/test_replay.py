@@ -69,9 +69,8 @@ def test_images_of_other_sets_are_kept_bit_for_bit(tmp_path):
     originals = {name: index for index, name in enumerate(data.train.named())}
     for index, name in enumerate(kept.named()):
         number = originals[os.path.basename(name)[len('1-'):-len('.png')]]
-        image, label = data.train.fetch(np.int64(number))
-        assert np.array_equal(image, kept.fetch(np.int64(index))[0]) and label == (
-            kept.labels()[index])
+        assert np.array_equal(data.train.fetch(np.int64(number)), kept.fetch(np.int64(index)))
+        assert data.train.labels()[number] == kept.labels()[index]
 
 
 def test_a_size_bounds_the_bytes_that_are_kept(tmp_path):
