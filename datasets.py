@@ -5,6 +5,8 @@ and the view. So runs with the same seed see bit-identical batches, whether imag
 memory or decoded in each epoch.
 """
 
+import numpy as np
+
 from elastic.data.batches import Stream, in_order
 from elastic.data.images import augmentation_of, load_images, unprepared
 from elastic.data.photo import first_fault
@@ -43,7 +45,8 @@ class Dataset:
         self.class_names, self.num_classes = images.class_names, len(images.class_names)
         self.fingerprint, self.notes, self.photos = images.fingerprint, images.notes, images.photos
         self.left_out, self.class_weights = images.left_out, images.class_weights
-        self.class_weight = None if images.class_weights is None else images.class_weights.weights
+        weights = [weight for _, _, weight in images.class_weights]
+        self.class_weight = np.array(weights) if weights else None
         self.augmentation, self.num_images, self.num_old = kind, train.size, train.old
         self.train_size = (self.steps * batch_size if settings.steps_per_epoch
                            else train.epoch_size)

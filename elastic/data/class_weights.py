@@ -2,7 +2,6 @@
 
 import csv
 import os
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,53 +14,50 @@ SHOWN = 20  # classes in the table that a run prints
 NAMED = 10  # classes in an error
 
 
-class ClassWeights(NamedTuple):
-    """Holds for each class, in the order of the labels, what its images count in the loss.
+def weights_table(rows):
+    """Returns a table for people; of many classes, those with the most and the least images.
 
-    images: (C,) int, training images. weights: (C,) float64.
+    rows: of class_weights.
     """
-    images: np.ndarray
-    weights: np.ndarray
-
-    def records(self, class_names):
-        """Returns [[class, training images, weight]]."""
-        return [list(row) for row in zip(class_names, self.images.tolist(), self.weights.tolist())]
-
-    def describe(self, class_names):
-        """Returns a table for people; of many classes, those with the most and the least images."""
-        rows = [[name, '{:,}'.format(images), '{:.3g}'.format(weight)]
-                for name, images, weight in self.records(class_names)]
-        if len(rows) > SHOWN:
-            rows = [rows[i] for i in np.argsort(-self.images, kind='mergesort')]
-            rows[SHOWN // 2:-SHOWN // 2] = [['({} more)'.format(len(rows) - SHOWN), '', '']]
-        return table(['class', 'training images', 'weight'], rows)
+    lines = [[name, '{:,}'.format(images), '{:.3g}'.format(weight)]
+             for name, images, weight in rows]
+    if len(rows) > SHOWN:
+        lines = [lines[i] for i in sorted(range(len(rows)), key=lambda i: -rows[i][1])]
+        lines[SHOWN // 2:-SHOWN // 2] = [['({} more)'.format(len(rows) - SHOWN), '', '']]
+    return table(['class', 'training images', 'weight'], lines)
 
 
 def class_weights(given, class_names, counts):
-    """Returns the ClassWeights of --class_weight. counts: (C,), training images of each class.
+    """Returns [[class, training images, weight]] of --class_weight, in the order of the labels.
 
     given: 'balanced' weights each of C classes with images by n / (C * its images), so that all
-    count the same; or the path of a CSV file. Raises UserError as read_class_weights, and for a
-    name that is no class or has no weight.
+    count the same; or the path of a CSV file. counts: (C,), training images of each class. Raises
+    UserError as read_class_weights, and for a name that is no class or has no weight.
     """
     images = np.rint(counts).astype(int)
     if given == BALANCED:
-        each = np.count_nonzero(images) * np.maximum(images, 1.0)
-        return ClassWeights(images, images.sum() / each)
-    weights = read_class_weights(given)
+        weights = images.sum() / (np.count_nonzero(images) * np.maximum(images, 1.0))
+    else:
+        weights = _weights_in(given, class_names)
+    return [list(row) for row in zip(class_names, images.tolist(), map(float, weights))]
+
+
+def _weights_in(path, class_names):
+    """Returns the weights of the classes in a CSV file, in their order."""
+    weights = read_class_weights(path)
     meant = matches(weights, class_names)
     wrong = [name for name in weights if name not in meant]
     if wrong:
         raise UserError("--class_weight {}: '{}' is no class{}; the classes are {}".format(
-            given, wrong[0], nearest(wrong[0], class_names), shortened(class_names, NAMED)))
+            path, wrong[0], nearest(wrong[0], class_names), shortened(class_names, NAMED)))
     weights = {meant[name]: weight for name, weight in weights.items()}
     if len(weights) < len(meant):
-        raise UserError('--class_weight {}: two of the names mean the same class'.format(given))
+        raise UserError('--class_weight {}: two of the names mean the same class'.format(path))
     missing = [name for name in class_names if name not in weights]
     if missing:
         raise UserError('--class_weight {}: no weight for {}; every class needs one'.format(
-            given, shortened(missing, NAMED)))
-    return ClassWeights(images, np.array([weights[name] for name in class_names]))
+            path, shortened(missing, NAMED)))
+    return [weights[name] for name in class_names]
 
 
 def check_class_weight(given):

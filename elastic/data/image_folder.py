@@ -204,5 +204,4 @@ def without_bad_images(split):
     # After the last good image, kept images stay kept; else the first one stands in.
     nexts = np.searchsorted(good, np.arange(split.size))
     stand_ins = good[np.minimum(nexts, len(good) - 1) if split.old else nexts % len(good)]
-    return (split.only(stand_ins) if bad.any() else split), [
-        split.files[i] for i in np.flatnonzero(bad)]
+    return split.only(stand_ins), [split.files[i] for i in np.flatnonzero(bad)]

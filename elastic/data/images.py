@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 from elastic.data import tfds
 from elastic.data.class_names import joined, nfc
-from elastic.data.class_weights import ClassWeights, class_weights
+from elastic.data.class_weights import class_weights
 from elastic.data.digits import DIGIT_NAMES, digit_splits
 from elastic.data.fashion import FASHION, FASHION_SIZES, fashion_splits, source_of
 from elastic.data.image_folder import FOLDER, folder_splits, without_bad_images
@@ -62,20 +62,21 @@ class Images(NamedTuple):
 
     class_names: in the order of the labels.
     fingerprint: a hash that changes with the classes, the labels and the names of the images.
+    notes: lines on what is not used.
     seen: all training images, with those for validation and for other workers.
-    notes: lines on what is not used. left_out: paths of the images that could not be read.
     validation: training images set aside by --validation_share; None without it.
-    class_weights: of the other training images; None without --class_weight.
+    class_weights: [[class, training images, weight]] of the others; () without --class_weight.
+    left_out: paths of the images that could not be read.
     """
     class_names: Tuple[str, ...]
     train: Split
     test: Split
     fingerprint: str
-    notes: Tuple[str, ...] = ()
+    notes: Tuple[str, ...]
+    seen: Split
+    validation: Optional[Split]
+    class_weights: Sequence[list]
     left_out: Sequence[str] = ()
-    validation: Optional[Split] = None
-    class_weights: Optional[ClassWeights] = None
-    seen: Optional[Split] = None
 
     @property
     def photos(self):
@@ -122,25 +123,18 @@ def load_images(name, input_size, settings):
         train = train.joined(kept, settings.replay_share)
         notes += ('{:,} images of earlier runs are mixed in: {:.0f} % of each batch'.format(
             kept.size, 100 * settings.replay_share),)
-    images = Images(class_names, train, test, _fingerprint(class_names, train, test), notes,
-                    seen=train)
+    fingerprint, seen, validation, weights = _fingerprint(class_names, train, test), train, None, ()
     if settings.validation_share is not None:
-        images = _with_validation(images, settings.validation_share)
+        train, validation = train.parted(settings.validation_share)
+        if not validation.size:
+            raise UserError('--validation_share {:g} sets no image aside: no class has two '
+                            'training images'.format(settings.validation_share))
+        notes += ('{:,} of {:,} training images are set aside for validation'.format(
+            validation.size, seen.size),)
     if settings.class_weight is not None:
-        images = images._replace(class_weights=class_weights(
-            settings.class_weight, class_names, images.train.counts(len(class_names))))
-    return images._replace(train=images.train.part(*settings.share))
-
-
-def _with_validation(images, share):
-    """Returns these Images with a stratified share of the training images set aside."""
-    train, validation = images.train.parted(share)
-    if not validation.size:
-        raise UserError('--validation_share {:g} sets no image aside: no class has two training '
-                        'images'.format(share))
-    note = '{:,} of {:,} training images are set aside for validation'.format(
-        validation.size, images.train.size)
-    return images._replace(train=train, validation=validation, notes=images.notes + (note,))
+        weights = class_weights(settings.class_weight, class_names, train.counts(len(class_names)))
+    return Images(class_names, train.part(*settings.share), test, fingerprint, notes, seen,
+                  validation, weights)
 
 
 def unprepared(name, data_dir=None):

@@ -31,7 +31,7 @@ def listed(photos, before=None):
 def stamps_of(folder, names):
     """Returns {(bytes, checksum)} of those images that the run in `folder` lists."""
     path = os.path.join(folder, PHOTOS)
-    stamps = read_json(path) if names and os.path.exists(path) else {}
+    stamps = read_json(path) if os.path.exists(path) else {}
     return {tuple(stamps[nfc(name)][1:]) for name in names if nfc(name) in stamps}
 
 

@@ -64,11 +64,11 @@ class Split(NamedTuple):
             import tensorflow as tf
             return tf.cond(index < self.size, lambda: self.fetch(index),
                            lambda: old.fetch(index - self.size))
-        labels = np.concatenate([self.labels(), old.labels()])
-        files = [split.files or [None] * split.size for split in (self, old)]
         return self._replace(
-            size=self.size + old.size, fetch=fetch, labels=lambda: labels, files=sum(files, []),
-            names=list(self.named()) + list(old.named()), old=old.size, old_share=share)
+            size=self.size + old.size, fetch=fetch,
+            labels=lambda: np.concatenate([self.labels(), old.labels()]),
+            files=(self.files or [None] * self.size) + old.files, names=self.named() + old.named(),
+            old=old.size, old_share=share)
 
     @property
     def new(self):

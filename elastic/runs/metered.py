@@ -76,8 +76,8 @@ def measured_beside(plans, dataset, clock):
                      energy_note='{} was not read'.format(settings.records.meter_csv))
     if SCHEMES[settings.training.train_type].frozen_front:
         found['prefix_cache'] = 'on' if plans.cache.used else 'off'
-    if dataset.class_weights is not None:
-        found['class_weights'] = dataset.class_weights.records(dataset.class_names)
+    if dataset.class_weights:
+        found['class_weights'] = dataset.class_weights
     if settings.data.skip_bad_images:
         found['images_left_out'] = len(dataset.left_out)
     return found

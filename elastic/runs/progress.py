@@ -3,6 +3,7 @@
 import numpy as np
 
 from elastic.compat import keras_stack
+from elastic.data.class_weights import weights_table
 from elastic.device.host import memory_limit
 from elastic.device.sensors import NO_ANSWER
 from elastic.files import printable
@@ -119,8 +120,8 @@ def print_start(settings, dataset, model, resumed):
         dataset.train_size, tensors))
     for note in dataset.notes:
         print(note)
-    if dataset.class_weights is not None:
-        print(dataset.class_weights.describe(dataset.class_names))
+    if dataset.class_weights:
+        print(weights_table(dataset.class_weights))
     if resumed is not None:
         progress = resumed['run']['progress']
         print('resumes in epoch {} after step {}'.format(

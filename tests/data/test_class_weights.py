@@ -47,16 +47,17 @@ def written(path, text):
 # ---------------------------------------------------------------- from images or a file
 
 def test_balanced_weights_give_each_class_the_same_influence(unequal):
-    found = datasets.find_images(unequal, SIZE, BATCH, class_weight='balanced').class_weights
-    assert found.images.tolist() == [24, 2, 10]
-    np.testing.assert_allclose(found.weights, [BALANCED[name] for name in sorted(IMAGES)])
-    np.testing.assert_allclose(found.images * found.weights, 36 / 3)
+    names, images, weights = zip(*datasets.find_images(
+        unequal, SIZE, BATCH, class_weight='balanced').class_weights)
+    assert (names, images) == (('common', 'rare', 'usual'), (24, 2, 10))
+    np.testing.assert_allclose(weights, [BALANCED[name] for name in sorted(IMAGES)])
+    np.testing.assert_allclose(np.multiply(images, weights), 36 / 3)
     fewer = datasets.find_images(unequal, SIZE, BATCH, class_weight='balanced',
                                  validation_share=0.5).class_weights
-    assert fewer.images.tolist() == [12, 1, 5]  # of the images that are trained
-    assert datasets.find_images(unequal, SIZE, BATCH).class_weights is None
+    assert [row[1] for row in fewer] == [12, 1, 5]  # of the images that are trained
+    assert not datasets.find_images(unequal, SIZE, BATCH).class_weights
     # A continued run may have no image of an old class: the others keep their mean of 1.
-    assert class_weights('balanced', 'abcd', [8, 24, 0, 0]).weights[:2].tolist() == [2, 2 / 3]
+    assert class_weights('balanced', 'abcd', [8, 24, 0, 0])[:2] == [['a', 8, 2], ['b', 24, 2 / 3]]
 
 
 @pytest.mark.parametrize('text', [
@@ -64,7 +65,7 @@ def test_balanced_weights_give_each_class_the_same_influence(unequal):
     '\ufeffcommon,1\n"rare",7\nusual,1.5\n'], ids=['plain', 'header', 'mark'])
 def test_weights_are_read_from_a_file(tmp_path, text):
     found = class_weights(written(tmp_path / 'w.csv', text), ('common', 'rare', 'usual'), [2, 0, 0])
-    assert found.weights.tolist() == [1, 7, 1.5] and found.images.tolist() == [2, 0, 0]
+    assert found == [['common', 2, 1], ['rare', 0, 7], ['usual', 0, 1.5]]
 
 
 @pytest.mark.parametrize('text, words', [
@@ -224,4 +225,4 @@ def test_a_timing_table_knows_that_the_loss_is_weighted(tmp_path):
 def test_names_in_the_file_are_those_that_people_see(tmp_path):
     path = written(tmp_path / 'w.csv', 'cafe\u0301,2\nDOG ,3\n"acer\u2028palmatum",4\n')
     found = class_weights(path, ('acer palmatum', 'caf\xe9', 'dog'), [1, 1, 0])
-    assert found.weights.tolist() == [4, 2, 3]
+    assert [row[2] for row in found] == [4, 2, 3]

@@ -111,7 +111,8 @@ def test_class_weights_and_validation_see_the_mixture(tmp_path):
     photos_of(tmp_path / 'tuesday', ('dog', 'cat'), seed=1)
     images = images_of(tmp_path / 'tuesday', replay_from=str(tmp_path / FOLDER),
                        class_weight='balanced')
-    assert images.class_weights.images.tolist() == [16, 16]  # 8 new, and each kept one four times
+    # 8 new images of each class, and each kept one four times
+    assert [row[1] for row in images.class_weights] == [16, 16]
     images = images_of(tmp_path / 'tuesday', replay_from=str(tmp_path / FOLDER),
                        validation_share=0.5)
     assert (images.train.size, images.train.old) == (10, 2)
