@@ -24,12 +24,11 @@ TEST_NAMES = ('test', 'testing', 'val', 'valid', 'validation', 'dev', 'eval')  #
 def folder_splits(path, input_size):
     """Returns class names, training Split, test Split, and lines on what is left out of a folder.
 
-    Decodes no image.
     Training and test images are in path/train and path/test (or path/val, path/valid), each with
     one folder per class. Otherwise the class folders are in `path` itself, and a fixed, stratified
     20 % of the images are for testing. Folders inside a class folder belong to the class.
-    Raises UserError for another layout, a class without images, classes that look the same, and a
-    link that leaves `path`.
+    Decodes no image. Raises UserError for another layout, a class without images, classes that look
+    the same, and a link that leaves `path`.
     """
     path = os.path.expanduser(path)
     if not os.path.isdir(path):
@@ -51,7 +50,8 @@ def folder_splits(path, input_size):
             raise UserError('class folders {} and {} of {} look the same; rename one, or put its '
                             'images into the other'.format(
                                 ascii(twins[shown(name)]), ascii(name), parts[0]))
-    classes, names = {name: train[folder] for name, folder in twins.items()}, tuple(sorted(twins))
+    classes = {name: train[folder] for name, folder in twins.items()}
+    names = tuple(sorted(classes))
     train = split_of(classes, names, input_size, path)
     if tests:
         test = split_of(_as_in_training(tests[0], classes, parts[0]), names, input_size, path)
@@ -86,7 +86,7 @@ def _as_in_training(test, train, place):
 
 
 def entries_of(path):
-    """Returns the names of the folders and of the files that people see in a folder."""
+    """Returns the sorted names of the folders and of the files that are not hidden in a folder."""
     folders, files = [], []
     for name in sorted(os.listdir(path), key=nfc):
         if not name.startswith(('.', '__MACOSX')):

@@ -102,9 +102,7 @@ def unprepared(name, data_dir=None):
     Raises UserError as tfds_splits does for a data set that cannot be used.
     """
     root = _root(data_dir)
-    # For the paper's, the folder is looked up first: TensorFlow Datasets takes time to import.
-    if is_tfds(name) and (name in PAPER_SETS and not os.path.isdir(os.path.join(root, name))
-                          or not os.path.isdir(_found(name, root)[0].data_dir)):
+    if is_tfds(name) and not os.path.isdir(_found(name, root)[0].data_dir):
         return '{} is not prepared in {}'.format(name, root)
     return None
 
@@ -248,11 +246,10 @@ def _prepare(builder, name, root):
         except Exception as error:  # whatever went wrong, the remedy is the same
             cause = '{}: {}; if a download was cut short, remove {}'.format(
                 type(error).__name__, first_line(error).rstrip(':'), os.path.dirname(manual_dir))
+    files = ['{}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of)]
     raise Unprepared('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
-                     '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, [
-                         '{}  {}'.format(*item) for item in sorted(url_of.items())
-                         if item[0] in missing or not missing]),
-                         ', '.join(DIGIT_NAMES), FOLDER))
+                     '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, files),
+                                     ', '.join(DIGIT_NAMES), FOLDER))
 
 
 def _by_hand(builder, folder, files):
