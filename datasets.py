@@ -88,7 +88,7 @@ class Dataset:
         return self._epochs.batches(numbers, view)
 
     def calibration(self, count):
-        """Returns tf.data of batches of at most `count` training images, unchanged."""
+        """Returns tf.data of at most `count` training images, unchanged, in batches of one."""
         return in_order(self._train.spaced(min(count, self.num_images)), 1)
 
     def first_fault(self):

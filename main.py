@@ -24,7 +24,7 @@ from elastic.networks.names import is_saved
 from elastic.runs import checkpoint
 from elastic.runs.chain import earlier_run
 from elastic.runs.folder import is_finished
-from elastic.runs.kept import add_model, kept_model, lacks_model
+from elastic.runs.kept import add_model, keep, kept_model, lacks_model
 from elastic.runs.metered import add_metered_energy, measured_beside
 from elastic.runs.signals import Signals
 from elastic.schemes.fixed import FixedScheme, is_elastic, matching_mask
@@ -64,7 +64,6 @@ def run(settings, records, cluster, signals):
     from elastic.export.saving import check_export
     from elastic.planning.plans import plans_of
     from elastic.runs.exams import continued, hold_exams, report
-    from elastic.runs.later import keep
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
@@ -113,7 +112,8 @@ def run(settings, records, cluster, signals):
     for line in report(scores):
         print(line)
     add_metered_energy(records)
-    add_model(records, summary, lambda: model, lambda: dataset)
+    if lacks_model(records):
+        add_model(records, summary, model, dataset)
     return 0
 
 
@@ -305,8 +305,8 @@ def already_finished(settings):
     if lacks_model(records):
         start.start_tensorflow(settings.inter_op_threads)
         summary = read_json(os.path.join(records.folder, 'summary.json'))
-        add_model(records, summary, lambda: kept_model(settings, summary, model_of),
-                  lambda: load_data(settings, cache='unread'))
+        add_model(records, summary, kept_model(settings, summary, model_of),
+                  records.export and load_data(settings, cache='unread'))
     return 0
 
 

@@ -16,15 +16,14 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
-import _root
+from _root import ROOT
 from elastic import command_line
 from elastic.device import host, thermal
 from elastic.device.sensors import PATIENCE, in_time, text_or_nothing
 
-OK, PROBLEM, ABSENT = 'ok', '!!', '--'
-ROOT = _root.ROOT
+MARKS = {True: 'ok', False: '!!', None: '--'}
 GB = 1e9
 ENVIRONMENT_GB, RUNS_GB = 4, 1  # of disk
 STEP_GB = 1.5  # of memory, which ResNet50 needs at 224x224 with four images
@@ -36,22 +35,17 @@ IMPORT = ('from elastic.compat.start import quiet_tensorflow; quiet_tensorflow()
 
 
 class Row(NamedTuple):
-    """One line of the report; mark: OK, PROBLEM or ABSENT. remedy: shown with a PROBLEM."""
+    """One line of the report; fine: None if absent or unknown. remedy: shown with a problem."""
     thing: str
-    mark: str
+    fine: Optional[bool]
     finding: str
     remedy: str = ''
 
 
-def judged(thing, fine, finding, remedy):
-    """Returns the Row of what is fine or else a problem."""
-    return Row(thing, OK if fine else PROBLEM, finding, remedy)
-
-
 def processor(bits=64 if sys.maxsize > 2 ** 32 else 32):
-    return judged('processor', bits == 64, '{}, {} cores, {}-bit system'.format(
+    return Row('processor', bits == 64, '{}, {} cores, {}-bit system'.format(
         platform.machine(), len(host.usable_cpus()), bits),
-                  'TensorFlow does not exist for it: install a 64-bit system')
+               'TensorFlow does not exist for it: install a 64-bit system')
 
 
 def python():
@@ -61,9 +55,9 @@ def python():
     found = subprocess.run(
         ['bash', '-c', 'source scripts/_venv.sh; for stack in {}; do find_python $stack && break; '
          'done'.format(stacks)], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True).stdout
-    return judged('Python', found,
-                  found.strip() or 'none that has a TensorFlow and can make environments',
-                  'sudo apt install python3-venv; scripts/install.sh names the versions that fit')
+    return Row('Python', bool(found),
+               found.strip() or 'none that has a TensorFlow and can make environments',
+               'sudo apt install python3-venv; scripts/install.sh names the versions that fit')
 
 
 def environments(repository=ROOT):
@@ -78,7 +72,7 @@ def environments(repository=ROOT):
                                os.path.dirname(os.path.dirname(python)))) for python in pythons]
     if importlib.util.find_spec('tensorflow'):
         return [tensorflow(sys.executable, 'TensorFlow', 'install it again for this Python')]
-    return [Row('TensorFlow', ABSENT, 'no environment yet: scripts/install.sh makes it')]
+    return [Row('TensorFlow', None, 'no environment yet: scripts/install.sh makes it')]
 
 
 def tensorflow(interpreter, name, remedy):
@@ -92,19 +86,19 @@ def tensorflow(interpreter, name, remedy):
                (done.stderr.strip() or 'no reason given').splitlines()[-1][:200])
     except (OSError, subprocess.TimeoutExpired) as error:
         found, why = None, str(error)
-    return judged(name, found, 'TensorFlow {}, GPUs: {}'.format(*found.groups()) if found else
-                  'TensorFlow cannot be imported: {}'.format(why),
-                  remedy + '; on signal 4 the processor is too old for this build')
+    return Row(name, bool(found), 'TensorFlow {}, GPUs: {}'.format(*found.groups()) if found else
+               'TensorFlow cannot be imported: {}'.format(why),
+               remedy + '; on signal 4 the processor is too old for this build')
 
 
 def gpu(rows, required):
     """Returns the Row of the GPU, by the Rows of environments()."""
-    seen = [row.thing for row in rows if row.mark == OK and not row.finding.endswith('GPUs: 0')]
+    seen = [row.thing for row in rows if row.fine and not row.finding.endswith('GPUs: 0')]
     if not seen and not required:
-        return Row('GPU', ABSENT, 'none that TensorFlow sees; it trains on the CPU')
-    return judged('GPU', seen, 'seen by {}'.format(', '.join(seen) or 'no TensorFlow'),
-                  "a Jetson needs NVIDIA's own TensorFlow (docs/jetson_tx2.md); elsewhere: "
-                  "pip install 'tensorflow[and-cuda]' of the same version")
+        return Row('GPU', None, 'none that TensorFlow sees; it trains on the CPU')
+    return Row('GPU', bool(seen), 'seen by {}'.format(', '.join(seen) or 'no TensorFlow'),
+               "a Jetson needs NVIDIA's own TensorFlow (docs/jetson_tx2.md); elsewhere: "
+               "pip install 'tensorflow[and-cuda]' of the same version")
 
 
 def memory(root):
@@ -112,13 +106,13 @@ def memory(root):
     sizes = {name: float(kb) * 1024 / GB for name, kb in re.findall(
         r'^(\w+): +(\d+) kB', text_or_nothing(root, 'proc/meminfo'), re.M)}
     if 'MemAvailable' not in sizes:
-        return Row('memory', ABSENT, 'unknown')
+        return Row('memory', None, 'unknown')
     free, swap = sizes['MemAvailable'], sizes.get('SwapFree', 0.0)
-    return judged('memory', free + swap >= STEP_GB,
-                  '{:.1f} of {:.1f} GB free, {:.1f} GB of swap; ResNet50 needs {} GB'.format(
-                      free, sizes.get('MemTotal', free), swap, STEP_GB),
-                  'end other programs, add swap (docs/raspberry_pi.md), or train with a smaller '
-                  '--input_size or --batch_size')
+    return Row('memory', free + swap >= STEP_GB,
+               '{:.1f} of {:.1f} GB free, {:.1f} GB of swap; ResNet50 needs {} GB'.format(
+                   free, sizes.get('MemTotal', free), swap, STEP_GB),
+               'end other programs, add swap (docs/raspberry_pi.md), or train with a smaller '
+               '--input_size or --batch_size')
 
 
 def disk(folder=ROOT, free=None):
@@ -126,9 +120,9 @@ def disk(folder=ROOT, free=None):
     free = shutil.disk_usage(folder).free / GB if free is None else free
     made = glob.glob(os.path.join(folder, '.venv*', 'bin', 'python'))
     needed = RUNS_GB if made else ENVIRONMENT_GB + RUNS_GB
-    return judged('disk', free >= needed, '{:.1f} GB free, {} GB needed for {}runs'.format(
+    return Row('disk', free >= needed, '{:.1f} GB free, {} GB needed for {}runs'.format(
         free, needed, '' if made else 'the environment and '),
-                  'make room, or move the repository to a larger card or an SSD')
+               'make room, or move the repository to a larger card or an SSD')
 
 
 def heat(root, seconds=PATIENCE):
@@ -136,17 +130,16 @@ def heat(root, seconds=PATIENCE):
     try:
         device = thermal.find_device(root, seconds=seconds)
         if device is None:
-            return Row('heat', ABSENT, thermal.NOTHING)
-        reading, (bits, _) = in_time(
-            lambda: (device.read(), device.firmware.read()), seconds)
+            return Row('heat', None, thermal.NOTHING)
+        reading, (bits, _) = in_time(lambda: (device.read(), device.firmware.read()), seconds)
     except TimeoutError as error:
-        return Row('heat', ABSENT, 'unknown: {}'.format(error))
+        return Row('heat', None, 'unknown: {}'.format(error))
     low = bits and bits & LOW_VOLTAGE
     slow = {None: 'throttling unknown', False: 'not throttled', True: 'slowed down now'}
     finding = [reading.temperature_c and '{:.0f} °C'.format(reading.temperature_c),
                slow[reading.throttled], low and 'the voltage is too low', device.firmware.note]
-    return judged('heat', not (low or reading.throttled), ', '.join(filter(None, finding)),
-                  "cool it (heat sink and fan); for the voltage: the maker's supply, a short cable")
+    return Row('heat', not (low or reading.throttled), ', '.join(filter(None, finding)),
+               "cool it (heat sink and fan); for the voltage: the maker's supply, a short cable")
 
 
 def report(rows):
@@ -154,8 +147,8 @@ def report(rows):
     width = max(len(row.thing) for row in rows)
     lines = []
     for row in rows:
-        lines.append('{:{}}  {}  {}'.format(row.thing, width, row.mark, row.finding))
-        if row.mark == PROBLEM:
+        lines.append('{:{}}  {}  {}'.format(row.thing, width, MARKS[row.fine], row.finding))
+        if row.fine is False:
             lines.append('{:{}}      -> {}'.format('', width, row.remedy))
     return '\n'.join(lines)
 
@@ -170,7 +163,7 @@ def main(argv=None):
     root, made = os.environ.get('DEVICE_ROOT', '/'), environments()
     rows = [processor(), python()] + made + [gpu(made, args.gpu), memory(root), disk(), heat(root)]
     print(report(rows))
-    return int(any(row.mark == PROBLEM for row in rows))
+    return int(any(row.fine is False for row in rows))
 
 
 if __name__ == '__main__':

@@ -52,9 +52,9 @@ def parse_arguments(argv=None):
 
 
 def data_of(args, path):
-    """Returns the data set's name and data_dir, from the flags or from the run at `path`.
+    """Returns the data set's name and DataSettings, from the flags or from the run at `path`.
 
-    The third value is the classes of a run that continued another: its data may have only some.
+    A run that continued another has its classes: its data may have only some.
     """
     summary = os.path.join(path, 'summary.json')
     own = read_json(summary) if os.path.exists(summary) else {}
@@ -65,7 +65,8 @@ def data_of(args, path):
         raise UserError("'{}' is no finished run, which would name its data set: give "
                         '--dataset_name'.format(args.model))
     known = own['class_names'] if own.get('run_before') and args.dataset_name is None else ()
-    return check_dataset_name(name), args.data_dir or own.get('data_dir'), tuple(known)
+    return check_dataset_name(name), DataSettings(
+        args.data_dir or own.get('data_dir'), old_classes=tuple(known))
 
 
 def order_of(model, class_names, title):
@@ -119,10 +120,10 @@ def main(argv=None):
         if output:
             check_writable(output, flag)
     path = run_folder(args.model, args.logs_dir)
-    name, data_dir, known = data_of(args, path)
+    name, data = data_of(args, path)
     model = open_predictor(path, args.input_size, args.trust_model)
     start.quiet_tensorflow()
-    images = load_images(name, model.input_size, DataSettings(data_dir, old_classes=known))
+    images = load_images(name, model.input_size, data)
     order = order_of(model, images.class_names, name)
     changed = args.dataset_name is None and changes(path, images.photos)
     if changed:

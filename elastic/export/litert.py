@@ -1,6 +1,7 @@
-"""Writes a LiteRT (TensorFlow Lite) file of a trained network, and runs such a file.
+"""Runs a LiteRT (TensorFlow Lite) file, also one of another tool.
 
-Running one needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do.
+This needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do. Files of
+other tools differ: channels first, oblong or grey images, integers, logits.
 """
 
 import os
@@ -11,63 +12,13 @@ import zipfile
 import numpy as np
 
 from elastic.compat.start import quiet, quiet_tensorflow
-from elastic.errors import UserError, first_line
-from elastic.export.tensors import arranged, as_input, as_probabilities, layout_of, maker_of
-from elastic.files import names_in, printable
+from elastic.errors import UserError
+from elastic.files import names_in
 
 FILE = 'model.tflite'
-MOST_LABELS = 10 ** 7  # bytes
 LABELS = 'labels.txt'  # inside the file, where TensorFlow Lite's metadata keep class names
-CALIBRATION_IMAGES = 100
-
-
-def check_converter():
-    """Raises UserError if this TensorFlow cannot write LiteRT files."""
-    import tensorflow as tf
-    if not hasattr(getattr(tf, 'lite', None), 'TFLiteConverter'):
-        raise UserError('--export needs the LiteRT converter, which TensorFlow {} of this machine '
-                        'lacks: use --save_model, and convert the model elsewhere'.format(
-                            tf.__version__))
-
-
-def write_litert(path, probabilities, input_size, class_names, calibration=None, kind=''):
-    """Writes a LiteRT file: images (1, S, S, 3) float32 in 0..255 -> (1, C) float32 probabilities.
-
-    probabilities: function of a batch of images, as from scores.probabilities_of.
-    class_names: go into the file as LABELS, one a line: `unzip model.tflite labels.txt`.
-    calibration: iterable of (1, S, S, 3) float32 training images; with them, weights and
-    activations become int8, and inputs and outputs stay float32. kind: the last bytes of the file.
-    Raises UserError if LiteRT cannot express the network.
-    """
-    import tensorflow as tf
-    signature = [tf.TensorSpec((1, input_size, input_size, 3), tf.float32, name='images')]
-    function = tf.function(probabilities, input_signature=signature).get_concrete_function()
-    if calibration is not None and b'While' in function.graph.as_graph_def().SerializeToString():
-        raise UserError('LiteRT cannot express loops, as of recurrent layers, in int8: use '
-                        '--export litert')  # the converter would end the process
-    with quiet(after_error=True), quiet(after_error=True, descriptor=1):
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
-        if calibration is not None:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-            converter.representative_dataset = lambda: ([image] for image in calibration)
-            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-            # Older interpreters and those of microcontrollers read one scale of a Dense layer.
-            converter._experimental_disable_per_channel_quantization_for_dense_layers = True
-        try:
-            content = converter.convert()
-        except Exception as error:  # of many types
-            ops = re.search(r'(?:Select|Flex|Custom) ops: *([\w, ]+)', str(error))
-            raise UserError('LiteRT cannot express {} of this network{}: leave --export out, or '
-                            'use --save_model'.format(
-                                ops.group(1).strip() if ops else first_line(error),
-                                ', which computes in float16' * ('xf16>' in str(error))))
-    with open(path, 'wb') as file:
-        file.write(content)
-    with zipfile.ZipFile(path, 'a') as archive:
-        archive.comment = kind.encode()
-        # ZipInfo: else the time is that of the clock, and must not be before 1980.
-        archive.writestr(zipfile.ZipInfo(LABELS), ''.join(
-            printable(name) + '\n' for name in class_names))
+MOST_LABELS = 10 ** 7  # bytes
+PASSED_ON = ('DEQUANTIZE', 'QUANTIZE', 'RESHAPE', 'SQUEEZE', 'CAST')  # ops that keep scores
 
 
 def check_ops(path):
@@ -172,3 +123,69 @@ def _interpreter(path):
         interpreter = Interpreter(path)
         interpreter.allocate_tensors()
     return interpreter
+
+
+# ---------------------------------------------------------------- images in, scores out
+
+def layout_of(shape):
+    """Returns (height, width, channels, whether these come first) of an input; -1: any size."""
+    sizes = [int(size) for size in shape[1:]] + [1] * (len(shape) == 3)  # grey, without its axis
+    if len(sizes) == 3 and sizes[2] in (1, 3):
+        return tuple(sizes) + (False,)
+    if len(sizes) == 3 and sizes[0] in (1, 3):
+        return sizes[1], sizes[2], sizes[0], True
+    raise UserError('it takes arrays of {}, not images'.format('x'.join(map(str, shape))))
+
+
+def arranged(image, height, width, channels, first):
+    """Returns an (S, S, 3) float32 image in a layout: (H, W, C) or, with `first`, (C, H, W)."""
+    shape = [len(image) if size < 0 else size for size in (height, width)] + [channels]
+    if list(image.shape) != shape:
+        from PIL import Image
+        image = Image.fromarray(np.uint8(np.rint(image))).convert('L' if channels == 1 else 'RGB')
+        image = np.float32(image.resize(shape[1::-1], Image.BILINEAR)).reshape(shape)
+    return image.transpose(2, 0, 1) if first else image
+
+
+def as_input(image, kind, scale, zero):
+    """Returns an image of values 0 to 255 as the numbers that an input of this dtype takes.
+
+    scale, zero: value = scale * (number - zero); scale 0: numbers are values. The values that
+    integers can stand for show whether the network takes 0 to 255, 0 to 1, or -1 to 1.
+    """
+    if not np.issubdtype(kind, np.integer) or not scale:
+        return (image - 128 if kind == np.int8 else image).astype(kind)
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    low, high = scale * (least - zero), scale * (most - zero)
+    centred = abs(low + high) < 0.1 * high
+    if low < -0.1 * high and not centred:
+        raise UserError('the file takes values of {:.3g} to {:.3g}, and not 0 to 255, 0 to 1, or '
+                        '-1 to 1: convert it with its preprocessing inside'.format(low, high))
+    if high < 2:
+        image = image / 127.5 - 1 if centred else image / 255
+    return np.clip(np.rint(image / scale + zero), least, most).astype(kind)
+
+
+def maker_of(tensor, ops):
+    """Returns the name of the op that made the scores in this tensor, by its number; else None.
+
+    ops: of the interpreter's _get_ops_details.
+    """
+    makers = {output: op for op in ops if op['op_name'] != 'DELEGATE' for output in op['outputs']}
+    while tensor in makers and makers[tensor]['op_name'] in PASSED_ON:
+        tensor = makers[tensor]['inputs'][0]
+    return makers[tensor]['op_name'] if tensor in makers else None
+
+
+def as_probabilities(scores, maker):
+    """Returns (B, C) float32 scores as probabilities; those of a sigmoid stay. maker: of maker_of.
+
+    A single score is that of the second of two classes.
+    """
+    if scores.shape[1] == 1:
+        scores = np.hstack([1 - scores if maker == 'LOGISTIC' else 0 * scores, scores])
+    if maker in ('SOFTMAX', 'LOGISTIC') or (
+            scores.min() >= 0 and np.allclose(scores.sum(axis=1), 1, atol=1e-3)):
+        return scores
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))  # also of LOG_SOFTMAX
+    return powers / powers.sum(axis=1, keepdims=True)

@@ -5,13 +5,13 @@ import os
 from elastic.compat.start import quiet_tensorflow
 from elastic.errors import UserError
 from elastic.export import litert
-from elastic.files import names_in, read_json
+from elastic.files import names_in
 
-CHECKPOINT = 'checkpoint'  # the folder of the next four, within that of a run
+CHECKPOINT = 'checkpoint'  # the folder of the next three, within that of a run
 WEIGHTS = 'weights.npz'
 KERAS_FILES = ('model.keras', 'model.h5')  # of Keras 3 and 2
-AT_ONCE = 32  # images in a batch
 CLASS_NAMES = 'class_names.txt'  # beside a saved model, one a line, in the order of its outputs
+AT_ONCE = 32  # images in a batch
 
 
 class KerasModel:
@@ -52,7 +52,7 @@ def open_predictor(path, input_size=None, trust=False):
     images of any size. Raises UserError if there is none, or if the size is unknown.
     """
     if os.path.exists(os.path.join(path, 'summary.json')):
-        path, input_size = _saved_by(path)
+        path = _saved_by(path)
     if path.lower().endswith('.tflite'):
         found = litert.LiteRTModel(path)
     else:
@@ -73,10 +73,10 @@ def check_names(names, outputs):
 
 
 def _saved_by(folder):
-    """Returns (path of the model that a run saved, its input size)."""
-    saved = [os.path.join(folder, CHECKPOINT, name) for name in KERAS_FILES + (litert.FILE,)]
-    path = next((path for path in saved if os.path.exists(path)), None)
-    if path is None:
-        raise UserError("run '{}' saved no model: run its command again with --save_model, which "
-                        'adds it without training'.format(folder))
-    return path, read_json(os.path.join(folder, 'summary.json')).get('input_size')
+    """Returns the path of the model that a run saved."""
+    for name in KERAS_FILES + (litert.FILE,):
+        path = os.path.join(folder, CHECKPOINT, name)
+        if os.path.exists(path):
+            return path
+    raise UserError("run '{}' saved no model: run its command again with --save_model, which adds "
+                    'it without training'.format(folder))

@@ -6,7 +6,7 @@ Runs that differ only in their seed share a row, which shows medians and, in bra
 import numpy as np
 
 from elastic import texts
-from elastic.runs.folder import distinctions
+from elastic.runs.labels import distinctions
 from elastic.settings import VARIED
 
 HEADER = ('scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
@@ -35,8 +35,7 @@ def table(runs):
 def _label(key, keys):
     """Returns the scheme, rho, and the flags that differ between runs of the scheme."""
     label = key[0] + ('' if key[1] is None else ' rho {:g}'.format(key[1]))
-    rivals = [other[2:] for other in keys if other[0] == key[0]]
-    return label + ''.join(', {} {}'.format(*flag) for flag in distinctions(key[2:], rivals))
+    return label + ''.join(', {} {}'.format(*flag) for flag in distinctions(key, keys))
 
 
 def _numbers(group, full):

@@ -36,12 +36,10 @@ class Earlier(NamedTuple):
 
     @property
     def weights(self):
-        """Returns the path of its weights."""
         return os.path.join(self.folder, CHECKPOINT, WEIGHTS)
 
     @property
     def class_names(self):
-        """Returns the names of its classes, in the order of the outputs."""
         return tuple(self.summary['class_names'])
 
     def inherited(self, given):

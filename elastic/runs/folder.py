@@ -197,16 +197,6 @@ def _check_selections(folder, rows, epochs):
                          f'each of the tensors 0 to {len(tensors[1]) - 1} once')
 
 
-def distinctions(values, rivals):
-    """Returns [(name, value)] of the flags in VARIED in which the rivals differ.
-
-    values, rivals: the flags of one run, and of each run, in the order of VARIED. A value of None
-    is left out: the flag does not apply to the run, or has its default.
-    """
-    return [(name, value) for name, value, others in zip(VARIED, values, zip(*rivals))
-            if value is not None and len(set(others)) > 1]
-
-
 def selection_per_epoch(run):
     """Returns what was trained in each epoch; a selection holds until the next one.
 

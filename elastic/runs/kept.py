@@ -1,13 +1,41 @@
-"""Saves the model of a finished run: at its end, or later from the weights that it keeps."""
+"""Keeps what is left of a trained run, and saves its model: at its end, or later."""
 
 import contextlib
 import os
+import sys
+import time
 
+from elastic.data.replay import FOLDER, keep_images
 from elastic.errors import UserError, first_line
 from elastic.export.litert import FILE
 from elastic.export.predictor import CHECKPOINT, KERAS_FILES, WEIGHTS
 from elastic.runs.claim import Claim
 from elastic.runs.folder import fault
+
+
+def keep(folder, settings, found, images, model, dataset):
+    """Writes the weights of a trained model, and what --replay and --keep_statistics ask for.
+
+    Prints how much that is, or why it failed: the run ends without it. folder: of the run.
+    settings: RunSettings. found: statistics.Statistics of the model, if they are at hand; None: one
+    more pass over the images makes them. images: data.images.Images of the Dataset.
+    """
+    from elastic.export.saving import keep_weights
+    from elastic.schemes import statistics
+    keep_weights(os.path.join(folder, CHECKPOINT), model, dataset.class_names)
+    begin = time.perf_counter()
+    try:
+        if settings.data.replay:
+            print('{:,} images kept for later runs in {}'.format(
+                keep_images(folder, images, settings.data.replay, dataset.left_out),
+                os.path.join(folder, FOLDER)))
+        if settings.training.keep_statistics:
+            found = found or statistics.collect(model, dataset, settings.training.continue_from)
+        if found is not None:
+            print('sums over {:,} images kept for later runs in {} ({:.1f} s)'.format(
+                found.images, statistics.write(folder, found), time.perf_counter() - begin))
+    except (OSError, UserError, MemoryError) as error:
+        print('not kept for later runs: {}'.format(first_line(error)), file=sys.stderr)
 
 
 def lacks_model(records):
@@ -22,19 +50,16 @@ def lacks_model(records):
 
 
 def add_model(records, summary, model, dataset):
-    """Saves what --save_model and --export ask for, if a finished run lacks it.
+    """Saves what --save_model and --export ask for, of a finished run.
 
-    records: RecordSettings. summary: of summary.json. model, dataset: () -> the trained keras.Model
-    or the datasets.Dataset. Raises UserError whatever fails: the run stays finished.
+    records: RecordSettings. summary: of summary.json. model: the trained keras.Model. dataset:
+    datasets.Dataset, for --export. Raises UserError whatever fails: the run stays finished.
     """
-    if not lacks_model(records):
-        return
     from elastic.export.saving import report_export, save_network
     folder, kind = os.path.join(records.folder, CHECKPOINT), records.export
     with contextlib.closing(Claim(records.folder)):
-        network, data = model(), kind and dataset()
         try:
-            save_network(folder, network, summary['class_names'], kind, data)
+            save_network(folder, model, summary['class_names'], kind, dataset)
         except Exception as error:  # of many types: Keras, HDF5, the converter, disks
             again = '' if isinstance(error, UserError) else (
                 '; the same command tries again, without training')
@@ -42,7 +67,7 @@ def add_model(records, summary, model, dataset):
                             '{}{}'.format(records.folder,
                                           first_line(error) or type(error).__name__, again))
     if kind:
-        report_export(os.path.join(folder, FILE), kind, data, summary['final_accuracy'])
+        report_export(os.path.join(folder, FILE), kind, dataset, summary['final_accuracy'])
 
 
 def kept_model(settings, summary, build):

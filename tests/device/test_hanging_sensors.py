@@ -99,7 +99,7 @@ def test_a_sensor_that_hangs_is_not_found(rails, arm):
 def test_a_check_of_the_device_reports_sensors_that_hang(arm):
     path = hang(arm[0], HEAT)
     row = check_device.heat(arm[0])
-    assert (row.mark, row.finding) == (check_device.ABSENT, 'unknown: ' + unanswered(path))
+    assert (row.fine, row.finding) == (None, 'unknown: ' + unanswered(path))
 
 
 def test_the_end_of_a_process_does_not_wait_for_a_sensor(rails):

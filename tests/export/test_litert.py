@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from elastic.errors import UserError
-from elastic.export.litert import LABELS, LiteRTModel, check_converter, write_litert
+from elastic.export.litert import LABELS, LiteRTModel
 from elastic.export.plain import plain_model
 from elastic.export.predictor import probabilities_of
+from elastic.export.saving import check_converter, write_litert
 from small_models import SMALL, photos, small_classifier, user_classifier
 
 NAMES = ('cat', 'dog', 'maçã')

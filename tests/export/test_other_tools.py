@@ -9,7 +9,8 @@ import tensorflow as tf
 from elastic.compat.keras_stack import KERAS_3
 from elastic.errors import UserError
 from elastic.export import litert
-from elastic.export.litert import LiteRTModel, write_litert
+from elastic.export.litert import LiteRTModel
+from elastic.export.saving import write_litert
 from small_models import DATA
 
 SIZE = 24

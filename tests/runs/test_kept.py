@@ -12,10 +12,16 @@ from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.errors import UserError
-from elastic.export.litert import FILE, LiteRTModel, write_litert
+from elastic.export.litert import FILE, LiteRTModel
 from elastic.export.plain import plain_model
 from elastic.export.predictor import probabilities_of
-from elastic.export.saving import check_export, keep_weights, report_export, save_network
+from elastic.export.saving import (
+    check_export,
+    keep_weights,
+    report_export,
+    save_network,
+    write_litert,
+)
 from elastic.files import read_json
 from elastic.networks.saved_model import load_saved
 from elastic.runs.folder import changed_settings, read_run
