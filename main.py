@@ -70,7 +70,7 @@ def run(settings, records, cluster, signals):
     decisive = decisive_settings(settings)
     if settings.training.continue_from is not None:
         earlier_run(settings.training.continue_from).check_stack(here()['stack'])
-    resumed = joint_resume(cluster, records.folder, decisive, records.restart)
+    resumed = joint_resume(cluster, records.folder, records.restart)
 
     images = images_of(settings)
     features = features_to_read(settings, images, cluster, resumed)

@@ -17,9 +17,10 @@ from elastic.compat import keras_stack
 from elastic.data.replay import FOLDER as REPLAY
 from elastic.data.replay import keep_images
 from elastic.errors import UserError
+from elastic.files import write_json
 from elastic.runs import checkpoint
 from elastic.runs.checkpoint import Interrupted
-from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS
+from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, is_finished
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import RECORDS, Session, here, interrupted_run
 from elastic.settings import Settings
@@ -244,19 +245,19 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
     settings = main.decisive_settings(main.run_settings(args))
     folder = str(tmp_path / 'run')
     os.mkdir(folder)
-    about = dict(here(), settings=settings)
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
-        checkpoint.write(folder, dict(about=dict(about, **changed)))
-        assert interrupted_run(folder, settings) is not None
+        checkpoint.write(folder, dict(about=dict(here(), **changed)))
+        assert interrupted_run(folder) is not None
         assert words in capsys.readouterr().out
+    assert interrupted_run(folder, restart=True) is None
     older = {flag: value for flag, value in settings.items() if flag != 'clip_norm'}
-    checkpoint.write(folder, dict(about=dict(about, settings=older)))
-    assert interrupted_run(folder, settings) is not None  # the run is older than the flag
-    checkpoint.write(folder, dict(about=dict(about, settings=dict(settings, seed=9))))
-    with pytest.raises(UserError, match='has other settings .seed 9 there, 0 now.*--restart'):
-        interrupted_run(folder, settings)
-    assert interrupted_run(folder, settings, restart=True) is None
+    write_json(os.path.join(folder, 'settings.json'), older)
+    assert not is_finished(folder, settings)  # the run is older than the flag
+    write_json(os.path.join(folder, 'settings.json'), dict(settings, seed=9))
+    with pytest.raises(UserError, match='with other settings .seed 9 there, 0 now.*--restart'):
+        is_finished(folder, settings)
+    assert not is_finished(folder, settings, restart=True)
 
 
 def test_records_later_than_the_checkpoint_are_removed(tmp_path):

@@ -1,21 +1,7 @@
 """Reads the folder of a run, logs/<run_name>/, which recorder.py writes.
 
-    settings.json   the flags, written first; only the same settings may reuse a folder
-    images.json     the photos, of a folder of photos (photo_list.py)
-    flags.txt       the same and all others that were given, for main.py @FILE
-    epochs.csv      one row per epoch, written when it ends
-    selections.csv  one row per tensor and selection
-    rates.csv       one row per step of a test of learning rates (steps/rates.py)
-    predictions.csv one row per test image, after the last epoch (classes.py)
-    classes.csv     one row per class, computed from it
-    exams.csv       with --continue_from: one row per test image of a run before (exams.py)
-    forgetting.csv  accuracy on these images before and after, per run and class
-    summary.json    written last; a folder without it is an unfinished run
-    events.*        TensorBoard
-    trained_by      which machine trains it, while one does (claim.py)
-    checkpoint/     trained weights, written before the summary; the model, with --save_model
-    replay/         training images for a run that continues, with --replay (data/replay.py)
-    resume/         what an unfinished run resumes from (checkpoint.py)
+docs/records.md lists its files. settings.json is written first: only the same settings may reuse a
+folder. summary.json is written last: a folder without it is an unfinished run.
 """
 
 import csv

@@ -23,8 +23,8 @@ def checked_run_name(name, logs_dir):
 
 def default_run_name(args):
     """Returns the name of a run for which --run_name gives none. args: the arguments of main.py."""
-    name, data = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0], (
-        args.dataset_name)
+    name = os.path.splitext(os.path.basename(os.path.normpath(args.model_name)))[0]
+    data = args.dataset_name
     if data.startswith(TFDS):
         data = data[len(TFDS):].replace(':', '-')
     data = data.replace(FOLDER, '').strip('/').replace('/', '-')

@@ -78,15 +78,15 @@ class Run:
 
     def solve(self):
         """Solves the output layer in this epoch."""
-        trained, arguments = self.settings.trained_epochs > 0, (
-            self.maker.model, self.dataset, self.cluster,
-            functools.partial(self.pause, self.keeper.stop))
+        trained = self.settings.trained_epochs > 0
+        arguments = (self.maker.model, self.dataset, self.cluster,
+                     functools.partial(self.pause, self.keeper.stop), trained)
         if self.settings.keep_statistics:
             self.result, self.head, found = statistics.solve(
-                *arguments, trained, self.settings.continue_from)
+                *arguments, self.settings.continue_from)
             self.session.statistics = None if trained else found
         else:
-            self.result, self.head = solve_head(*arguments, trained)
+            self.result, self.head = solve_head(*arguments)
         self.choice, self.choice_is_new = Choice(fixed_mask(HEAD, self.maker.model)), True
         self.maker.optimizer.iterations.assign(self.dataset.steps)  # as after any other epoch
 

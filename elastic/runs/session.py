@@ -12,7 +12,6 @@ from elastic.device.host import host_description
 from elastic.errors import UserError
 from elastic.runs import checkpoint
 from elastic.runs.clock import Clock
-from elastic.runs.folder import changed_settings
 from elastic.runs.recorder import Recorder, open_run
 from elastic.schemes.scheme import Choice
 from elastic.selection.importance import Trial
@@ -29,19 +28,15 @@ def here():
     return dict(host=host_description(), stack=stack)
 
 
-def interrupted_run(folder, decisive, restart=False):
+def interrupted_run(folder, restart=False):
     """Returns the tree of the checkpoint that this run resumes from; None if it starts.
 
-    decisive: dict of flags.decisive_settings. Raises UserError if those of the checkpoint differ.
+    Its settings are those of settings.json, which is_finished compares.
     """
     resumed = None if restart else checkpoint.read(folder, RECORDS)
     if resumed is None:
         return None
     before, now = resumed['about'], here()
-    changed = changed_settings(before['settings'], decisive)
-    if changed:
-        raise UserError('the checkpoint in {} has other settings ({}); start over with --restart'
-                        .format(folder, changed))
     if resumed['damaged']:
         print('warning: {}: resuming from the checkpoint before it'.format(resumed['damaged']))
     for what, differs in (('stack', 'the weights by rounding, and the noise of dropout'),
@@ -52,9 +47,9 @@ def interrupted_run(folder, decisive, restart=False):
     return resumed
 
 
-def joint_resume(cluster, folder, decisive, restart):
+def joint_resume(cluster, folder, restart):
     """Returns the tree of interrupted_run on the chief, on all workers of a cluster.Cluster."""
-    resumed = cluster.of_chief(lambda: interrupted_run(folder, decisive, restart), RECORDS)
+    resumed = cluster.of_chief(lambda: interrupted_run(folder, restart), RECORDS)
     if resumed is not None and not cluster.is_chief:
         resumed.update(stamps=[], damaged=None)  # those of the chief's folder, as its files
         resumed['records']['sizes'] = {}
@@ -97,9 +92,8 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
     if claim is None:
         yield None
         return
-    about = dict(about, settings=decisive, **here())
     keeper = checkpoint.Keeper(records.folder if keeps else None, records.checkpoint_minutes,
-                               about, signals.stop)
+                               dict(about, **here()), signals.stop)
     with Recorder(records.folder, claim, resumed and resumed['records']) as recorder, (
             _bad_image_named(dataset)):
         signals.deferred = True
@@ -114,9 +108,10 @@ def open_session(records, decisive, about, dataset, resumed, signals, keeps=True
 def _bad_image_named(dataset):
     try:
         yield
-    except tf.errors.OpError as error:
-        about_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-        bad = None if about_memory else dataset.first_fault()
+    except tf.errors.ResourceExhaustedError:  # no image's fault
+        raise
+    except tf.errors.OpError:
+        bad = dataset.first_fault()
         if bad is None:
             raise
         raise UserError("cannot read image '{}' any more ({}); to leave it out and resume from the "

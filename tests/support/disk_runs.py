@@ -77,7 +77,7 @@ class Disk:
         if is_finished(records.folder, decisive):
             self.assert_complete(later=MODEL_FILE)
             return FINISHED
-        resumed = interrupted_run(records.folder, decisive)
+        resumed = interrupted_run(records.folder)
         claim = open_run(records.folder, decisive, resumed)
         Recorder(records.folder, claim, resumed and resumed['records']).writer.close()
         found = STARTS if resumed is None else place_of(resumed)
