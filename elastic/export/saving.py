@@ -89,10 +89,7 @@ def check_export(model, kind):
 
 
 def keep_weights(folder, model, class_names):
-    """Writes a new folder, whole: WEIGHTS, for each stack of this project, and CLASS_NAMES.
-
-    class_names: in the order of the outputs.
-    """
+    """Writes a new folder, whole: WEIGHTS for each stack, and CLASS_NAMES in output order."""
     with whole_folder(folder) as new:
         save_weights(model, os.path.join(new, WEIGHTS))
         with open(os.path.join(new, CLASS_NAMES), 'w', encoding='utf-8') as file:

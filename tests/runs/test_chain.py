@@ -16,16 +16,15 @@ from elastic.data.class_names import joined
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT, WEIGHTS
 from elastic.files import read_json
-from elastic.flags import check_arguments, decisive_settings, parse_arguments
+from elastic.flags import decisive_settings
 from elastic.networks.weights import save_weights
 from elastic.runs.chain import FIXED, WHAT, chain_of, earlier_run
-from elastic.settings import run_settings
 from elastic.timing.stored import wider_table
 from elastic.timing.table_key import table_key
 from fixed_tables import store_table
 from models import build_model
 from photo_runs import chain, content, first_flags, next_flags, photos
-from small_runs import assert_resumes_as_whole
+from small_runs import assert_resumes_as_whole, run_settings_of
 
 
 @pytest.fixture(scope='module')
@@ -37,10 +36,6 @@ def logs(tmp_path_factory):
 def data(logs):
     """Returns the data set of a fourth day, of an old and a new class."""
     return photos(logs.parent / 'thursday', 'dog', 'elk', seed=9)
-
-
-def settings_of(flags):
-    return run_settings(check_arguments(parse_arguments(flags)))
 
 
 def weights_of(folder):
@@ -127,11 +122,11 @@ def test_new_names_that_look_like_old_ones_are_the_same_class():
 
 def test_flags_that_are_not_given_are_those_of_the_run_before(logs, data):
     monday = read_json(str(logs / 'monday' / 'settings.json'))
-    new = decisive_settings(settings_of(next_flags(logs, 'monday', 'next', data, '--batch_size',
+    new = decisive_settings(run_settings_of(next_flags(logs, 'monday', 'next', data, '--batch_size',
                                                    '4')))
     assert {name for name in new if new[name] != monday[name]} == {
         'continue_from', 'dataset_name', 'weights', 'batch_size'}
-    elastic = settings_of(next_flags(logs, 'monday', 'next', data, '--train_type',
+    elastic = run_settings_of(next_flags(logs, 'monday', 'next', data, '--train_type',
                                      'elastic_training_weight_magnitude'))
     assert elastic.training.importance == 'weight_magnitude'
 
@@ -151,10 +146,10 @@ def test_what_a_deadline_chose_is_inherited_but_not_the_deadline(logs):
 def test_the_name_of_a_run_says_what_it_continues(logs, data):
     given = next_flags(logs, 'monday', 'next', data)
     del given[2:4]
-    assert settings_of(given).records.run_name.endswith('_full_training_after_monday')
+    assert run_settings_of(given).records.run_name.endswith('_full_training_after_monday')
     shutil.copytree(str(logs / 'monday'), str(logs / ('m' * 90)))
     try:  # names of a long chain do not grow
-        name = settings_of(['--continue_from', 'm' * 90] + given[2:]).records.run_name
+        name = run_settings_of(['--continue_from', 'm' * 90] + given[2:]).records.run_name
     finally:
         shutil.rmtree(str(logs / ('m' * 90)))
     assert name.endswith('_after_' + 40 * 'm')
@@ -244,7 +239,7 @@ def test_the_timing_table_of_fewer_classes_serves_where_it_fits(logs, data, caps
     assert read_json(str(logs / 'fits' / 'summary.json'))['selection_seconds'] > 0
     assert main.main(next_flags(logs, 'fits', 'third', data, *elastic)) == 0
     assert 'profiled' not in capsys.readouterr().out  # nor is it in a run of more classes
-    settings = settings_of(next_flags(logs, 'monday', 'more', data, *elastic))
+    settings = run_settings_of(next_flags(logs, 'monday', 'more', data, *elastic))
     images = main.images_of(settings)
     step, _ = main.timed_step(settings, main.load_data(settings, images))
     key = table_key(step._replace(num_classes=2), main.model_of(settings, 3, 8192), 2)
