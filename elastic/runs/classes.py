@@ -103,16 +103,15 @@ def read_predictions(folder, class_names):
 
 def report(predictions):
     """Returns the lines that say how well each class is known, and what is mistaken for what."""
-    names, rows, order = predictions.class_names, predictions.classes(), None
+    names, rows = predictions.class_names, predictions.classes()
     if len(names) > MOST_CLASSES:
-        order = predictions.worst_classes()[:MOST_CLASSES // 2]
-        rows = [rows[i] for i in order]
+        rows = [rows[i] for i in predictions.worst_classes()[:MOST_CLASSES // 2]]
     lines = ['accuracy {:.1f} % of {} test images'.format(
         100 * predictions.accuracy, len(predictions.images)), '']
     lines += [table(('class', 'test images', 'correct', 'accuracy (%)', 'precision (%)', 'F1 (%)'),
                     [row[:3] + tuple('' if share is None else '{:.1f}'.format(100 * share)
                                      for share in row[3:]) for row in rows])]
-    if order:
+    if len(rows) < len(names):
         lines.append('these are the worst of {} classes'.format(len(names)))
     pairs, wrong = predictions.confused(), predictions.wrong()
     if pairs:
