@@ -12,16 +12,11 @@ from cached_runs import SIZE, digits, network
 from elastic.compat import keras_stack
 from elastic.compat.keras_stack import MODEL_FILE
 from elastic.errors import UserError
+from elastic.export import saving
 from elastic.export.litert import FILE, LiteRTModel
 from elastic.export.plain import plain_model
 from elastic.export.predictor import probabilities_of
-from elastic.export.saving import (
-    check_export,
-    keep_weights,
-    report_export,
-    save_network,
-    write_litert,
-)
+from elastic.export.saving import check_export, keep_weights, report_export, save_network
 from elastic.files import read_json
 from elastic.networks.saved_model import load_saved
 from elastic.runs.folder import changed_settings, read_run
@@ -185,7 +180,7 @@ def test_a_model_is_saved_at_any_time_of_the_clock(tmp_path, monkeypatch):
 def test_int8_that_loses_more_than_two_points_is_named(tmp_path, recwarn):
     dataset, path = digits(), str(tmp_path / FILE)
     calibration = [image[None] for image in photos()]
-    write_litert(path, probabilities_of(plain_model(network())), SIZE, (), calibration)
+    saving.write_litert(path, probabilities_of(plain_model(network())), SIZE, (), calibration)
     report_export(path, 'litert_int8', dataset, 0.0)
     report_export(path, 'litert', dataset, 1.0)
     assert not [each for each in recwarn if 'int8' in str(each.message)]
