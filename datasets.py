@@ -105,13 +105,12 @@ def find_images(name, input_size, batch_size, **settings):
     """
     settings = DataSettings(**settings)
     images, workers = load_images(name, input_size, settings), settings.share[1]
-    if batch_size > images.train.epoch_size and workers > 1:
-        raise UserError('a batch of {} does not fit into the {} training images of {} that each of '
-                        'the {} workers has; use a smaller --batch_size or fewer workers'.format(
-                            batch_size, images.train.size, name, workers))
     if batch_size > images.train.epoch_size:
-        raise UserError('a batch of {} does not fit into the {} training images of {}; use a '
-                        'smaller --batch_size'.format(batch_size, images.train.epoch_size, name))
+        of_each, fewer = (' that each of the {} workers has'.format(workers), ' or fewer workers'
+                          ) if workers > 1 else ('', '')
+        raise UserError('a batch of {} does not fit into the {} training images of {}{}; use a '
+                        'smaller --batch_size{}'.format(
+                            batch_size, images.train.epoch_size, name, of_each, fewer))
     return images
 
 

@@ -143,19 +143,26 @@ def images_by_class(path, root, left_out):
 
     left_out: Counter as in images_among, to add to.
     """
-    classes, names = {}, _folders(path)
+    names = _folders(path)
     _check_links(root, path, names)
-    for name in names:
-        files, seen = [], {os.path.realpath(os.path.join(path, name))}
-        for parent, below, _ in os.walk(os.path.join(path, name), followlinks=True):
-            folders, entries = entries_of(parent)
-            _check_links(root, parent, folders + entries)
-            places = {folder: os.path.realpath(os.path.join(parent, folder)) for folder in folders}
-            below[:] = [folder for folder in folders if places[folder] not in seen]
-            seen.update(places.values())
-            files += [os.path.join(parent, entry) for entry in entries]
-        classes[name] = images_among(files, left_out)
-    return classes
+    return {name: images_among(_files_below(os.path.join(path, name), root, set()), left_out)
+            for name in names}
+
+
+def _files_below(path, root, seen):
+    """Returns the paths of the files in a folder and in those inside it, of each folder once.
+
+    seen: real paths of the folders that were read, to add to: links may lead to one again.
+    """
+    if os.path.realpath(path) in seen:
+        return []
+    seen.add(os.path.realpath(path))
+    folders, files = entries_of(path)
+    _check_links(root, path, folders + files)
+    found = [os.path.join(path, name) for name in files]
+    for name in folders:
+        found += _files_below(os.path.join(path, name), root, seen)
+    return found
 
 
 def _check_links(root, path, entries):

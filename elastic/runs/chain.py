@@ -4,12 +4,12 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from elastic.data.image_folder import shortened
 from elastic.errors import UserError
 from elastic.export.predictor import CHECKPOINT, WEIGHTS
 from elastic.files import read_json
 from elastic.runs.folder import fault, read_run
 from elastic.settings import DEFAULTS, FLAGS, PRUNE
+from elastic.texts import shortened
 
 # Flags of the network, which a continued run keeps; of what is trained, inherited together.
 FIXED = ('model_name', 'alpha', 'input_size', 'weights', 'keep_frozen', 'head', 'head_features',

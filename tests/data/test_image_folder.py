@@ -51,8 +51,17 @@ def test_photos_in_folders_of_a_class_folder_belong_to_the_class(tmp_path):
 def test_a_linked_folder_counts_once(tmp_path):
     fill(tmp_path, 'cat/0.jpg', 'cat/more/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
     os.symlink('..', str(tmp_path / 'cat' / 'more' / 'up'))
+    os.symlink('more', str(tmp_path / 'cat' / 'same'))  # beside what it links to
     train, test, _ = scanned(tmp_path)
     assert train['cat'] + test['cat'] == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='the superuser may read every folder')
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path):
+    fill(tmp_path, 'cat/0.jpg', 'cat/more/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
+    (tmp_path / 'cat' / 'more').chmod(0)
+    with pytest.raises(PermissionError, match='more'):
+        scanned(tmp_path)
 
 
 @pytest.mark.parametrize('name, kind', [
