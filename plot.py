@@ -42,15 +42,15 @@ MARK = {'color': '#222222', 'marker': 'x', 'markersize': 4.5, 'markeredgewidth':
         'linestyle': 'none', 'zorder': 4}  # an epoch in which the device was throttled
 LOG_FROM = 1000  # ratio of largest to smallest loss from which the axis is logarithmic
 TIME_UNITS = (('s', 1, 180), ('min', 60, 3 * 3600), ('h', 3600, math.inf))  # name, s, up to s
-CURVE_COLUMNS = ('train_seconds', 'test_accuracy', 'test_loss')  # or validation_..., as judged_on
+QUANTITIES = ('train_seconds', 'accuracy', 'loss')  # of each epoch
 
 
 class Curve(NamedTuple):
     """Holds the mean of the n runs of one configuration, which differ in their seed.
 
     summary: of the first run. variant: number of the configuration within its scheme, from 0.
-    mean, std: column -> (epochs,) float64 for `columns`; std is the sample deviation, NaN for
-        n = 1. A run that ended early stays where it ended.
+    mean, std: one of QUANTITIES -> (epochs,) float64; std is the sample deviation, NaN for n = 1.
+        A run that ended early stays where it ended.
     throttled: (epochs,) int, number of runs in which the device was throttled.
     final: (n,) float64, test accuracy of the kept weights.
     """
@@ -64,14 +64,10 @@ class Curve(NamedTuple):
     throttled: np.ndarray
     final: np.ndarray
 
-    @property
-    def columns(self):
-        return columns_of(self.summary)
 
-
-def columns_of(summary):
-    """Returns the names of CURVE_COLUMNS in the epochs.csv of a run."""
-    return tuple(column.replace('test_', judged_on(summary) + '_') for column in CURVE_COLUMNS)
+def column_of(quantity, summary):
+    """Returns the column of epochs.csv that has one of QUANTITIES."""
+    return quantity if quantity == 'train_seconds' else judged_on(summary) + '_' + quantity
 
 
 def accuracy_over_time(run_folders, output):
@@ -86,17 +82,24 @@ def accuracy_over_time(run_folders, output):
     """
     curves = curves_of(read_runs(run_folders))
     header, rows = curve_rows(curves)
-    longest = max(curve.mean['train_seconds'][-1] for curve in curves)
-    unit, seconds, _ = next(unit for unit in TIME_UNITS if longest < unit[2])
+    unit, seconds = time_unit(max(curve.mean['train_seconds'][-1] for curve in curves))
     marks = legend_of_marks(curves)
     texts = [_legend_text(curve, unit, seconds) for curve in curves] + [
         mark.get_label() for mark in marks]
     half = math.ceil(len(texts) / 2)
     columns = 2 if max(map(len, texts[:half])) + max(map(len, texts[half - 1:])) < 105 else 1
     height = 3.36 + 0.18 * math.ceil(len(texts) / columns) + 0.2 * len(_speed_ups(curves))
-    return write_figure(output, (WIDTH, height), lambda figure: figure.legend(
-        _draw_curves(figure, curves, unit, seconds) + marks, texts, loc='lower center',
-        ncol=columns, borderaxespad=0.2, columnspacing=2, handlelength=3), header, rows)
+
+    def draw(figure):
+        lines = _draw_curves(figure, curves, unit, seconds)
+        figure.legend(lines + marks, texts, loc='lower center', ncol=columns, borderaxespad=0.2,
+                      columnspacing=2, handlelength=3)
+    return write_figure(output, (WIDTH, height), draw, header, rows)
+
+
+def time_unit(longest):
+    """Returns (name, seconds) of the unit that suits times up to `longest` seconds."""
+    return next((name, seconds) for name, seconds, limit in TIME_UNITS if longest < limit)
 
 
 def curve_rows(curves):
@@ -104,22 +107,32 @@ def curve_rows(curves):
     throttled = any(curve.throttled.any() for curve in curves)
     keys = CONFIGURATION + ('dataset_name', 'host')
     header = keys + ('n', 'epoch') + tuple(
-        column + part for column in curves[0].columns for part in ('_mean', '_std')) + (
-            'throttled',) * throttled
+        column_of(quantity, curves[0].summary) + part
+        for quantity in QUANTITIES for part in ('_mean', '_std')) + ('throttled',) * throttled
     rows = [[curve.summary[key] for key in keys] + [curve.n, epoch + 1] + [
-        float(values[column][epoch]) for column in curve.columns
+        float(values[quantity][epoch]) for quantity in QUANTITIES
         for values in (curve.mean, curve.std)] + [int(curve.throttled[epoch])] * throttled
             for curve in curves for epoch in range(len(curve.throttled))]
     return header, rows
 
 
-def check_alike(run, other, keys):
-    """Raises UserError if two Runs differ in one of these keys of their summaries."""
-    for key in keys:
-        if run.summary[key] != other.summary[key]:
-            raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, run "
-                            f"'{other.summary['run_name']}' has {other.summary[key]}; a figure "
-                            f'compares runs with the same {key}')
+def check_alike(runs, *keys):
+    """Raises UserError if one of these keys of the summaries differs between Runs."""
+    first = runs[0].summary
+    for run in runs:
+        for key in keys:
+            if run.summary[key] != first[key]:
+                raise UserError(f"run '{run.summary['run_name']}' has {key} {run.summary[key]}, "
+                                f"run '{first['run_name']}' has {first[key]}; a figure compares "
+                                f'runs with the same {key}')
+
+
+def grouped(runs, value_of):
+    """Returns value -> Runs, in the order of first appearance. value_of: (summary) -> value."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(value_of(run.summary), []).append(run)
+    return groups
 
 
 def curves_of(runs):
@@ -129,26 +142,25 @@ def curves_of(runs):
     """
     if not runs:
         raise UserError('no run given; name at least one')
-    groups = {}
-    for run in runs:
-        check_alike(run, runs[0], ('host', 'stack', 'dataset_name', 'validation_share'))
-        group = groups.setdefault(configuration(run.summary), [])
-        group.append(run)
-        check_alike(run, group[0], ('epochs',) if run.summary['patience'] is None else ())
+    check_alike(runs, 'host', 'stack', 'dataset_name', 'validation_share')
+    groups = grouped(runs, configuration)
     curves, palette = [], [kind.color for kind in SCHEMES.values()]
     one_scheme = 1 == len({scheme for scheme, *_ in groups}) < len(groups)
     for key in sorted(groups, key=lambda key: (list(SCHEMES).index(key[0]), str(key[1:]))):
-        values = {column: np.array(_filled(groups[key], column))  # (n, epochs)
-                  for column in columns_of(groups[key][0].summary)}
-        n, variant = len(groups[key]), sum(curve.summary['scheme'] == key[0] for curve in curves)
+        group, summary = groups[key], groups[key][0].summary
+        if summary['patience'] is None:
+            check_alike(group, 'epochs')
+        values = {quantity: np.array(_filled(group, column_of(quantity, summary)))  # (n, epochs)
+                  for quantity in QUANTITIES}
+        n, variant = len(group), sum(curve.summary['scheme'] == key[0] for curve in curves)
         curves.append(Curve(
-            groups[key][0].summary, label_of(key, groups, n), variant,
+            summary, label_of(key, groups, n), variant,
             palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color, n,
-            {column: value.mean(axis=0) for column, value in values.items()},
-            {column: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
-             for column, value in values.items()},
-            np.array(_filled(groups[key], 'throttled', False), bool).sum(axis=0),
-            np.array([run.summary['final_accuracy'] for run in groups[key]])))
+            {quantity: value.mean(axis=0) for quantity, value in values.items()},
+            {quantity: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
+             for quantity, value in values.items()},
+            np.array(_filled(group, 'throttled', False), bool).sum(axis=0),
+            np.array([run.summary['final_accuracy'] for run in group])))
     return curves
 
 
@@ -168,8 +180,7 @@ def _speed_ups(curves):
 
 
 def _legend_text(curve, unit, seconds):
-    accuracy, test = curve.columns[1], ''
-    mean, std = (100 * values[accuracy][-1] for values in (curve.mean, curve.std))
+    mean, std, test = 100 * curve.mean['accuracy'][-1], 100 * curve.std['accuracy'][-1], ''
     if judged_on(curve.summary) != 'test':
         final, test = 100 * curve.final, 'test '
         mean, std = final.mean(), final.std(ddof=min(1, curve.n - 1))
@@ -196,27 +207,37 @@ def _draw_curves(figure, curves, unit, seconds):
         'bottom': top - 2.3 / height})
     models = ', '.join(sorted({curve.summary['model_name'] for curve in curves}))
     draw_title(figure, f"{models} on {curves[0].summary['dataset_name']}", curves)
-    lines = [(draw_curve(left, curve, 'accuracy', seconds, 100),
-              draw_curve(right, curve, 'loss', seconds, 1))[0] for curve in curves]
-    scale_loss(right, curves)
+    lines = draw_panels(left, right, curves, seconds)
     images = judged_on(curves[0].summary)
     for axis, title in ((left, images + ' accuracy (%)'), (right, images + ' loss')):
-        axis.set_xlim(left=0)
         axis.set(xlabel=f'training time ({unit}), validation excluded', ylabel=title)
-        axis.grid(True)
     for level, (full, elastic) in enumerate(pairs):
         _draw_speed_up(left, full, elastic, seconds, level)
     return lines
 
 
-def draw_curve(axis, curve, quantity, seconds, scale):
-    """Draws one Curve with its marks; returns its line.
+def draw_panels(accuracy, loss, curves, seconds):
+    """Draws Curves in two axes over the training time; returns one line per Curve.
 
-    quantity: 'accuracy' or 'loss'. seconds: in one unit of the time axis. scale: factor for values.
+    seconds: in one unit of the time axes. The axis of losses becomes logarithmic if one that nearly
+    diverged would flatten the others.
     """
-    column = '{}_{}'.format(judged_on(curve.summary), quantity)
+    lines = [_draw_curve(accuracy, curve, 'accuracy', seconds, 100) for curve in curves]
+    for curve in curves:
+        _draw_curve(loss, curve, 'loss', seconds, 1)
+    losses = np.concatenate([curve.mean['loss'] for curve in curves])
+    if 0 < LOG_FROM * losses.min() < losses.max():
+        loss.set_yscale('log')
+    for axis in (accuracy, loss):
+        axis.set_xlim(left=0)
+        axis.grid(True)
+    return lines
+
+
+def _draw_curve(axis, curve, quantity, seconds, scale):
+    """Draws one Curve with its marks; returns its line. scale: factor for the quantity."""
     x = curve.mean['train_seconds'] / seconds
-    mean, std = scale * curve.mean[column], scale * curve.std[column]
+    mean, std = scale * curve.mean[quantity], scale * curve.std[quantity]
     if curve.n > 1:
         axis.fill_between(x, mean - std, mean + std, color=curve.color, alpha=0.2, linewidth=0)
     line, = axis.plot(x, mean, color=curve.color, linestyle=LINES[curve.variant % len(LINES)],
@@ -235,20 +256,13 @@ def legend_of_marks(curves):
     return [Line2D([], [], label='throttled', **MARK)] if marked else []
 
 
-def scale_loss(axis, curves):
-    """Makes the axis logarithmic if one loss that nearly diverged would flatten the others."""
-    losses = np.concatenate([curve.mean[curve.columns[2]] for curve in curves])
-    if 0 < LOG_FROM * losses.min() < losses.max():
-        axis.set_yscale('log')
-
-
 def _draw_speed_up(axis, full, elastic, seconds, level):
     """Draws an arrow above the panel, in row `level` (from 0), between the ends of two Curves."""
     low, high = axis.set_ylim(axis.get_ylim())
     y = high + (high - low) * (0.045 + 0.085 * level)
     ends = [curve.mean['train_seconds'][-1] / seconds for curve in (elastic, full)]
     for curve, x in zip((elastic, full), ends):
-        axis.plot([x, x], [100 * curve.mean[curve.columns[1]][-1], y], ':', linewidth=0.8,
+        axis.plot([x, x], [100 * curve.mean['accuracy'][-1], y], ':', linewidth=0.8,
                   color=curve.color, clip_on=False)
     axis.annotate('', (ends[0], y), (ends[1], y), annotation_clip=False, arrowprops={
         'arrowstyle': '<->', 'linewidth': 0.8, 'shrinkA': 0, 'shrinkB': 0})

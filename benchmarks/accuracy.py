@@ -231,7 +231,7 @@ def result_of(network, row, runs, full):
     """
     pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
     for run, whole in pairs:
-        check_alike(run, whole, ('host', 'stack'))
+        check_alike([whole, run], 'host', 'stack')
     final = {seed: accuracy_of(network, row, seed, run) for seed, run in runs.items()
              if seed in full}
     whole_row = row._replace(label=FULL)

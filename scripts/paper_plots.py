@@ -20,61 +20,38 @@ from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 from elastic.schemes.fixed import SCHEMES
 from plot import (
-    TIME_UNITS,
     accuracy_over_time,
     check_alike,
     curve_rows,
     curves_of,
     draw_by_name,
-    draw_curve,
+    draw_panels,
     draw_title,
+    grouped,
     legend_of_marks,
-    scale_loss,
+    time_unit,
 )
 
 
-class Bar:
-    """The runs of one configuration on one model and data set, which differ only in the seed."""
+def _read(folders, *same, needed=None):
+    """Returns the Runs, all from one device.
 
-    def __init__(self, runs):
-        self.summary = runs[0].summary
-        self.runs = runs
-
-    def values(self, key):
-        return np.array([run.summary[key] for run in self.runs], dtype=float)
-
-
-def _read(folders, key=None):
-    """Returns the Runs, all from one device; raises UserError if `key` is None in one."""
+    same: keys in which their summaries must agree, too. needed: a key that none may lack.
+    Raises UserError for others.
+    """
     runs = read_runs(folders)
+    check_alike(runs, 'host', 'stack')
     for run in runs:
-        check_alike(run, runs[0], ('host', 'stack'))
-        if key is not None and run.summary[key] is None:
+        if needed is not None and run.summary[needed] is None:
             raise UserError("run '{}' has no {} in its summary.json: it does not fit this figure"
-                            .format(run.summary['run_name'], key))
+                            .format(run.summary['run_name'], needed))
+    check_alike(runs, *same)
     return runs
 
 
 def _by(runs, key):
-    """Returns value -> runs, in the order of first appearance."""
-    groups = {}
-    for run in runs:
-        groups.setdefault(run.summary[key], []).append(run)
-    return groups
-
-
-def _bars(runs):
-    """Returns one Bar per configuration, in the order of SCHEMES."""
-    groups = {}
-    for run in runs:
-        groups.setdefault(configuration(run.summary), []).append(run)
-    order = list(SCHEMES)
-    return sorted(map(Bar, groups.values()), key=lambda bar: (
-        order.index(bar.summary['scheme']), str(bar.summary['rho'])))
-
-
-def _unit(seconds):
-    return next(unit for unit in TIME_UNITS if seconds < unit[2])
+    """Returns value -> Runs, in the order of first appearance."""
+    return grouped(runs, lambda summary: summary[key])
 
 
 def _top(figure):
@@ -88,9 +65,7 @@ def curve_grid(folders, output):
 
     A single data set is drawn by plot.accuracy_over_time.
     """
-    runs = _read(folders)
-    for run in runs:
-        check_alike(run, runs[0], ('validation_share',))
+    runs = _read(folders, 'validation_share')
     columns = {data: curves_of(group) for data, group in _by(runs, 'dataset_name').items()}
     if len(columns) == 1:
         return accuracy_over_time(folders, output)
@@ -112,16 +87,11 @@ def _draw_grid(figure, runs, columns, marks, more):
     draw_title(figure, ', '.join(_by(runs, 'model_name')), runs)
     lines = {}
     for (data, curves), accuracy, loss in zip(columns.items(), axes[0], axes[1]):
-        name, seconds, _ = _unit(max(curve.mean['train_seconds'][-1] for curve in curves))
-        for curve in curves:
-            draw_curve(loss, curve, 'loss', seconds, 1)
-            lines[curve.label] = draw_curve(accuracy, curve, 'accuracy', seconds, 100)
-        scale_loss(loss, curves)
+        name, seconds = time_unit(max(curve.mean['train_seconds'][-1] for curve in curves))
+        drawn = draw_panels(accuracy, loss, curves, seconds)
+        lines.update((curve.label, line) for curve, line in zip(curves, drawn))
         accuracy.set_title(data, fontsize=9)
         loss.set_xlabel('training time ({})'.format(name))
-        for axis in (accuracy, loss):
-            axis.set_xlim(left=0)
-            axis.grid(True)
         ends = {curve.summary['scheme']: curve.mean['train_seconds'][-1] for curve in curves}
         if 'full_training' in ends and 'elastic_training' in ends:
             box = accuracy.legend([], [], title='{:.2f}× speed-up'.format(
@@ -149,11 +119,8 @@ def _legend_columns(labels, most):
 
 def bars(folders, output):
     """Draws final test accuracy and training time of every configuration, grouped by network."""
-    runs = _read(folders)
-    for run in runs:
-        check_alike(run, runs[0], ('dataset_name',))
-    return _bar_figure(runs, 'model_name', ('final test accuracy (%)', 'final_accuracy', 100.0),
-                       output)
+    return _bar_figure(_read(folders, 'dataset_name'), 'model_name', (
+        'final test accuracy (%)', 'final_accuracy', 100.0), output)
 
 
 def energy_bars(folders, output):
@@ -191,23 +158,33 @@ def _bar_figure(runs, by, panel, output):
 
     panel: (label, key, scale) of the quantity.
     """
-    unit, seconds, _ = _unit(max(run.summary['train_seconds'] for run in runs))
+    unit, seconds = time_unit(max(run.summary['train_seconds'] for run in runs))
     panels = [panel, ('training time ({})'.format(unit), 'train_seconds', 1 / seconds)]
     columns = {name: _bars(group) for name, group in _by(runs, by).items()}
     keys = ('model_name', 'dataset_name', 'scheme', 'rho')
     header = keys + ('n',) + tuple(
         key + part for _, key, _ in panels for part in ('_mean', '_std')) + ('energy_source',)
-    rows = [[bar.summary[key] for key in keys] + [len(bar.runs)]
-            + [number for _, key, _ in panels for number in _mean_std(bar.values(key))]
-            + [bar.summary['energy_source'] or '']
+    rows = [[bar[0].summary[key] for key in keys] + [len(bar)]
+            + [number for _, key, _ in panels for number in _mean_std(_values(bar, key))]
+            + [bar[0].summary['energy_source'] or '']
             for column in columns.values() for bar in column]
     many = max(map(len, columns.values())) > 5
     return write_figure(output, (WIDTH, 3.3 if many else 3.1), lambda figure: _draw_bars(
         figure, runs, columns, panels), header, rows)
 
 
+def _bars(runs):
+    """Returns a list of Runs for each bar: those of one configuration, in the order of SCHEMES."""
+    return sorted(grouped(runs, configuration).values(), key=lambda bar: (
+        list(SCHEMES).index(bar[0].summary['scheme']), str(bar[0].summary['rho'])))
+
+
+def _values(bar, key):
+    return [float(run.summary[key]) for run in bar]
+
+
 def _mean_std(values):
-    return [float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float('nan')]
+    return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else np.nan]
 
 
 def _draw_bars(figure, runs, columns, panels):
@@ -230,7 +207,7 @@ def _draw_bars(figure, runs, columns, panels):
             axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(
                 textwrap.fill(str(note), 44) for note in sorted(notes, key=str)),
                       ha='center', va='center', transform=axis.transAxes, fontsize=7)
-    handles = {label_of(configuration(bar.summary)): colour_of(bar, everything)
+    handles = {label_of(configuration(bar[0].summary)): _colour_of(bar, everything)
                for bar in everything}
     from matplotlib.patches import Patch
     _legend(figure, [Patch(color=color) for color in handles.values()], list(handles), 5)
@@ -240,9 +217,9 @@ def _draw_group(axis, i, column, key, scale, everything):
     """Draws the bars of one group around x = i; everything: the bars of all groups."""
     width = 0.8 / len(column)
     for j, bar in enumerate(column):
-        mean, std = _mean_std(scale * bar.values(key))
+        mean, std = _mean_std(scale * np.array(_values(bar, key)))
         x = i + (j - (len(column) - 1) / 2) * width
-        axis.bar(x, mean, 0.9 * width, color=colour_of(bar, everything), linewidth=0,
+        axis.bar(x, mean, 0.9 * width, color=_colour_of(bar, everything), linewidth=0,
                  yerr=None if np.isnan(std) else std, error_kw={'linewidth': 0.8})
         if not np.isnan(mean):
             axis.annotate('{:.1f}'.format(mean) if mean < 100 else '{:.0f}'.format(mean),
@@ -250,12 +227,12 @@ def _draw_group(axis, i, column, key, scale, everything):
                           textcoords='offset points', ha='center', fontsize=6)
 
 
-def colour_of(bar, bars):
+def _colour_of(bar, bars):
     """Returns the scheme's colour; if bars have several rho, larger ones are paler."""
     from matplotlib.colors import to_rgb
-    color = np.array(to_rgb(SCHEMES[bar.summary['scheme']].color))
-    rhos = sorted({other.summary['rho'] for other in bars} - {None})
-    rho = bar.summary['rho']
+    color = np.array(to_rgb(SCHEMES[bar[0].summary['scheme']].color))
+    rhos = sorted({other[0].summary['rho'] for other in bars} - {None})
+    rho = bar[0].summary['rho']
     pale = 0.0 if rho is None else 0.75 * rhos.index(rho) / len(rhos)
     return tuple(color + (1 - color) * pale)
 
@@ -270,10 +247,9 @@ def importance_stability(folders, output):
     over the seeds; a single seed shows its least and most similar pair instead.
     Raises UserError for a run that selected only once.
     """
-    runs = _read(folders, 'probe_batches')
+    runs = _read(folders, 'model_name', 'dataset_name', 'rho', 'epochs', needed='probe_batches')
     settings = {}  # (interval, probe batches) -> [(similarities, share of time)] by seed
     for run in runs:
-        check_alike(run, runs[0], ('model_name', 'dataset_name', 'rho', 'epochs'))
         vectors = importances(run)
         if len(vectors) < 2:
             raise UserError("run '{}' selected once; similarity needs two selections: more epochs "
@@ -284,9 +260,9 @@ def importance_stability(folders, output):
         settings.setdefault((run.summary['interval'], run.summary['probe_batches']), []).append(
             (cosines, run.summary['importance_seconds'] / run.summary['train_seconds']))
     rows = [list(key) + [len(seeds)]
-            + _mean_std(np.array([np.mean(cosines) for cosines, _ in seeds]))
+            + _mean_std([np.mean(cosines) for cosines, _ in seeds])
             + [min(min(cosines) for cosines, _ in seeds), max(max(cosines) for cosines, _ in seeds)]
-            + _mean_std(np.array([share for _, share in seeds]))
+            + _mean_std([share for _, share in seeds])
             for key, seeds in settings.items()]
     header = ['interval', 'probe_batches', 'n', 'similarity_mean', 'similarity_std',
               'similarity_least', 'similarity_most', 'importance_share_of_time_mean',
@@ -340,9 +316,8 @@ def selection_panels(folders, output):
 
     Several seeds are shown by the share of them that trained a tensor.
     """
-    runs, shares, rows = _read(folders, 'rho'), {}, []
+    runs, shares, rows = _read(folders, 'model_name', 'rho', 'epochs', needed='rho'), {}, []
     for run in runs:
-        check_alike(run, runs[0], ('model_name', 'rho', 'epochs'))
         if not run.selections:
             raise UserError("run '{}' has no selections.csv; this figure needs one".format(
                 run.summary['run_name']))
