@@ -152,7 +152,6 @@ class ElasticScheme(Scheme):
             return None
         self._choosing_seconds = time.perf_counter() - begin
         mask, fallback, table = chosen
-        self._cluster.check_same_array(mask, 'tensors to train')
         self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
         return self._current
 

@@ -7,7 +7,6 @@ the others add zeros.
 
 import contextlib
 import time
-import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +14,6 @@ import tensorflow as tf
 from elastic import trees
 from elastic.compat import tf_internals
 from elastic.errors import UserError
-from elastic.settings import DEFAULTS
 from elastic.workers.addresses import WorkerLost, wait_for_all
 from elastic.workers.heartbeat import ANSWER_MS, Heartbeat
 
@@ -29,7 +27,7 @@ class Cluster:
     workers: addresses.Workers; None: this process alone. timeout: seconds to wait for another.
     """
 
-    def __init__(self, workers=None, timeout=DEFAULTS['worker_timeout']):
+    def __init__(self, workers=None, timeout=None):
         self.workers, self.timeout = workers, timeout
         self.size = 1 if workers is None else len(workers.addresses)
         self.index = 0 if workers is None else workers.index
@@ -119,14 +117,6 @@ class Cluster:
                     raise UserError('{} has {} {}, {} has {}: use the same on all workers'.format(
                         self.workers.name(index), name, other.get(name), self.workers.name(0),
                         value))
-
-    def check_same_array(self, array, what):
-        """Raises UserError unless all workers hold the same array."""
-        marks = self.rows([zlib.crc32(np.ascontiguousarray(array).tobytes())])[:, 0]
-        differing = np.flatnonzero(marks != marks[0])
-        if len(differing):
-            raise UserError('{} has other {} than {}: start all workers again'.format(
-                self.workers.name(int(differing[0])), what, self.workers.name(0)))
 
     # ------------------------------------------------------------------------------- failures
 

@@ -23,22 +23,18 @@ class Heartbeat(threading.Thread):
         super().__init__(daemon=True)
         self.workers, self.lost = workers, []
         self._stopped = threading.Event()
-        self._heard = dict.fromkeys(workers.others, time.monotonic())
 
     def run(self):
+        heard = dict.fromkeys(self.workers.others, time.monotonic())
         while not self.lost and not self._stopped.wait(EVERY):
-            self.look()
+            for index in heard:  # takes a while if a worker does not answer
+                if tf_internals.is_alive(index, ANSWER_MS):
+                    heard[index] = time.monotonic()
+            silent = {index: time.monotonic() - last for index, last in heard.items()}  # s
+            self.lost = [index for index, seconds in silent.items() if seconds > LOST_AFTER
+                         or seconds > EVERY and refuses(self.workers.addresses[index])]
         if self.lost and not self._stopped.is_set():
             tf_internals.abort_collectives('lost ' + ', '.join(map(self.workers.name, self.lost)))
-
-    def look(self):
-        """Sets `lost`; takes a while if a worker does not answer."""
-        for index in self.workers.others:
-            if tf_internals.is_alive(index, ANSWER_MS):
-                self._heard[index] = time.monotonic()
-        self.lost = [index for index, heard in self._heard.items()
-                     if time.monotonic() - heard > LOST_AFTER
-                     or time.monotonic() - heard > EVERY and refuses(self.workers.addresses[index])]
 
     def stop(self):
         self._stopped.set()

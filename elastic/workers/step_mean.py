@@ -16,20 +16,18 @@ RESULTS = 3  # numbers that travel with the gradients: loss, correct, penalty
 ALONE_BYTES = 4 << 20  # a gradient of this size travels by itself
 
 
-def sums_of(shapes, dtypes):
-    """Returns the lists of arrays (their indices) that travel together, in order."""
+def sums_of(specs):
+    """Returns the lists of arrays (their indices) that travel together, in order.
+
+    specs: a tf.TensorSpec of each array.
+    """
     together, apart = {}, []
-    for i, (shape, dtype) in enumerate(zip(shapes, dtypes)):
-        if size_of(shape) * dtype.size >= ALONE_BYTES:
+    for i, spec in enumerate(specs):
+        if spec.shape.num_elements() * spec.dtype.size >= ALONE_BYTES:
             apart.append([i])
         else:
-            together.setdefault(dtype, []).append(i)
+            together.setdefault(spec.dtype, []).append(i)
     return list(together.values()) + apart
-
-
-def size_of(shape):
-    """Returns the number of elements."""
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def key_of(tag, mask):
@@ -53,27 +51,28 @@ class StepMean:
         The loss, the penalty and the gradients are means; the number of correct examples is a sum.
         shapes, dtypes: of the gradients, those of the (N,) bool mask. tag: str, the kind of step.
         """
-        cluster = self.cluster
-        key, specs = key_of(tag, mask), [tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.int32),
-                                         tf.TensorSpec((), tf.float32)]
-        shapes, dtypes = [(RESULTS,)] + list(shapes), [tf.float32] + list(dtypes)
-        specs += [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes[1:], dtypes[1:])]
+        cluster, key = self.cluster, key_of(tag, mask)
+        numbers = [tf.TensorSpec((), dtype) for dtype in (tf.float32, tf.int32, tf.float32)]
+        of_gradients = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
+        specs = [tf.TensorSpec((RESULTS,), tf.float32)] + of_gradients
 
         def mean(loss, correct, penalty, *gradients):
             # The mean of this multiple is the sum.
             results = tf.stack([loss, tf.cast(cluster.size * correct, tf.float32), penalty])  # (3,)
             arrays, found, before = [results] + list(gradients), {}, gradients
-            for number, members in enumerate(sums_of(shapes, dtypes)):
+            for number, members in enumerate(sums_of(specs)):
                 flat = [tf.reshape(arrays[i], [-1]) for i in members]
                 with tf.control_dependencies(before):
                     packed = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
                     total = collective_sum(packed, cluster, key + number) / cluster.size
-                parts = tf.split(total, [size_of(shapes[i]) for i in members])
-                found.update((i, tf.reshape(part, shapes[i])) for i, part in zip(members, parts))
+                parts = tf.split(total, [specs[i].shape.num_elements() for i in members])
+                found.update((i, tf.reshape(part, specs[i].shape))
+                             for i, part in zip(members, parts))
                 before = [total]
             return [found[0][0], tf.cast(tf.round(found[0][1]), tf.int32), found[0][2]] + [
                 found[i] for i in range(1, len(arrays))]
-        return tf.function(mean, input_signature=specs, autograph=False).get_concrete_function()
+        return tf.function(mean, input_signature=numbers + of_gradients,
+                           autograph=False).get_concrete_function()
 
 
 def cluster_of(maker):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic.timing.table import WireCost
-from elastic.workers.step_mean import ALONE_BYTES, RESULTS, StepMean, size_of
+from elastic.workers.step_mean import ALONE_BYTES, RESULTS, StepMean
 
 LEAST_BYTES = 1 << 12  # of a gradient that is tried
 SHARES = (1 / 16, 1 / 4, 1)  # of all gradients that travel together; also tried
@@ -23,11 +23,11 @@ class Wire(NamedTuple):
     sum_ms: float
     byte_ms: float
 
-    def cost_of(self, shapes, itemsize=4):
-        """Returns the WireCost of gradients of these N shapes."""
-        nbytes = np.array([itemsize * size_of(shape) for shape in shapes], np.float64)
+    def cost_of(self, shapes):
+        """Returns the WireCost of float32 gradients of these N shapes."""
+        nbytes = 4.0 * np.array([np.prod(shape) for shape in shapes])
         t_comm = self.byte_ms * nbytes + np.where(nbytes >= ALONE_BYTES, self.sum_ms, 0.0)
-        return WireCost(self.sum_ms + self.byte_ms * itemsize * RESULTS, t_comm)
+        return WireCost(self.sum_ms + self.byte_ms * 4 * RESULTS, t_comm)
 
     def describe(self):
         """Returns one line for people."""
@@ -41,7 +41,7 @@ def measure_wire(cluster, shapes):
     Exchanges gradients of several sizes in turn, as a step does. The costs are a line through the
     medians, which weighs relative errors. shapes: of the N gradients of a full step.
     """
-    largest = min(ALONE_BYTES, max(2 * LEAST_BYTES, 4 * sum(map(size_of, shapes))))
+    largest = min(ALONE_BYTES, max(2 * LEAST_BYTES, 4 * int(sum(map(np.prod, shapes)))))
     tried = sorted({LEAST_BYTES} | {max(LEAST_BYTES, int(share * largest)) // 4 * 4
                                     for share in SHARES})
     exchanges = [_exchange(cluster, nbytes) for nbytes in tried]

@@ -49,8 +49,9 @@ def test_the_speed_of_the_device_does_not_change_the_wire():
 
 def test_small_gradients_travel_together_and_large_ones_by_themselves():
     large, small = (ALONE_BYTES // 4,), (10, 10)
-    dtypes = [tf.float32, tf.float32, tf.float64, tf.float32]
-    assert sums_of([small, large, small, small], dtypes) == [[0, 3], [2], [1]]
+    specs = map(tf.TensorSpec, [small, large, small, small],
+                [tf.float32, tf.float32, tf.float64, tf.float32])
+    assert sums_of(specs) == [[0, 3], [2], [1]]
     cost = Wire(2.0, 1e-6).cost_of([small, large, small])
     assert np.allclose(cost.t_comm, [4e-4, 2.0 + 1e-6 * ALONE_BYTES, 4e-4])
     assert np.isclose(cost.fixed, 2.0 + 12e-6)
