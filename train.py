@@ -193,7 +193,7 @@ class ElasticScheme(Scheme):
 
     def _drifted(self, epoch, last):
         """Returns whether drift until the next selection would cost more time than selecting."""
-        if not self._loop.follows or not self._settings.interval:
+        if not self._settings.closed_loop or not self._settings.interval:
             return False
         ms = last.ms[last.kind]
         drift_ms = steps_drift_ms(ms, *self._current.predicted_of(last.kind))
@@ -277,7 +277,7 @@ class CachedElasticScheme(ElasticScheme):
 
     def _learn_from(self, last):
         self._budget.spend(self._current, last)
-        if self._loop.follows:
+        if self._settings.closed_loop:
             (self._cache if last.kind == READ else self._loop).waited(last.wait_ms)
 
     def _rho(self, epoch):

@@ -42,7 +42,6 @@ class Steps(NamedTuple):
 
 class FixedTable:
     """Stands for the ClosedLoop of a run whose timing table stays as the profiler measured it."""
-    follows = False
 
     def __init__(self, timings):
         self.timings = timings
@@ -61,10 +60,7 @@ class FixedTable:
     def restore(self, tables):
         """Resumes from what `state` returned, unless another device measured it."""
         if tables[0].key == self.timings.key:
-            self._take(*tables)
-
-    def _take(self, timings):
-        self.timings = timings
+            self.timings = tables[0]
 
 
 class ClosedLoop(FixedTable):
@@ -73,7 +69,6 @@ class ClosedLoop(FixedTable):
     timings: the present TensorTimings, at first the profiler's. reference: TensorTimings as of the
     last correction of shares. maker: masked_step.StepMaker of the training step.
     """
-    follows = True
 
     def __init__(self, timings, maker):
         super().__init__(timings)
@@ -85,8 +80,9 @@ class ClosedLoop(FixedTable):
     def state(self):
         return [self.timings, self.reference]
 
-    def _take(self, timings, reference):
-        self.timings, self.reference = timings, reference
+    def restore(self, tables):
+        if tables[0].key == self.timings.key:
+            self.timings, self.reference = tables
 
     def update(self, inputs, labels, both_ms=(), steps=None):
         """Measures both passes on this batch, corrects `timings`, and returns the drift of shares.
@@ -134,7 +130,7 @@ class ClosedLoop(FixedTable):
         if self._forward is None:
             self._forward = self._maker.forward()
         functions = [self._forward]
-        if not len(both_ms):
+        if not both_ms:
             functions.append(self._maker.gradients(averaged=False))
 
         def settled_ms(function):
@@ -142,7 +138,7 @@ class ClosedLoop(FixedTable):
             return function.milliseconds(inputs, labels)
         ms = np.array([[settled_ms(function) for function in functions] for _ in range(calls)])
         # The minimum: disturbances only add, and would move the median of a few calls.
-        t_fp, t_both = ms[:, 0].min(), min(both_ms if len(both_ms) else ms[:, 1])
+        t_fp, t_both = ms[:, 0].min(), min(both_ms or ms[:, 1])
         old = self.reference
         return t_fp, max(t_both - t_fp, 1e-3) * old.t_bp / (old.t_both - old.t_fp)
 

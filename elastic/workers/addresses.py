@@ -171,11 +171,7 @@ def _failure(address):
 def _listening(family, address):
     """Returns a socket that listens at this address."""
     listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(16)
-        return listener
-    except BaseException:
-        listener.close()
-        raise
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(16)
+    return listener

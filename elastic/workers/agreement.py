@@ -43,8 +43,10 @@ def joint_table(cluster, table):
     table = slowest_table(cluster, table)
     wire = measure_wire(cluster, table.shapes)
     table = table._replace(wire=wire.cost_of(table.shapes))
-    print('{}; all gradients: {:.1f} of {:.1f} ms a step'.format(
-        wire.describe(), table.wire_time([True] * len(table.names)), table.t_step))
+    print('wire: {:.1f} ms for each exchange, and {:.1f} ms for each MB of gradients; '
+          'all gradients: {:.1f} of {:.1f} ms a step'.format(
+              wire.sum_ms, 1e6 * wire.byte_ms, table.wire_time([True] * len(table.names)),
+              table.t_step))
     return table
 
 

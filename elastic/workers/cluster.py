@@ -6,6 +6,7 @@ the others add zeros.
 """
 
 import contextlib
+import threading
 import time
 
 import numpy as np
@@ -14,11 +15,13 @@ import tensorflow as tf
 from elastic import trees
 from elastic.compat import tf_internals
 from elastic.errors import UserError
-from elastic.workers.addresses import WorkerLost, wait_for_all
-from elastic.workers.heartbeat import ANSWER_MS, Heartbeat
+from elastic.workers.addresses import WorkerLost, refuses, wait_for_all
 
 GROUP = 1  # the key of the group of all workers
 FIRST_KEY = 2 ** 30  # of sums outside a step; those within one have smaller keys
+EVERY = 1.0  # s between two looks at the others
+ANSWER_MS = 5000  # the longest wait for one answer
+LOST_AFTER = 30.0  # s without an answer: a large gradient on a slow wire may delay it
 
 
 class Cluster:
@@ -143,6 +146,35 @@ class Cluster:
             return self._heartbeat.lost
         return [index for index in self.workers.others
                 if not tf_internals.is_alive(index, ANSWER_MS)]
+
+
+class Heartbeat(threading.Thread):
+    """Looks at the other workers until `stop`; ends all waiting for them if one is lost.
+
+    A process that is gone is lost at once, one that only does not answer after LOST_AFTER: it
+    hangs, or its cable is cut.
+    workers: addresses.Workers. lost: indices of workers; empty while all are there.
+    """
+
+    def __init__(self, workers):
+        super().__init__(daemon=True)
+        self.workers, self.lost = workers, []
+        self._stopped = threading.Event()
+
+    def run(self):
+        heard = dict.fromkeys(self.workers.others, time.monotonic())
+        while not self.lost and not self._stopped.wait(EVERY):
+            for index in heard:  # takes a while if a worker does not answer
+                if tf_internals.is_alive(index, ANSWER_MS):
+                    heard[index] = time.monotonic()
+            silent = {index: time.monotonic() - last for index, last in heard.items()}  # s
+            self.lost = [index for index, seconds in silent.items() if seconds > LOST_AFTER
+                         or seconds > EVERY and refuses(self.workers.addresses[index])]
+        if self.lost and not self._stopped.is_set():
+            tf_internals.abort_collectives('lost ' + ', '.join(map(self.workers.name, self.lost)))
+
+    def stop(self):
+        self._stopped.set()
 
 
 def collective_sum(tensor, cluster, key):

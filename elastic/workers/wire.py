@@ -29,11 +29,6 @@ class Wire(NamedTuple):
         t_comm = self.byte_ms * nbytes + np.where(nbytes >= ALONE_BYTES, self.sum_ms, 0.0)
         return WireCost(self.sum_ms + self.byte_ms * 4 * RESULTS, t_comm)
 
-    def describe(self):
-        """Returns one line for people."""
-        return 'wire: {:.1f} ms for each exchange, and {:.1f} ms for each MB of gradients'.format(
-            self.sum_ms, 1e6 * self.byte_ms)
-
 
 def measure_wire(cluster, shapes):
     """Returns the Wire between the workers of a cluster.Cluster, the same on all of them.
