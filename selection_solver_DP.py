@@ -233,12 +233,12 @@ def choose_tensors(timings, importance, rho, layers=None, room=None):
     def ms_of(mask):
         return timings.step_time(mask[items.of])
 
-    members = items.of == np.arange(len(items.own))[:, None]  # (L, N) bool
+    numbers = np.arange(len(items.own))
+    members = items.of == numbers[:, None]  # (L, N) bool
     if room is not None and room.fits(members.any(axis=0)):
         room = None  # even a full step fits
     fitting = np.array([room is None or room.fits(tensors) for tensors in members])
-    cheapest = items.cheapest if fitting.all() else (
-        np.arange(len(fitting)) == np.argmin(np.where(fitting, items.alone, np.inf)))
+    cheapest = numbers == np.argmin(np.where(fitting, items.alone, np.inf))
     if ms_of(cheapest) > limit or not fitting.any():
         raise InfeasibleBudget(budget, ms_of(cheapest) - timings.fixed)
     feasible = cheapest | (items.alone <= budget) & fitting
@@ -248,7 +248,7 @@ def choose_tensors(timings, importance, rho, layers=None, room=None):
     mask = np.zeros(len(value), dtype=bool)
     if room is None:
         mask[feasible] = _search(items.only(feasible), value[feasible], budget)
-    elif feasible.any():
+    else:
         mask[feasible] = _search_in(room, items, members, feasible, value, budget)
     mask = trimmed(mask, value, ms_of, limit)
     return (mask if mask.any() else cheapest)[items.of], fallback

@@ -4,7 +4,7 @@ scripts/reproduce.py trains them and draws the figures. Nothing here touches a f
 """
 
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Sequence
 
 from elastic.settings import BASELINES, ELASTIC, LOGS_DIR, PAPER_SETS, PRUNE
 
@@ -40,13 +40,9 @@ class Figure(NamedTuple):
     title: str
     board: str
     hours: str
-    cells: Tuple
+    cells: Sequence
     draw: str
     by_data: bool = False
-
-    @property
-    def of_the_paper(self):
-        return 'the paper: {}'.format(self.board) if self.board else 'not in the paper'
 
 
 def elastic(model, data, rho=RHO, interval=INTERVAL, probe_batches=1):
@@ -58,10 +54,15 @@ def schemes(model, data, rho=RHO):
     return [Cell(model, data, name) for name in BASELINES] + [elastic(model, data, rho)]
 
 
+def _elastic_alone(cells):
+    return [cell for cell in cells if cell.train_type == ELASTIC]
+
+
 def _figures():
     """Returns name -> Figure; names that end in `_ego` are elastic training alone."""
     over_data = {data: schemes('resnet50', data) for data in (CUB, PET, DOGS)}
     curves15 = sum(over_data.values(), [])
+    baselines = [Cell('resnet50', CUB, name) for name in BASELINES + (PRUNE,)]
     rhos = [elastic('resnet50', CUB, rho) for rho in (0.35, 0.4, 0.5, 0.6, 0.7)]
     models = sum([schemes(model, CUB, 0.4) for model in ('resnet50', 'vgg16', 'mobilenetv2')], [])
     stability = [elastic('resnet50', CUB, interval=interval) for interval in (1, 2, 4)] + [
@@ -69,24 +70,21 @@ def _figures():
     tx2, pi = 'Jetson TX2', 'Raspberry Pi 4B'
     figures = {
         '7': Figure('Importance from selection to selection, by interval and probe batches', tx2,
-                    'not given', tuple(stability), 'importance_stability'),
+                    'not given', stability, 'importance_stability'),
         '15': Figure('Accuracy and loss over time, ResNet50 on three data sets', tx2,
-                     '33 h on the TX2', tuple(curves15), 'curve_grid'),
+                     '33 h on the TX2', curves15, 'curve_grid'),
         '15ad': Figure('Accuracy and loss over time, ResNet50 on CUB-200', tx2,
-                       '10 h on the TX2', tuple(over_data[CUB]), 'curve_grid'),
+                       '10 h on the TX2', over_data[CUB], 'curve_grid'),
         '16': Figure('Accuracy and loss over time, ResNet50 on two data sets', pi,
-                     '221 h on the Pi', tuple(over_data[CUB] + over_data[PET]), 'curve_grid'),
+                     '221 h on the Pi', over_data[CUB] + over_data[PET], 'curve_grid'),
         '17ac': Figure('Accuracy and training time by rho, ResNet50 on CUB-200', tx2 + ', ' + pi,
-                       '15 h on the TX2, 190 h on the Pi', tuple(
-                           [Cell('resnet50', CUB, name) for name in BASELINES + (PRUNE,)] + rhos),
-                       'bars'),
+                       '15 h on the TX2, 190 h on the Pi', baselines + rhos, 'bars'),
         '19': Figure('Accuracy and training time of three networks on CUB-200, rho 0.4',
-                     tx2 + ', ' + pi, '20 h on the TX2, 310 h on the Pi', tuple(models), 'bars'),
+                     tx2 + ', ' + pi, '20 h on the TX2, 310 h on the Pi', models, 'bars'),
         '21': Figure('Which tensors were trained in which epoch', tx2, 'those of figure 15',
-                     tuple(cell for cell in curves15 if cell.train_type == ELASTIC),
-                     'selection_panels'),
+                     _elastic_alone(curves15), 'selection_panels'),
         '23': Figure('Energy of each scheme', tx2 + ', ' + pi, 'those of figures 15 and 16',
-                     tuple(curves15), 'energy_bars', by_data=True)}
+                     curves15, 'energy_bars', by_data=True)}
     ego_hours = {'15': '6.5 h on the TX2', '15ad': 'not given', '16': '52 h on the Pi',
                  '17ac': '9 h on the TX2, 85 h on the Pi',
                  '19': '3.5 h on the TX2, 50 h on the Pi'}
@@ -94,12 +92,12 @@ def _figures():
         whole = figures[name]
         figures[name + '_ego'] = whole._replace(
             title=whole.title + ', elastic training alone', hours=hours,
-            cells=tuple(cell for cell in whole.cells if cell.train_type == ELASTIC))
+            cells=_elastic_alone(whole.cells))
     fresh = [elastic('resnet50', CUB, rho) for rho in (0.5, 0.25)]
     held = [cell._replace(views='held') for cell in fresh]
     cached = [cell._replace(prefix_cache='on') for cell in held]
     figures['cache'] = Figure('What the prefix cache gains at rho 0.5 and 0.25, ResNet50 on '
-                              'CUB-200', '', '', tuple(fresh + held + cached), 'curve_grid')
+                              'CUB-200', '', '', fresh + held + cached, 'curve_grid')
     return figures
 
 
@@ -110,7 +108,7 @@ class Run(NamedTuple):
     """name: of the run's folder. flags: those of main.py that differ from its defaults."""
     name: str
     cell: Cell
-    flags: Tuple
+    flags: Sequence
 
 
 def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
@@ -131,8 +129,8 @@ def runs_of(name, seeds=1, rehearse=False, meter_csv=None):
             values.update(seed=seed, logs_dir=logs_dir(rehearse), run_name=run_name(cell, seed))
             if meter_csv:
                 values['meter_csv'] = meter_csv
-            runs.append(Run(values['run_name'], cell, tuple(
-                '--{}={}'.format(key, value) for key, value in values.items())))
+            runs.append(Run(values['run_name'], cell, [
+                '--{}={}'.format(key, value) for key, value in values.items()]))
     return runs
 
 

@@ -9,6 +9,7 @@ reported at the end, and the others still run.
 """
 
 import argparse
+import contextlib
 import csv
 import fnmatch
 import functools
@@ -30,7 +31,7 @@ from figure_grid import FIGURES, REHEARSED_SIZES, logs_dir, output_of, runs_of
 def arguments_of(run):
     """Returns what main.py reads from the run's flags."""
     import main
-    return main.parse_arguments(list(run.flags))
+    return main.parse_arguments(run.flags)
 
 
 def way_of(run):
@@ -51,11 +52,9 @@ def finished_names(runs):
     """Returns the names of the finished runs, leaving out those with other settings."""
     names = set()
     for run in runs:
-        try:
+        with contextlib.suppress(UserError):  # run_all reported it
             if is_done(run):
                 names.add(run.name)
-        except UserError:
-            pass  # run_all reported it
     return names
 
 
@@ -75,25 +74,27 @@ def chosen(runs, pattern):
 
 def dry_run(figure, runs):
     """Prints the runs with the hours of each; runs nothing but the profiler."""
-    tables, rows, reasons, total = {}, [], {}, 0.0
+    tables, rows, reasons, total = {}, [], [], 0.0
     for run in runs:
         hours, state = 0.0, 'finished'
         if not is_done(run):
             key = run.cell.model_name, arguments_of(run).bn_statistics
             if key not in tables:
                 tables[key] = timings_for(run)
-            reasons[run.name] = way_of(run).why_not(tables[key])
-            state = 'out of reach' if reasons[run.name] else ''
-            hours = 0.0 if state else estimated_hours(run, tables[key])
+            reason = way_of(run).why_not(tables[key])
+            if reason:
+                state = 'out of reach'
+                reasons.append('{}: {}'.format(run.name, reason))
+            else:
+                state, hours = '', estimated_hours(run, tables[key])
         total += hours
         rows.append([run.name, state, _hours(hours)])
     print('\n' + texts.table(['run', '', 'time here'], rows + [
         ['total', '', _hours(total)]], '<<>'))
     print('\nby the step times of this device, with the tests between epochs, without preparing '
           'the data' + (figure.hours and '; in the paper: ' + figure.hours))
-    for name, reason in reasons.items():
-        if reason:
-            print('{}: {}'.format(name, reason))
+    for line in reasons:
+        print(line)
 
 
 def _hours(hours):
@@ -153,7 +154,7 @@ def run_all(runs):
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
-        status = status_of([sys.executable, 'main.py'] + list(run.flags), '.')
+        status = status_of([sys.executable, 'main.py'] + run.flags, '.')
         if was_stopped(status):  # stopping a run stops the whole grid
             raise KeyboardInterrupt
         if status and not impossible([run]):  # impossible runs are not failures
@@ -226,32 +227,30 @@ def drawable(figure, runs, finished):
     return runs if all(run.name in finished for run in runs) else []
 
 
-def draw(name, runs, rehearse):
-    """Draws the figure of these finished runs; returns the paths of its files."""
-    import paper_plots
-    folders = [os.path.join(logs_dir(rehearse), run.name) for run in runs]
-    return getattr(paper_plots, FIGURES[name].draw)(folders, output_of(name, rehearse))
-
-
 def conclude(args, everything):
     """Draws the figure if its runs are there; returns a line of text for each failure."""
-    finished = finished_names(everything)
+    import paper_plots
+    figure, finished = FIGURES[args.figure], finished_names(everything)
     for run in everything:
         if run.name in finished:
             _meter(run)  # only now does the meter's log cover the last run
-    missing = [run.name for run in everything if run.name not in finished]
-    left_out = impossible([run for run in everything if run.name in missing])
-    shown = drawable(FIGURES[args.figure],
-                     [run for run in everything if run.name not in left_out], finished)
+    missing = [run for run in everything if run.name not in finished]
+    left_out = impossible(missing)
+    shown = drawable(figure, [run for run in everything if run.name not in left_out], finished)
     print()
     if missing:
         print('{} of the {} runs of figure {} are missing: {}'.format(
-            len(missing), len(everything), args.figure, ', '.join(missing)))
+            len(missing), len(everything), args.figure, ', '.join(run.name for run in missing)))
     for name, reason in left_out.items():
         print('left out of the figure: {}: {}'.format(name, reason))
     not_drawn = 'figure {} is not drawn'.format(args.figure)
+    if not shown:
+        print(not_drawn)
+        return []
+    folders = [os.path.join(logs_dir(args.rehearse), run.name) for run in shown]
+    output = output_of(args.figure, args.rehearse)
     try:
-        print('\n'.join(draw(args.figure, shown, args.rehearse) if shown else [not_drawn]))
+        print('\n'.join(getattr(paper_plots, figure.draw)(folders, output)))
     except (UserError, OSError, csv.Error) as error:
         return ['{}: {}'.format(not_drawn, error)]
     return []
@@ -317,7 +316,8 @@ def main(argv=None, root=_root.ROOT):
         return 0
     os.chdir(root)
     figure = FIGURES[args.figure]
-    print('figure {}: {} ({})'.format(args.figure, figure.title, figure.of_the_paper),
+    of_the_paper = 'the paper: ' + figure.board if figure.board else 'not in the paper'
+    print('figure {}: {} ({})'.format(args.figure, figure.title, of_the_paper),
           file=sys.stderr if args.jobs else sys.stdout)
     lacking = [name for name in ('numpy', 'tensorflow', 'matplotlib')
                if importlib.util.find_spec(name) is None]

@@ -38,11 +38,6 @@ class Items(NamedTuple):
         least[order] = np.append(np.inf, np.minimum.accumulate(self.alone[order])[:-1])
         return self.own + least
 
-    @property
-    def cheapest(self):
-        """Returns the (L,) bool mask of the item that costs least alone."""
-        return np.arange(len(self.own)) == np.argmin(self.alone)
-
     def time(self, mask):
         """Returns the ms beyond `fixed` of a step that trains the items of the (L,) bool mask."""
         needed = self.needs[:, mask].any(axis=1)
@@ -94,7 +89,7 @@ def layers_of(model):
 def smallest_rho(timings, layers=None):
     """Returns the smallest rho at which some item of items_of can be trained (section 4.3)."""
     items = items_of(timings, layers)
-    least = timings.step_time(items.cheapest[items.of])
+    least = timings.step_time(items.of == np.argmin(items.alone))
     rho = least / timings.t_step
     while rho * timings.t_step < least:  # choose_tensors compares the product
         rho = np.nextafter(rho, np.inf)
