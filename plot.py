@@ -150,15 +150,14 @@ def curves_of(runs):
         group, summary = groups[key], groups[key][0].summary
         if summary['patience'] is None:
             check_alike(group, 'epochs')
-        values = {quantity: np.array(_filled(group, column_of(quantity, summary)))  # (n, epochs)
-                  for quantity in QUANTITIES}
         n, variant = len(group), sum(curve.summary['scheme'] == key[0] for curve in curves)
+        color = palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color
+        values = np.array([_filled(group, column_of(quantity, summary))
+                           for quantity in QUANTITIES])  # (3, n, epochs)
+        std = values.std(axis=1, ddof=1) if n > 1 else np.full_like(values[:, 0], np.nan)
         curves.append(Curve(
-            summary, label_of(key, groups, n), variant,
-            palette[variant % len(palette)] if one_scheme else SCHEMES[key[0]].color, n,
-            {quantity: value.mean(axis=0) for quantity, value in values.items()},
-            {quantity: value.std(axis=0, ddof=1) if n > 1 else np.full(value.shape[1], np.nan)
-             for quantity, value in values.items()},
+            summary, label_of(key, groups, n), variant, color, n,
+            dict(zip(QUANTITIES, values.mean(axis=1))), dict(zip(QUANTITIES, std)),
             np.array(_filled(group, 'throttled', False), bool).sum(axis=0),
             np.array([run.summary['final_accuracy'] for run in group])))
     return curves

@@ -14,7 +14,7 @@ import numpy as np
 import _root  # noqa: F401
 from elastic import command_line
 from elastic.errors import UserError
-from elastic.figures.selection import IDLE
+from elastic.figures.selection import IDLE, draw_tensors
 from elastic.figures.style import BLUE, ORANGE, WIDTH, write_figure
 from elastic.runs.folder import judged_on, read_runs, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
@@ -201,8 +201,8 @@ def _draw_bars(figure, runs, columns, panels):
         axis.set_xticks([] if alone else range(len(columns)))
         axis.set_xticklabels([] if alone else list(columns))
         axis.grid(True, axis='y')
-        notes = {run.summary['energy_note'] for run in runs}
-        if key == 'energy_joules' and all(run.summary[key] != run.summary[key] for run in runs):
+        if key == 'energy_joules' and all(np.isnan(run.summary[key]) for run in runs):
+            notes = {run.summary['energy_note'] for run in runs}
             axis.set_yticks([])
             axis.text(0.5, 0.5, 'not measured:\n' + '\n'.join(
                 textwrap.fill(str(note), 44) for note in sorted(notes, key=str)),
@@ -335,25 +335,18 @@ def selection_panels(folders, output):
 def _draw_panels(figure, runs, shares, seeds):
     """Draws one panel per data set.
 
-    shares: data set -> (epochs, N), the share of the seeds that trained each tensor. seeds: the
-    largest number of seeds of a data set.
+    shares: data set -> (epochs, N), as in draw_tensors. seeds: the most of a data set.
     """
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
-    colors = LinearSegmentedColormap.from_list('trained', [IDLE, BLUE])
     axes = figure.subplots(1, len(shares), squeeze=False, gridspec_kw={
         'left': 0.08, 'right': 0.985, 'top': _top(figure) - 0.05, 'bottom': 0.2,
         'wspace': 0.16})[0]
     draw_title(figure, 'tensors trained in each epoch, {}, ρ = {:g}'.format(
         runs[0].summary['model_name'], runs[0].summary['rho']), runs)
     for axis, (data, share) in zip(axes, shares.items()):
-        epochs, count = share.shape
-        axis.imshow(share.T, cmap=colors, vmin=0, vmax=1, aspect='auto', origin='lower',
-                    interpolation='nearest', extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+        colors = draw_tensors(axis, share)
         axis.set_title('{} ({:.0f} % trained)'.format(data, 100 * share.mean()), fontsize=8.5)
-        axis.set_xlabel('epoch')
         axis.tick_params(labelleft=axis is axes[0])
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[0].set_ylabel('tensor index (bottom: input)')
     middle = [Patch(color=colors(0.5), label='in half of {} seeds'.format(seeds))] * (seeds > 1)
     figure.legend(handles=[Patch(color=BLUE, label='trained')] + middle + [

@@ -1,5 +1,6 @@
 """Draws which classes a network mistakes for which, and its most confident mistakes."""
 
+import contextlib
 import functools
 import os
 
@@ -34,7 +35,7 @@ def draw_confusion(predictions, title, dataset_name, output):
     and the most confused and the worst classes if there are too many for numbers in cells.
     Returns the paths written, and a line on photos that are no longer there.
     """
-    matrix, photos = _Matrix(predictions), _photos(predictions, dataset_name)
+    matrix, (photos, missing) = _Matrix(predictions), _photos(predictions, dataset_name)
     lists = LINE * (MOST_PAIRS + 2.5) if len(predictions.class_names) > NUMBERED else 0
     cell = (WIDTH - GAP) / PHOTO_COLUMNS  # inches, with the gap between two photos
     rows = -(-len(photos) // PHOTO_COLUMNS)
@@ -58,11 +59,12 @@ def draw_confusion(predictions, title, dataset_name, output):
     paths = write_figure(
         output, (WIDTH, height), draw,
         ('label', 'images', 'accuracy') + tuple(predictions.class_names),
-        [[row[0], row[1], '' if row[3] is None else row[3]] + list(map(int, counts))
+        [[row[0], row[1], row[3], *counts]
          for row, counts in zip(predictions.classes(), predictions.confusion())])
-    missing = min(MOST_PHOTOS, len(predictions.wrong())) - len(photos)
-    return paths + ['{} photos are not drawn: they are no longer in {}'.format(
-        missing, dataset_name)] * (missing > 0 and dataset_name.startswith(FOLDER))
+    if missing:
+        paths.append('{} photos are not drawn: they are no longer in {}'.format(
+            missing, dataset_name))
+    return paths
 
 
 # ---------------------------------------------------------------- text
@@ -193,16 +195,15 @@ def _draw_lists(figure, predictions, top):
 
 
 def _photos(predictions, dataset_name):
-    """Returns {number: image} of the most confidently wrong photos that can be read."""
-    found = {}
-    if dataset_name.startswith(FOLDER):
-        folder = os.path.expanduser(dataset_name[len(FOLDER):])
-        for i in predictions.wrong()[:MOST_PHOTOS]:
-            try:
-                found[i] = read_image(os.path.join(folder, predictions.images[i]), PHOTO_PIXELS)
-            except ValueError:  # moved, or damaged meanwhile
-                pass
-    return found
+    """Returns ({number: image} of the most confidently wrong photos, how many are unreadable)."""
+    found, wrong = {}, predictions.wrong()[:MOST_PHOTOS]
+    if not dataset_name.startswith(FOLDER):
+        return found, 0
+    folder = os.path.expanduser(dataset_name[len(FOLDER):])
+    for i in wrong:
+        with contextlib.suppress(ValueError):  # moved, or damaged meanwhile
+            found[i] = read_image(os.path.join(folder, predictions.images[i]), PHOTO_PIXELS)
+    return found, len(wrong) - len(found)
 
 
 def _draw_photos(figure, predictions, photos, top, cell):

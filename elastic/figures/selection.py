@@ -5,11 +5,12 @@ import os
 import numpy as np
 
 from elastic.errors import UserError
-from elastic.figures.style import BLUE, WIDTH, write_figure
+from elastic.figures.style import BLUE, WIDTH, stem_of, write_figure
 from elastic.runs.folder import fault, read_run, read_selection_file, selection_per_epoch
 from elastic.runs.labels import configuration, label_of
 
 PALE, IDLE, NEUTRAL = '#A8CBE6', '#E9E9E9', '#8C8C8C'
+
 
 def selection_map(run_folder, output):
     """Draws which tensors were trained in which epoch; returns the paths written.
@@ -20,8 +21,7 @@ def selection_map(run_folder, output):
     """
     if str(run_folder).endswith('.csv') and not os.path.isdir(run_folder):
         run = read_selection_file(run_folder)
-        if os.path.realpath(run_folder) in (os.path.realpath(output[:end] + '.csv')
-                                            for end in (None, -len('.png'))):
+        if os.path.realpath(run_folder) == os.path.realpath(stem_of(output) + '.csv'):
             raise UserError("--output {} would overwrite '{}'; give another name".format(
                 output, run_folder))
     else:
@@ -38,20 +38,16 @@ def selection_map(run_folder, output):
 
 
 def _draw_selection(figure, run, mask, share):
-    from matplotlib.colors import ListedColormap
     epochs, count = mask.shape
     grid = figure.add_gridspec(2, 2, width_ratios=[4.6, 1], height_ratios=[1, 4.6], left=0.085,
                                right=0.985, top=0.93, bottom=0.115, wspace=0.05, hspace=0.07)
     tensors = figure.add_subplot(grid[1, 0])
-    tensors.imshow(mask.T, cmap=ListedColormap([IDLE, BLUE]), vmin=0, vmax=1, aspect='auto',
-                   origin='lower', interpolation='nearest',
-                   extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+    draw_tensors(tensors, mask)
     starts = sorted({row.epoch for row in run.selections} - {1})
     for start in starts if len(starts) <= 40 else []:
         tensors.axvline(start - 0.5, color='white', linewidth=1.4)
-    for axis in (tensors.xaxis, tensors.yaxis):
-        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    tensors.set(xlabel='epoch', ylabel='tensor index (bottom: input, top: classifier)')
+    tensors.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    tensors.set_ylabel('tensor index (bottom: input, top: classifier)')
     title = run.summary['run_name']
     if 'scheme' in run.summary:
         title = '{}: {model_name} on {dataset_name}, seed {seed}'.format(
@@ -65,6 +61,21 @@ def _draw_selection(figure, run, mask, share):
         side.barh(range(count), 100 * share.mean(axis=0), height=1, color=NEUTRAL, linewidth=0)
         side.set_xlabel('backward + update\ntime share (%)')
         side.tick_params(labelleft=False)
+
+
+def draw_tensors(axis, share):
+    """Draws which tensors were trained in which epoch; returns the colormap.
+
+    share: (epochs, N), of the runs that trained each tensor; bool for one run.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+    colors = LinearSegmentedColormap.from_list('trained', [IDLE, BLUE])
+    epochs, count = share.shape
+    axis.imshow(share.T, cmap=colors, vmin=0, vmax=1, aspect='auto', origin='lower',
+                interpolation='nearest', extent=(0.5, epochs + 0.5, -0.5, count - 0.5))
+    axis.set_xlabel('epoch')
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return colors
 
 
 def _draw_share_per_epoch(axis, mask, share):

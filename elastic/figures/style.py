@@ -15,6 +15,12 @@ RC_PARAMS = {'font.family': 'DejaVu Sans', 'font.size': 8.5, 'legend.fontsize': 
              'pdf.fonttype': 42}
 
 
+def stem_of(output):
+    """Returns the path of a figure's files without their endings."""
+    stem = os.fspath(output)
+    return stem[:-4] if stem.endswith('.png') else stem
+
+
 def write_figure(output, size, draw, header, rows):
     """Draws a figure, writes OUTPUT.png, .pdf and .csv, and returns their paths.
 
@@ -23,8 +29,7 @@ def write_figure(output, size, draw, header, rows):
     """
     import matplotlib
     from matplotlib.figure import Figure
-    stem = os.fspath(output)
-    stem = stem[:-4] if stem.endswith('.png') else stem
+    stem = stem_of(output)
     paths = [f'{stem}.{kind}' for kind in ('png', 'pdf', 'csv')]
     try:
         make_folder(os.path.dirname(stem) or '.')

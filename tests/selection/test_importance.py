@@ -15,21 +15,25 @@ from small_models import assert_same_values, values
 from small_steps import batches, small_model, state_of
 
 
-def trained(model, steps=3, optimizer='sgd'):
-    """Returns (optimizer, step) after real steps: slots and iteration count are not zero."""
+def trained(bn_statistics='train', optimizer='sgd'):
+    """Returns (model, optimizer) after real steps: slots and iteration count are not zero."""
+    model = small_model(bn_statistics)
     optimizer = make_optimizer(optimizer, 0.05, 100, model.trainable_variables)
     step = TrainingStep(model, optimizer, np.ones(len(model.trainable_variables)), 5e-4)
-    for images, labels in batches(steps, seed=1):
+    for images, labels in batches(3, seed=1):
         step(images, labels)
-    return optimizer, step
+    return model, optimizer
+
+
+def evaluator_of(model, optimizer, weight_decay=0.0):
+    return Evaluator(StepMaker(model, optimizer, weight_decay, *batches(1)[0]))
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 def test_evaluation_by_any_metric_leaves_no_trace(name):
-    model = small_model()
-    optimizer, _ = trained(model, optimizer=name)
+    model, optimizer = trained(optimizer=name)
     before = values(state_of(model, optimizer))
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
+    evaluator = evaluator_of(model, optimizer)
     for metric in METRICS:
         importance = evaluate_importance(model, optimizer, batches(2), metric, evaluator)
         assert importance.shape == (len(model.trainable_variables),), metric
@@ -38,8 +42,7 @@ def test_evaluation_by_any_metric_leaves_no_trace(name):
 
 
 def test_evaluation_restores_even_after_a_failure():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     before = values(state_of(model, optimizer))
     with pytest.raises((TypeError, ValueError, AttributeError)):
         evaluate_importance(model, optimizer, batches(1) + [(tf.zeros((4, 8, 8, 3)), None)])
@@ -72,9 +75,8 @@ def test_gradient_update_is_the_first_order_drop_of_the_trial():
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
     """The training step itself decays the weights; the trial must not."""
-    model = small_model('frozen')
-    optimizer, _ = trained(model, optimizer=name)
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.5, *batches(1)[0]))
+    model, optimizer = trained('frozen', name)
+    evaluator = evaluator_of(model, optimizer, 0.5)
     before = values(state_of(model, optimizer))
     _, gradients = evaluator.gradients(*batches(1)[0])
     with evaluator.updated(list(gradients)) as old:
@@ -91,8 +93,7 @@ def test_the_trial_is_the_optimizers_own_update_without_weight_decay(name):
 
 def test_momentum_does_not_enter_the_trial():
     """Otherwise tensors trained recently would be on another scale than those left out."""
-    model = small_model('frozen')
-    optimizer, _ = trained(model)
+    model, optimizer = trained('frozen')
     importance = evaluate_importance(model, optimizer, batches(1))
     for slot in keras_stack.momenta(optimizer, model.trainable_variables):
         assert np.abs(slot.numpy()).sum() > 0
@@ -102,9 +103,8 @@ def test_momentum_does_not_enter_the_trial():
 
 def test_a_trial_holds_one_copy_of_the_weights_alone():
     """A small device has room for weights, optimizer state and this one copy, but no more."""
-    model = small_model()
-    optimizer, _ = trained(model)
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, *batches(1)[0]))
+    model, optimizer = trained()
+    evaluator = evaluator_of(model, optimizer)
     slots = [slot.numpy() for slot in keras_stack.momenta(optimizer, model.trainable_variables)]
     gradients = evaluator.gradients(*batches(1)[0])[1]
     alive = [weakref.ref(gradient) for gradient in gradients]
@@ -115,9 +115,8 @@ def test_a_trial_holds_one_copy_of_the_weights_alone():
 
 
 def test_dropout_is_off_in_both_passes():
-    model = small_model()
-    optimizer, _ = trained(model)
-    evaluator = Evaluator(StepMaker(model, optimizer, 5e-4, *batches(1)[0]))
+    model, optimizer = trained()
+    evaluator = evaluator_of(model, optimizer, 5e-4)
     found = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
               for _ in range(3)]
     np.testing.assert_array_equal(found[0], found[1])
@@ -127,8 +126,7 @@ def test_dropout_is_off_in_both_passes():
 
 
 def test_importance_is_averaged_over_the_probe_batches_from_one_start():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     both = batches(2)
     single = [evaluate_importance(model, optimizer, [batch]) for batch in both]
     np.testing.assert_allclose(evaluate_importance(model, optimizer, both),
@@ -159,13 +157,12 @@ def test_all_probe_batches_are_judged_at_the_scale_that_suits_the_last():
 
 
 def test_magnitudes():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     weights = evaluate_importance(model, optimizer, [], 'weight_magnitude')
     assert weights[0] == pytest.approx(
         np.abs(keras_stack.raw(model.trainable_variables[0]).numpy()).sum(), rel=1e-5)
     (images, labels), = batches(1)
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
+    evaluator = evaluator_of(model, optimizer)
     expected = [np.abs(g.numpy()).sum() for g in evaluator.gradients(images, labels)[1]]
     np.testing.assert_allclose(evaluate_importance(
         model, optimizer, [(images, labels)], 'grad_magnitude', evaluator), expected, rtol=1e-5)
@@ -173,8 +170,7 @@ def test_magnitudes():
 
 
 def test_unknown_metric_and_no_batch_are_refused():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     with pytest.raises(ValueError, match='unknown importance'):
         evaluate_importance(model, optimizer, batches(1), 'guess')
     with pytest.raises(ValueError, match='at least one'):
@@ -182,10 +178,9 @@ def test_unknown_metric_and_no_batch_are_refused():
 
 
 def test_fisher_is_the_squared_product_of_gradient_and_weight():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     (images, labels), = batches(1)
-    evaluator = Evaluator(StepMaker(model, optimizer, 0.0, images, labels))
+    evaluator = evaluator_of(model, optimizer)
     gradients = evaluator.gradients(images, labels)[1]
     expected = [float((np.float64(g.numpy() * keras_stack.raw(v).numpy()) ** 2).sum())
                 for g, v in zip(gradients, model.trainable_variables)]
@@ -194,8 +189,7 @@ def test_fisher_is_the_squared_product_of_gradient_and_weight():
 
 
 def test_random_is_drawn_anew_and_repeats_with_the_seed():
-    model = small_model()
-    optimizer, _ = trained(model)
+    model, optimizer = trained()
     maker = StepMaker(model, optimizer, 0.0, *batches(1)[0])
     drawn = [[evaluate_importance(model, optimizer, batches(1), 'random', evaluator)
               for _ in range(2)] for evaluator in (Evaluator(maker, 1), Evaluator(maker, 1))]
