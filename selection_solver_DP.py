@@ -270,9 +270,11 @@ def choose_cached_tensors(costs, importance, rho, layers=None, room=None):
     mask, fallback = max(found, key=lambda choice: (
         not choice[1], float(importance[choice[0]].sum())))
     table = costs.at_own_cut(mask)
+    if fallback or rho >= 1:
+        return mask, fallback, table
     of = items_of(table, layers).of
     worth = np.bincount(of, importance)
-    for item in () if fallback or rho >= 1 else np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
+    for item in np.argsort(-worth)[:np.count_nonzero(worth > 0)]:
         wider, limit = mask | (of == item), rho * table.t_step
         # A wider mask's cut saves no more. Making one takes milliseconds, so rule out items first.
         at_least = table.plain_time(wider) + float(table.cache_ms[table.deepest(mask)])

@@ -10,6 +10,7 @@ from drawn_tables import (
     all_masks,
     assert_leaves_nothing,
     branching_table,
+    cached,
     chain_table,
     chain_time,
     each_kind,
@@ -251,21 +252,30 @@ def test_rho_1_trains_every_tensor_of_positive_importance(draw):
 
 @each_kind
 @pytest.mark.parametrize('in_layers', [False, True])
-def test_exactly_the_smallest_rho_trains_and_no_smaller_one_does(draw, in_layers):
+@pytest.mark.parametrize('with_cache', [False, True])
+def test_exactly_the_smallest_rho_trains_and_no_smaller_one_does(draw, in_layers, with_cache):
     rng = np.random.RandomState(2)
-    for _ in range(100):
+    for _ in range(50 if with_cache else 100):
         table = draw(rng)
+        if with_cache:
+            table = cached(rng, table, rng.choice([0.25, 0.5]), uneven=False)
         layers = rng.randint(0, 5, len(table.names)) if in_layers else None
         least = smallest_rho(table, layers)
+        assert least <= smallest_rho(table._replace(cache=None), layers)
         mask, _ = choose_tensors(table, rng.rand(len(table.names)), least, layers)
         assert within(table, mask, least)
         assert out_of_reach(table, least, layers) is None
+        if not in_layers:
+            times = [table.step_time(other) for other in np.eye(len(table.names), dtype=bool)]
+            assert least * table.t_step == pytest.approx(min(times))
         below = np.nextafter(least, 0) * (1 - 1e-15)
         with pytest.raises(InfeasibleBudget) as caught:
             choose_tensors(table, rng.rand(len(table.names)), below, layers)
         assert caught.value.smallest_budget == pytest.approx(
             least * table.t_step - table.fixed)
-        assert '{:.3f}'.format(least + 5e-4) in out_of_reach(table, below, layers)
+        reason = out_of_reach(table, below, layers)
+        assert '{:.3f}'.format(least + 5e-4) in reason
+        assert ('prefix cache' in reason) == with_cache
 
 
 def test_a_rho_below_the_forward_pass_is_infeasible_and_reachable_says_what_is_taken(capsys):

@@ -6,6 +6,7 @@ import pytest
 from drawn_tables import (
     all_masks,
     assert_leaves_nothing,
+    cached,
     chain_table,
     chain_time,
     each_kind,
@@ -13,7 +14,7 @@ from drawn_tables import (
     tangled_table,
     within,
 )
-from elastic.selection.items import out_of_reach, smallest_rho
+from elastic.selection.items import smallest_rho
 from elastic.timing.table import CacheCost
 from selection_solver_DP import InfeasibleBudget, choose_tensors, select_tensors
 from timing_tables import random_masks
@@ -91,23 +92,6 @@ def test_a_cost_that_is_not_finite_is_refused(cache_ms):
 
 # ---------------------------------------------------------------- the cost of a cache
 
-def cached(rng, table, fill_share=None, uneven=True):
-    """Returns the table with a CacheCost that skips more the nearer the mask is to the output.
-
-    Some cuts are impossible; if `uneven`, some are expensive.
-    """
-    n = len(table.names)
-    t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
-    read = rng.uniform(0, (0.7 if uneven else 0.05) * table.t_fp, n)
-    write = rng.uniform(0, 0.5 * table.t_fp, n)
-    read[rng.rand(n) < 0.3] = np.inf
-    write[np.isinf(read)] = np.inf
-    share = rng.choice([0.0, 0.25, 0.5, 1.0]) if fill_share is None else fill_share
-    return table._replace(t_prefix=t_prefix, cut_bytes=np.where(np.isinf(read), np.inf, 100.0),
-                          t_loop=rng.rand(), cache=CacheCost(
-                              np.full(n, share), t_prefix / table.t_fp, read, write))
-
-
 @each_kind
 def test_a_step_costs_the_mean_of_filling_and_reading_steps(draw):
     rng, seen = np.random.RandomState(0), 0
@@ -155,26 +139,6 @@ def test_a_choice_never_exceeds_rho_and_leaves_nothing_that_fits(draw):
         cached_ones += table.is_cached(mask)
         below += rho * table.t_step < table.fixed
     assert cached_ones > 10 and (below or draw is tangled_table)  # its tensors need many ops
-
-
-@each_kind
-@pytest.mark.parametrize('in_layers', [False, True])
-def test_the_smallest_rho_is_attainable_and_below_the_one_without_a_cache(draw, in_layers):
-    rng = np.random.RandomState(4)
-    for _ in range(50):
-        table = cached(rng, draw(rng), rng.choice([0.25, 0.5]), uneven=False)
-        layers = rng.randint(0, 5, len(table.names)) if in_layers else None
-        least = smallest_rho(table, layers)
-        assert least <= smallest_rho(table._replace(cache=None), layers)
-        mask, _ = choose_tensors(table, rng.rand(len(table.names)), least, layers)
-        assert within(table, mask, least) and out_of_reach(table, least, layers) is None
-        if not in_layers:
-            times = [table.step_time(other) for other in np.eye(len(table.names), dtype=bool)]
-            assert least * table.t_step == pytest.approx(min(times))
-        below = np.nextafter(least, 0) * (1 - 1e-15)
-        with pytest.raises(InfeasibleBudget):
-            choose_tensors(table, rng.rand(len(table.names)), below, layers)
-        assert 'prefix cache' in out_of_reach(table, below, layers)
 
 
 @each_kind

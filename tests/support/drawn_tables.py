@@ -7,7 +7,7 @@ import pytest
 
 from elastic.selection.items import smallest_rho
 from elastic.steps.step_graph import tensor_sets
-from elastic.timing.table import Profile, TensorTimings, chain_timings
+from elastic.timing.table import CacheCost, Profile, TensorTimings, chain_timings
 
 
 def all_masks(n):
@@ -57,6 +57,23 @@ def chain_table(rng, n=10):
     groups = {1 << k: rng.rand() for k in range(n)}
     groups.update({(2 << k) - 1: rng.rand() for k in range(1, n)})
     return table_of(groups, rng.rand(n) * 0.1)
+
+
+def cached(rng, table, fill_share=None, uneven=True):
+    """Returns the table with a CacheCost that skips more the nearer the mask is to the output.
+
+    Some cuts are impossible; if `uneven`, some are expensive.
+    """
+    n = len(table.names)
+    t_prefix = np.sort(rng.uniform(0, 0.95 * table.t_fp, n))[n - 1 - table.depth]
+    read = rng.uniform(0, (0.7 if uneven else 0.05) * table.t_fp, n)
+    write = rng.uniform(0, 0.5 * table.t_fp, n)
+    read[rng.rand(n) < 0.3] = np.inf
+    write[np.isinf(read)] = np.inf
+    share = rng.choice([0.0, 0.25, 0.5, 1.0]) if fill_share is None else fill_share
+    return table._replace(t_prefix=t_prefix, cut_bytes=np.where(np.isinf(read), np.inf, 100.0),
+                          t_loop=rng.rand(), cache=CacheCost(
+                              np.full(n, share), t_prefix / table.t_fp, read, write))
 
 
 each_kind = pytest.mark.parametrize('draw', [tangled_table, branching_table, chain_table])
