@@ -97,14 +97,12 @@ def test_a_port_in_use_is_refused():
             check_own_address(Workers(('127.0.0.1:{}'.format(port), 'pi2:1'), 0))
 
 
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(UserError, match='worker 0 .* is not an address of this machine'):
-        check_own_address(Workers(('192.0.2.1:2222', 'pi2:1'), 0))  # reserved for documentation
-
-
-def test_an_unknown_host_is_refused():
-    with pytest.raises(UserError, match="the host 'no.such.host.invalid' is unknown"):
-        check_own_address(Workers(('no.such.host.invalid:2222', 'pi2:1'), 0))
+@pytest.mark.parametrize('address, message', [
+    ('192.0.2.1:2222', 'worker 0 .* is not an address of this machine'),  # for documentation
+    ('no.such.host.invalid:2222', "the host 'no.such.host.invalid' is unknown")])
+def test_an_address_of_another_machine_or_an_unknown_host_is_refused(address, message):
+    with pytest.raises(UserError, match=message):
+        check_own_address(Workers((address, 'pi2:1'), 0))
 
 
 def test_a_worker_that_does_not_answer_is_named():
