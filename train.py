@@ -27,7 +27,7 @@ from elastic.runs.in_fit import TrainingInFit, fit_settings, timings_in_fit
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
 from elastic.schemes.scheme import Choice, Scheme
-from elastic.selection.closed_loop import ClosedLoop, FixedTable, Steps, steps_drift_ms
+from elastic.selection.closed_loop import ClosedLoop, Steps, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, out_of_reach, rho_or_smallest
 from elastic.settings import TRAINING
@@ -121,7 +121,7 @@ class ElasticScheme(Scheme):
         self._cluster = cluster_of(maker)
         self._evaluator = Evaluator(maker, settings.seed)
         self._layers = layers_of(maker.model) if settings.granularity == 'layer' else None
-        self._loop = ClosedLoop(timings, maker) if settings.closed_loop else FixedTable(timings)
+        self._loop = ClosedLoop(timings, maker)  # without --closed_loop, it only holds the table
         self._memory = None
         if settings.memory is not None:
             self._memory = StepMemory(maker, maker.parts > 1)
@@ -142,8 +142,10 @@ class ElasticScheme(Scheme):
         del self._evaluator.pass_ms[:]
         importance = self._importance(batch, epoch, trials) if due else self._current.importance
         begin = time.perf_counter()
-        both_ms = None if self._evaluator.in_parts else self._evaluator.pass_ms
-        drift = self._loop.update(*batch, both_ms, self._steps(last))
+        drift = 0.0
+        if self._settings.closed_loop:
+            both_ms = None if self._evaluator.in_parts else self._evaluator.pass_ms
+            drift = self._loop.update(*batch, both_ms, self._steps(last))
         table = slowest_table(self._cluster, self._loop.timings)
         rho = self._rho(epoch)
         rho, chosen = self._cluster.of_chief(
@@ -239,7 +241,8 @@ class ElasticScheme(Scheme):
 
     def _learn_from(self, last):
         """Takes what the steps of the last EpochResult cost, and how long they waited."""
-        self._loop.waited(last.wait_ms)
+        if self._settings.closed_loop:
+            self._loop.waited(last.wait_ms)
 
     def _rho(self, epoch):
         """Returns the budget of each step from `epoch` on."""

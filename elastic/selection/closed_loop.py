@@ -40,47 +40,27 @@ class Steps(NamedTuple):
         return float(np.median(self.ms[-WINDOW:])) - (loop_ms if self.cache is None else 0.0)
 
 
-class FixedTable:
-    """Stands for the ClosedLoop of a run whose timing table stays as the profiler measured it."""
-
-    def __init__(self, timings):
-        self.timings = timings
-
-    def waited(self, wait_ms):
-        """Records how long a step without a cache waits for its batch, in ms."""
-
-    def update(self, inputs, labels, both_ms=(), steps=None):
-        """Corrects `timings`, and returns the drift of its shares; see ClosedLoop.update."""
-        return 0.0
-
-    def state(self):
-        """Returns the tables that `restore` takes."""
-        return [self.timings]
-
-    def restore(self, tables):
-        """Resumes from what `state` returned, unless another device measured it."""
-        if tables[0].key == self.timings.key:
-            self.timings = tables[0]
-
-
-class ClosedLoop(FixedTable):
-    """Keeps the timing table true to the present speed of the device.
+class ClosedLoop:
+    """Keeps the timing table true to the present speed of the device, if `update` is called.
 
     timings: the present TensorTimings, at first the profiler's. reference: TensorTimings as of the
     last correction of shares. maker: masked_step.StepMaker of the training step.
     """
 
     def __init__(self, timings, maker):
-        super().__init__(timings)
-        self.reference, self._maker, self._forward = timings, maker, None
+        self.timings = self.reference = timings
+        self._maker, self._forward = maker, None
 
     def waited(self, wait_ms):
+        """Records how long a step without a cache waits for its batch, in ms."""
         self.timings = self.timings._replace(t_loop=wait_ms)
 
     def state(self):
+        """Returns the tables that `restore` takes."""
         return [self.timings, self.reference]
 
     def restore(self, tables):
+        """Resumes from what `state` returned, unless another device measured it."""
         if tables[0].key == self.timings.key:
             self.timings, self.reference = tables
 
