@@ -4,13 +4,16 @@ Unlike EfficientNetB0 it has no squeeze-and-excitation, and ReLU6 in place of Sw
 Source: https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite
 """
 
+import collections
 import hashlib
+import io
+import pickle
 
+import numpy as np
 from tensorflow import keras
 
 from elastic.errors import UserError
 from elastic.networks.names import LITE, LITE_PACKAGE, lite_weights
-from elastic.networks.torch_file import read_tensors
 
 SHA256 = '579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db'
 BLOCKS = (  # repeats, kernel, stride of the first, expansion, width
@@ -18,6 +21,7 @@ BLOCKS = (  # repeats, kernel, stride of the first, expansion, width
     (4, 5, 2, 6, 192), (1, 3, 1, 6, 320))
 STEM, TOP = 32, 1280  # channels
 HEAD = ('_fc.weight', '_fc.bias')  # the file's classifier of 1,000 classes
+HEADERS = 3  # pickles before that of the tensors: the magic number, the version, sizes of C types
 
 
 def efficientnet_lite0(input_shape, weights=None):
@@ -65,18 +69,46 @@ def _normalized(x, name, activation=True):
 
 
 def imagenet_tensors(path=None):
-    """Returns name -> array of the ImageNet weights, as torch stores them, the head included.
+    """Returns name -> (n,) array of the ImageNet weights, the head included.
 
-    path: default: that in their package. Raises UserError if the package is not installed, or the
-    file was changed.
+    The file holds each kernel in the order of Keras' axes. path: default: that in their package.
+    Raises UserError if the package is not installed, or the file was changed.
     """
     path = path or lite_weights()
     with open(path, 'rb') as file:
-        found = hashlib.sha256(file.read()).hexdigest()
-    if found != SHA256:
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != SHA256:
         raise UserError("'{}' was changed, its SHA-256 does not begin with {}: install {} again"
                         .format(path, SHA256[:16], LITE_PACKAGE))
-    return read_tensors(path)
+    return _tensors(io.BytesIO(content))
+
+
+def _tensors(file):
+    """Returns name -> (n,) array of a state dict that torch saved before its version 1.6."""
+    for _ in range(HEADERS):
+        _Unpickler(file).load()
+    places, found = _Unpickler(file).load(), {}
+    dtypes = dict(places.values())
+    for key in _Unpickler(file).load():
+        count = int.from_bytes(file.read(8), 'little')
+        found[key] = np.frombuffer(file.read(count * dtypes[key].itemsize), dtypes[key])
+    return {name: found[key] for name, (key, _) in places.items()}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a tensor as (key, dtype) of its data, without torch. A file can call nothing else."""
+
+    ADMITTED = {('collections', 'OrderedDict'): collections.OrderedDict,
+                ('torch._utils', '_rebuild_tensor_v2'): lambda data, *_: data,
+                ('torch', 'FloatStorage'): np.dtype('<f4'),
+                ('torch', 'LongStorage'): np.dtype('<i8')}
+
+    def find_class(self, module, name):
+        return self.ADMITTED[module, name]
+
+    def persistent_load(self, place):
+        _, dtype, key, *_ = place
+        return key, dtype
 
 
 def _assign(model, tensors):
@@ -84,10 +116,5 @@ def _assign(model, tensors):
     arrays = [array for name, array in tensors.items()
               if name not in HEAD and not name.endswith('num_batches_tracked')]
     for layer in model.layers:
-        own = [arrays.pop(0) for _ in layer.weights]
-        if isinstance(layer, keras.layers.DepthwiseConv2D):
-            own = [own[0].transpose(2, 3, 0, 1)]  # (C, 1, k, k) -> (k, k, C, 1)
-        elif isinstance(layer, keras.layers.Conv2D):
-            own = [own[0].transpose(2, 3, 1, 0)]  # (out, in, k, k) -> (k, k, in, out)
-        layer.set_weights(own)
+        layer.set_weights([arrays.pop(0).reshape(weight.shape) for weight in layer.weights])
     assert not arrays

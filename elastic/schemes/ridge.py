@@ -18,6 +18,9 @@ PIECE = 512  # images that are added at once
 STEP = 10 ** 0.5  # from one strength to the next
 TRACED = 256  # random vectors; of 100 images, the degrees of freedom are off by about 1 %
 FIRST = 0.3  # strength, times the mean square of the features of an image, that is tried first
+# Multiple of the best strength for a head to train from: the best head is right on nearly all
+# training images, which leaves next to no loss, and so no gradient.
+BEFORE_TRAINING = 10 ** 0.5
 
 
 def is_many(rows, count):
@@ -29,6 +32,11 @@ def needed_bytes(rows, count):
     """Returns the bytes that solving takes. rows: images. count: features."""
     return 4 * (count * (count + rows // LEFT_OUT) if is_many(rows, count) else
                 rows * (rows + count))
+
+
+def one_hot(labels, classes):
+    """Returns (n, C) float32. labels: (n,) int. classes: C."""
+    return np.eye(classes, dtype=np.float32)[labels]
 
 
 class _Fitted(NamedTuple):
@@ -83,10 +91,10 @@ class _Ridge:
         return self.matrix
 
 
-def _at_best_strength(error_of, times):
-    """Returns the results of error_of, each (error, ...), at multiples of the best strength.
+def _at_best_strength(error_of, trained):
+    """Returns [what error_of returns at the best strength], and at BEFORE_TRAINING times it.
 
-    times: the multiples, (1.0,) or (1.0, another).
+    trained: whether training follows; the second one is left out otherwise.
     error_of: (strength) -> (_Fitted or [inf], ...), of one minimum. strength: relative to FIRST.
     """
     tried = {}
@@ -102,21 +110,19 @@ def _at_best_strength(error_of, times):
             best += direction
         if best:
             break
-    return [tried[best]] + [error_of(factor * FIRST * STEP ** best) for factor in times[1:]]
+    found = [tried[best]]
+    if trained:
+        found.append(error_of(BEFORE_TRAINING * FIRST * STEP ** best))
+    return found
 
 
-def solve_few(features, _, times):
+def solve_few(features, _, trained):
     """Leaves out each image, with all its views, in turn; see solve_many."""
-    pieces = list(features.pieces(features.numbers, rows=0))
-    z, labels = map(np.concatenate, zip(*pieces))
-    del pieces
-    mean, deviation = z.mean(axis=0), z.std(axis=0)
-    features.standardise(mean, deviation)
-    z -= mean
-    z /= features.deviation
+    z, labels = map(np.concatenate, zip(*features.pieces(features.numbers)))
+    features.standardise(z, z.mean(axis=0), z.std(axis=0))
     weights = features.weights[labels]
     root, total_weight = np.sqrt(weights)[:, None], weights.sum()
-    middle, targets = weights @ z / total_weight, features.one_hot(labels)
+    middle, targets = weights @ z / total_weight, one_hot(labels, features.classes)
     z -= middle
     z *= root
     mean_target = weights @ targets / total_weight
@@ -141,7 +147,7 @@ def solve_few(features, _, times):
         errors = np.linalg.solve(blocks, alpha.reshape(views, images, -1).swapaxes(0, 1))
         errors = errors.swapaxes(0, 1).reshape(alpha.shape)
         return _fitted(targets - errors / root, labels, features.weights), alpha
-    found = [(z.T @ alpha, fitted) for fitted, alpha in _at_best_strength(error_of, times)]
+    found = [(z.T @ alpha, fitted) for fitted, alpha in _at_best_strength(error_of, trained)]
     return [(kernel, mean_target - middle @ kernel, fitted) for kernel, fitted in found]
 
 
@@ -149,93 +155,82 @@ class Sums:
     """Sums up the products of standardised features over images, over all workers.
 
     features: solved_head.Features. cluster: workers.cluster.Cluster; None: this process alone.
+    matrix: (F, F), of features and features; only the part below the diagonal is used.
+    products: (F, C), of features and one-hot labels. first: (F,), the features themselves.
+    target: (C,), the one-hot labels, that is how many images there are of each class. weight: (1,),
+    of the images. All are float32, and each image counts by its weight.
     """
     NAMES = ('matrix', 'products', 'first', 'target', 'weight')
 
     def __init__(self, features, cluster=None):
         self._features, self._cluster = features, cluster
         count, classes = features.count, features.classes
-        self._arrays = [np.zeros(shape, np.float32) for shape in (
-            (count, count), (count, classes), count, classes, 1)]
+        self.matrix = np.zeros((count, count), np.float32)
+        self.products = np.zeros((count, classes), np.float32)
+        self.first = np.zeros(count, np.float32)
+        self.target = np.zeros(classes, np.float32)
+        self.weight = np.zeros(1, np.float32)
 
     def add(self, pieces):
         """Adds (features, (n, F); labels, (n,)) of each piece, then those of other workers."""
-        matrix, products, first, target, weight = self._arrays
         if self._cluster and not self._cluster.is_chief:
-            for array in self._arrays:
-                array[:] = 0  # what was added before
+            for name in self.NAMES:
+                getattr(self, name)[:] = 0  # what was added before
         for z, labels in pieces:
             weights = self._features.weights[labels]
-            targets, scaled = self._features.one_hot(labels), z * np.sqrt(weights)[:, None]
-            blas.ssyrk(1.0, scaled.T, beta=1.0, c=matrix.T, overwrite_c=1)
-            products += z.T @ (targets * weights[:, None])
-            first += weights @ z
-            target += weights @ targets
-            weight += weights.sum()
+            targets = one_hot(labels, self._features.classes)
+            scaled = z * np.sqrt(weights)[:, None]
+            blas.ssyrk(1.0, scaled.T, beta=1.0, c=self.matrix.T, overwrite_c=1)
+            self.products += z.T @ (targets * weights[:, None])
+            self.first += weights @ z
+            self.target += weights @ targets
+            self.weight += weights.sum()
         if self._cluster:
-            self._arrays = [self._cluster.total(array) for array in self._arrays]
+            for name in self.NAMES:
+                setattr(self, name, self._cluster.total(getattr(self, name)))
 
     def packed(self):
         """Returns the sums, name -> float32 array; of the matrix, each row up to its diagonal."""
-        return dict(zip(self.NAMES, [np.concatenate([
-            row[:i + 1] for i, row in enumerate(self._arrays[0])])] + self._arrays[1:]))
+        rows = [row[:i + 1] for i, row in enumerate(self.matrix)]
+        return dict({name: getattr(self, name) for name in self.NAMES}, matrix=np.concatenate(rows))
 
     def include(self, packed, places):
         """Adds sums of other images, with the same standardisation.
 
         packed: as `packed` returns it. places: (c,) int, of its classes among those of this object.
         """
-        matrix, products, first, target, weight = self._arrays
-        ends = np.cumsum(np.arange(len(matrix) + 1))
-        for i, row in enumerate(matrix):
+        ends = np.cumsum(np.arange(len(self.matrix) + 1))
+        for i, row in enumerate(self.matrix):
             row[:i + 1] += packed['matrix'][ends[i]:ends[i + 1]]
-        products[:, places] += packed['products']
-        target[places] += packed['target']
-        first += packed['first']
-        weight += packed['weight']
+        self.products[:, places] += packed['products']
+        self.target[places] += packed['target']
+        self.first += packed['first']
+        self.weight += packed['weight']
 
-    def ridge(self):
-        """Returns the _Ridge of the features minus their means; `restore` takes it back."""
-        matrix, _, first, _, weight = self._arrays
-        blas.ssyr(-1 / weight[0], first, a=matrix.T, overwrite_a=1)
-        return _Ridge(matrix.T)
+    def equations(self):
+        """Returns (_Ridge, right, (F, C)) of features and one-hot labels minus their means.
+
+        The matrix of these sums is then the _Ridge's, until `restore` takes it back.
+        """
+        blas.ssyr(-1 / self.weight[0], self.first, a=self.matrix.T, overwrite_a=1)
+        return _Ridge(self.matrix.T), (
+            self.products - np.outer(self.first, self.target) / self.weight)
 
     def restore(self, ridge):
-        matrix, _, first, _, weight = self._arrays
-        np.fill_diagonal(matrix, ridge.diagonal)
-        blas.ssyr(1 / weight[0], first, a=matrix.T, overwrite_a=1)
-
-    @property
-    def right(self):
-        """Returns (F, C), the products of features and one-hot labels, both minus their means."""
-        _, products, first, target, weight = self._arrays
-        return products - np.outer(first, target) / weight
-
-    def centred(self, z):
-        """Returns features, (n, F), minus their means over all images."""
-        return z - self._arrays[2] / self._arrays[4]
-
-    @property
-    def target(self):
-        """Returns (C,), how many images there are of each class."""
-        return self._arrays[3]
-
-    @property
-    def weight(self):
-        """Returns the sum of the weights of the images."""
-        return float(self._arrays[-1][0])
+        np.fill_diagonal(self.matrix, ridge.diagonal)
+        blas.ssyr(1 / self.weight[0], self.first, a=self.matrix.T, overwrite_a=1)
 
     def bias(self, kernel):
         """Returns (C,), to add to features @ kernel."""
-        _, _, first, target, weight = self._arrays
-        return (target - first @ kernel) / weight
+        return (self.target - self.first @ kernel) / self.weight
 
 
-def solve_many(features, cluster, times):
+def solve_many(features, cluster, trained):
     """Leaves a part of the images out, to find the strength, and then adds it.
 
-    times: multiples of the best strength, which comes first.
-    Returns [(kernel, (F, C), for standardised features; bias, (C,); _Fitted)], for each.
+    trained: whether training follows.
+    Returns [(kernel, (F, C), for standardised features; bias, (C,); _Fitted)]: the best head and,
+    if training follows, the one to train from.
     """
     def total(values):
         return float(cluster.total(np.array([np.sum(values, dtype=np.float64)]))[0])
@@ -245,28 +240,26 @@ def solve_many(features, cluster, times):
     mean = cluster.total(z.sum(axis=0, dtype=np.float64)) / number
     variance = sum(np.square(part - mean).sum(axis=0) for part in np.array_split(
         z, -(-len(z) // PIECE)))
-    features.standardise(mean, np.sqrt(cluster.total(variance) / number))
-    z -= features.mean
-    z /= features.deviation
+    features.standardise(z, mean, np.sqrt(cluster.total(variance) / number))
     sums = Sums(features, cluster)
     sums.add(features.pieces(np.delete(features.numbers, slice(None, None, every))))
-    ridge, right = sums.ridge(), sums.right
-    square = float(ridge.diagonal.sum()) / sums.weight
+    ridge, right = sums.equations()
+    square = float(ridge.diagonal.sum()) / float(sums.weight[0])
 
     def error_of(strength):
         kernel = ridge.solve(strength * square, right)
         if kernel is None:
             return [np.inf], strength
         return _fitted(z @ kernel + sums.bias(kernel), labels, features.weights, total), strength
-    found = _at_best_strength(error_of, times)
+    found = _at_best_strength(error_of, trained)
     sums.restore(ridge)
     sums.add([(z, labels)])
-    ridge, right = sums.ridge(), sums.right
+    ridge, right = sums.equations()
     kernels = [ridge.solve(strength * square, right) for _, strength in found]
     return [(kernel, sums.bias(kernel), fitted) for kernel, (fitted, _) in zip(kernels, found)]
 
 
-def solve_sums(sums, images, held, views, times):
+def solve_sums(sums, images, held, views, trained):
     """Solves from sums alone, so that it does not matter which run has added which images.
 
     The strength minimises generalised cross-validation (Golub, Heath and Wahba, 1979), which needs
@@ -274,13 +267,13 @@ def solve_sums(sums, images, held, views, times):
     that are among those summed, the scores without each of them follow in closed form; their
     softmax gives the factor.
     sums: Sums. images: their number, without views. held: (features, (views * n, F), standardised;
-    labels; how much each counts in the sums) of n images, view by view. times: as in solve_many.
+    labels; how much each counts in the sums) of n images, view by view. trained: as in solve_many.
     Returns the same as solve_many. It takes the means out of the sums.
     """
-    ridge, right = sums.ridge(), sums.right
-    square, weight = float(ridge.diagonal.sum()) / sums.weight, sums.weight
+    (ridge, right), weight = sums.equations(), float(sums.weight[0])
+    square = float(ridge.diagonal.sum()) / weight
     whole = weight - float(np.sum(np.square(sums.target, dtype=np.float64))) / weight
-    z, targets = sums.centred(held[0]), np.eye(right.shape[1], dtype=np.float32)[held[1]]
+    z, targets = held[0] - sums.first / sums.weight, one_hot(held[1], right.shape[1])
     random = np.random.RandomState(0).choice(np.float32([-1, 1]), (len(right), TRACED))
     if len(right) <= TRACED:  # unit vectors give the trace itself
         random = np.eye(len(right), dtype=np.float32) * TRACED ** 0.5
@@ -306,4 +299,4 @@ def solve_sums(sums, images, held, views, times):
         errors = np.linalg.solve(blocks, errors.swapaxes(0, 1)).swapaxes(0, 1)
         return _fitted(targets - errors.reshape(targets.shape), held[1], np.ones(len(targets[0])))
     return [(kernel, sums.bias(kernel), left_out(kernel, strength))
-            for _, kernel, strength in _at_best_strength(error_of, times) if kernel is not None]
+            for _, kernel, strength in _at_best_strength(error_of, trained) if kernel is not None]

@@ -23,9 +23,6 @@ LEAST_DEVIATION = 0.1  # of the median one: a feature that hardly varies would s
 # Mean square of the features of an image after scaling: with more, a usual first step of the output
 # layer goes too far; with less, the layer learns more slowly than the others.
 SQUARE = 32.0
-# Multiple of the best strength for a head to train from: the best head is right on nearly all
-# training images, which leaves next to no loss, and so no gradient.
-BEFORE_TRAINING = 10 ** 0.5
 CHECKED = 32  # images whose features are looked at before anything begins
 TRIED = 4  # steps that must not raise the loss, at the rate that training begins with
 RISE = 1.02  # of the loss, by rounding and because a step is of one batch
@@ -47,10 +44,11 @@ def solve_head(model, dataset, cluster, pause=lambda: None, trained=False):
     Raises UserError if features are not finite, if none varies, or if all images are of one class.
     """
     features = Features(model, dataset, pause)
+    many = cluster.size > 1 or is_many(dataset.num_images * features.views, features.count)
+    solve = solve_many if many else solve_few
     with cluster.watched():
-        solve = solve_many if features.many or cluster.size > 1 else solve_few
-        heads = solve(features, cluster, (1.0, BEFORE_TRAINING) if trained else (1.0,))
-        check_classes(cluster.total(features.seen))
+        check_classes(cluster.total(np.bincount(dataset.labels, minlength=features.classes)))
+        heads = solve(features, cluster, trained)
         return take_head(model, features, heads, cluster)
 
 
@@ -100,7 +98,7 @@ def standardise(model, dataset, cluster):
         features = Features(model, dataset, lambda: None)
         with cluster.watched():
             z, _ = next(features.pieces(features.numbers[:PIECE]))
-            features.standardise(*cluster.of_chief(lambda: [z.mean(axis=0), z.std(axis=0)]))
+            features.standardise(z, *cluster.of_chief(lambda: [z.mean(axis=0), z.std(axis=0)]))
         features.keep()
 
 
@@ -114,20 +112,17 @@ def safe_scale(step, scale, batches, evaluate, maker, cluster):
     inputs, labels)]. evaluate: from training_step.evaluation_function.
     """
     def loss(count):
-        return sum(float(evaluate(*batch)[0]) for batch in batches[:count])
-
-    def rise(count):
-        return cluster.mean(np.array(loss(count))) / cluster.mean(np.array(before[count]))
-    before = {count: loss(count) for count in (1, len(batches))}
+        return cluster.mean(np.array(sum(float(evaluate(*batch)[0]) for batch in batches[:count])))
+    first_before, all_before = loss(1), loss(len(batches))
     for halvings in range(HALVINGS):
         scale.assign(0.5 ** halvings)
         with keras_stack.restored_afterwards(maker.everything):
             step(*batches[0])
-            worst = rise(1)
+            rise = loss(1) / first_before
             for batch in batches[1:]:
                 step(*batch)
-            worst = max(worst, rise(len(batches)))
-        if worst < RISE:  # not if it is not a number
+            rise = max(rise, loss(len(batches)) / all_before)
+        if rise < RISE:  # not if it is not a number
             scale.assign(0.5 ** (halvings + (halvings > 0)))
             break
     return float(scale)
@@ -157,7 +152,6 @@ class Features:
     """Runs the network on the training images: one forward pass, for each view.
 
     pause: called after each batch; it may raise.
-    many: as ridge.is_many.
     weights: (C,) float32, of the classes. scale: factor of standardised features; after
     `standardise`, what the output layer reads is this times (features - mean) / deviation.
     mean, deviation: (F,), that are subtracted, and divided by. ms: of each batch.
@@ -174,18 +168,16 @@ class Features:
         self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
         self.weights = np.ones(self.classes, np.float32) if dataset.class_weight is None else (
             dataset.class_weight.astype(np.float32))
-        self.many = is_many(dataset.num_images * self.views, self.count)
         self.numbers = np.random.RandomState(0).permutation(dataset.num_images)
         self.scale, self.ms = np.float32((SQUARE / self.count) ** 0.5), []
-        self.seen = np.zeros(self.classes)  # images of each class
         self.mean, self.deviation = np.float32(0), np.float32(1)
         self._bar = tqdm(total=self.views * -(-len(self.numbers) // self._batch_size),
                          desc='features', unit='batch', leave=False, disable=None, mininterval=0.5)
 
-    def pieces(self, numbers, rows=PIECE):
+    def pieces(self, numbers):
         """Yields (features, (n, F) float32, standardised; labels, (n,)) of images, view by view.
 
-        numbers: of the images. rows: at most so many at once, unless a batch has more.
+        numbers: of the images. n: at most PIECE, unless a batch has more.
         """
         size, found = self._batch_size, []
         if not len(numbers):
@@ -201,7 +193,7 @@ class Features:
                 begin = now
                 self._bar.update()
                 self._pause()
-                if len(found) * size + size > rows or not left:
+                if len(found) * size + size > PIECE or not left:
                     yield self._joined(found)
                     found = []
                     begin = time.perf_counter()
@@ -211,23 +203,23 @@ class Features:
     def _joined(self, found):
         features, labels = map(np.concatenate, zip(*found))
         _check_finite(features)
-        self.seen += np.bincount(labels, minlength=self.classes)
         features -= self.mean
         features /= self.deviation
         return features, labels
 
-    def standardise(self, mean, deviation):
-        """Standardises from now on. mean, deviation: (F,), of features as `pieces` yields them."""
+    def standardise(self, z, mean, deviation):
+        """Standardises z, (n, F), in place, and what `pieces` yields from now on.
+
+        mean, deviation: (F,), of features that were not standardised, as those in z.
+        """
         _check_varying(deviation)
         least = LEAST_DEVIATION * np.median(deviation[deviation > 0])
         self.mean = mean.astype(np.float32)
         self.deviation = np.maximum(deviation, least).astype(np.float32)
+        z -= self.mean
+        z /= self.deviation
 
     def keep(self):
         """Lets the network itself standardise its features."""
         keras_stack.assign_arrays(self._layer.weights, [
             self.mean, np.square(self.deviation / self.scale)])
-
-    def one_hot(self, labels):
-        """Returns (n, C) float32."""
-        return np.eye(self.classes, dtype=np.float32)[labels]

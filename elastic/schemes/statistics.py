@@ -22,7 +22,7 @@ from elastic.files import read_npz, write_npz
 from elastic.networks.backbone import output_layer
 from elastic.networks.stages import standardisation
 from elastic.schemes.ridge import PIECE, Sums, solve_sums
-from elastic.schemes.solved_head import BEFORE_TRAINING, Features, check_classes, take_head
+from elastic.schemes.solved_head import Features, check_classes, take_head
 
 FILE = os.path.join('checkpoint', 'statistics.npz')  # in the folder of a run
 FORMAT = 'elastic-statistics-1'
@@ -109,8 +109,7 @@ def solve(model, dataset, cluster, pause, trained, folder):
     features = Features(model, dataset, pause)
     found, sums, held = _collect(features, model, dataset, read(folder))
     check_classes(sums.target)
-    heads = solve_sums(sums, found.images, held, features.views,
-                       (1.0, BEFORE_TRAINING) if trained else (1.0,))
+    heads = solve_sums(sums, found.images, held, features.views, trained)
     return take_head(model, features, heads, cluster) + (found,)
 
 
@@ -141,10 +140,8 @@ def _collect(features, model, dataset, before):
     added, new = fits(before, model), dataset.num_images - dataset.num_old
     first, rest = features.numbers[:PIECE], features.numbers[PIECE:]
     z, labels = map(np.concatenate, zip(*features.pieces(first)))
-    features.standardise(*((before.mean, before.deviation) if added else (
+    features.standardise(z, *((before.mean, before.deviation) if added else (
         z.mean(axis=0), z.std(axis=0))))
-    z -= features.mean
-    z /= features.deviation
     sums, is_new = Sums(features), np.tile(first < new, features.views)
     sums.add([(z[is_new], labels[is_new])])
     sums.add(features.pieces(rest[rest < new]))
