@@ -214,7 +214,6 @@ def dropout_as_product(model):
 @contextlib.contextmanager
 def _replaced_calls(layers, replacement):
     """Within this context, each layer's `call` is replacement(layer)."""
-    layers = {id(layer): layer for layer in layers}.values()  # a layer may be used twice
     try:
         for layer in layers:
             layer.call = replacement(layer)
@@ -263,7 +262,7 @@ def _recording_call(layer, outputs):
 
 
 def flat_layers(model):
-    """Returns every layer of the model and of the models inside it."""
+    """Returns every layer of the model and of the models inside it, each once."""
     return list(model._flatten_layers(include_self=False))
 
 

@@ -78,9 +78,10 @@ def keras_home():
 def _settings_of_keras():
     """Within this context, Keras has its default settings; warns of those of other projects."""
     path, home = os.path.join(keras_home(), 'keras.json'), os.environ.pop('KERAS_HOME', None)
-    names = [name for name in os.environ if name.startswith(('KERAS_', 'TF_USE_LEGACY_KERAS'))]
-    found = ['='.join(item) for item in [(name, os.environ.pop(name)) for name in names]
-             if item[1].lower() not in ('', '0', 'false', 'tensorflow')]
+    removed = {name: os.environ.pop(name) for name in list(os.environ)
+               if name.startswith(('KERAS_', 'TF_USE_LEGACY_KERAS'))}
+    found = ['{}={}'.format(name, value) for name, value in removed.items()
+             if value.lower() not in ('', '0', 'false', 'tensorflow')]
     try:
         with open(path, encoding='utf-8') as file:
             content = dict(json.load(file))

@@ -43,11 +43,6 @@ def remove_function(name):
     eager_context.context().remove_function(name)
 
 
-def function_name(concrete):
-    """Returns the name under which TensorFlow knows a ConcreteFunction while that lives."""
-    return concrete.function_def.signature.name
-
-
 def call_function(name, num_outputs, inputs, config):
     """Runs a function that was added; returns its results, a list.
 

@@ -60,15 +60,12 @@ class Backbone(keras.layers.Layer):
         return self.base.compute_output_shape(input_shape)
 
     def get_config(self):
-        config = super().get_config()
-        config.update(base=keras.layers.serialize(self.base), preprocessing=self.preprocessing,
-                      train_statistics=self.train_statistics)
-        return config
+        return dict(super().get_config(), base=keras.layers.serialize(self.base),
+                    preprocessing=self.preprocessing, train_statistics=self.train_statistics)
 
     @classmethod
     def from_config(cls, config):
-        config = dict(config)
-        return cls(base=keras.layers.deserialize(config.pop('base')), **config)
+        return cls(**dict(config, base=keras.layers.deserialize(config['base'])))
 
 
 def classifier(base, preprocessing, input_shape, num_classes, bn_statistics):

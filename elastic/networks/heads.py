@@ -26,11 +26,10 @@ def features_of(path, model, num_classes, replaced=False):
         return None
     layer, features, are_scores = _head(model)
     if isinstance(layer, keras.layers.Dense) and activation_of(layer) in SCORES:
-        if fits:
-            return features
-        warnings.warn("'{}' ends in {} output{}, the data has {} classes: its last layer, {}, was "
-                      'replaced by a new one'.format(path, shape[-1], 's' * (shape[-1] > 1),
-                                                     num_classes, layer.name))
+        if not fits:
+            warnings.warn("'{}' ends in {} output{}, the data has {} classes: its last layer, {}, "
+                          'was replaced by a new one'.format(
+                              path, shape[-1], 's' * (shape[-1] > 1), num_classes, layer.name))
         return features
     if are_scores or fits:
         raise UserError(
@@ -46,16 +45,15 @@ def _head(model):
     Looks into models inside the model.
     """
     tensor, are_scores = model.outputs[0], False
-    layer, inputs = keras_stack.producer(tensor)
-    while len(inputs) == 1 and not layer.weights and (
-            tuple(inputs[0].shape) == tuple(tensor.shape)):
-        are_scores = are_scores or activation_of(layer) in ('softmax', 'sigmoid')
-        tensor = inputs[0]
+    while True:
         layer, inputs = keras_stack.producer(tensor)
+        are_scores = are_scores or activation_of(layer) in ('softmax', 'sigmoid')
+        if len(inputs) != 1 or layer.weights or tuple(inputs[0].shape) != tuple(tensor.shape):
+            break
+        tensor = inputs[0]
     if isinstance(layer, keras.Model):
         layer, inner, inside = _head(keras_stack.functional(layer))
         return layer, keras.Model(model.inputs, inner(inputs[0])), are_scores or inside
-    are_scores = are_scores or activation_of(layer) in ('softmax', 'sigmoid')
     return layer, keras.Model(model.inputs, inputs[0]), are_scores
 
 

@@ -67,7 +67,7 @@ def check_hdf5(path, file=None):
             return "has '{}', which are not numbers".format(member.name)
         declared[0] += (member.size or 0) * member.dtype.itemsize
 
-    with h5py.File(path if file is None else file, 'r') as opened:
+    with h5py.File(file or path, 'r') as opened:
         fault, size = fault_of('', opened) or opened.visititems(fault_of), opened.id.get_filesize()
     if fault is None and _is_bomb(declared[0], size):
         fault = 'inflates to {:,} bytes'.format(declared[0])
@@ -89,8 +89,7 @@ def _configurations(path):
     if os.path.isfile(path) and h5py.is_hdf5(path):  # it may be both
         check_hdf5(path)
         with h5py.File(path, 'r') as file:
-            text = file.attrs.get('model_config', '{}')
-            yield json.loads(text.decode() if isinstance(text, bytes) else text)
+            yield json.loads(file.attrs.get('model_config', '{}'))
     if os.path.isfile(path) and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -105,7 +104,7 @@ def _configurations(path):
                 if name.endswith('.h5'):
                     check_hdf5(path, io.BytesIO(archive.read(entry)))
             if 'config.json' in archive.namelist():
-                config = json.loads(archive.read('config.json').decode())
+                config = json.loads(archive.read('config.json'))
                 if isinstance(config, dict):
                     config.pop('compile_config', None)  # a loss, say: no model is loaded compiled
                 yield config

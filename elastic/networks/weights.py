@@ -47,17 +47,17 @@ def load_weights(model, path, known=None):
             if numbers and tuple(variable.shape) == array.shape and (
                     own.split('/')[-1] == name.split('/')[-1]):
                 assignments.append((variable, array))
-                continue
-            if known and id(variable) in head and numbers and (
+            elif known and id(variable) in head and numbers and (
                     array.shape == tuple(variable.shape[:-1]) + (known,)):
                 new = variable.numpy()[..., known:]
                 array = array.view(new.dtype) if array.dtype.kind == 'V' else array
                 assignments.append((variable, np.concatenate([array, new], -1)))
-                continue
-            mismatches.append('{} {}{} in the file, {} {} in the model'.format(
-                name, 'x'.join(map(str, array.shape)), '' if numbers else ' {}'.format(array.dtype),
-                own, 'x'.join(map(str, variable.shape))))
-            only_head = only_head and id(variable) in head and not known
+            else:
+                mismatches.append('{} {}{} in the file, {} {} in the model'.format(
+                    name, 'x'.join(map(str, array.shape)),
+                    '' if numbers else ' {}'.format(array.dtype),
+                    own, 'x'.join(map(str, variable.shape))))
+                only_head = only_head and id(variable) in head and not known
     if mismatches and not only_head:
         raise UserError("'{}' holds weights of another architecture ({} mismatches):\n  {}".format(
             path, len(mismatches), '\n  '.join(mismatches)))

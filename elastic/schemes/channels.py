@@ -7,7 +7,6 @@ lose hidden units of their MLP. All other layers keep their channels, as do imag
 """
 
 from functools import reduce
-from typing import Dict, List, NamedTuple
 
 import numpy as np
 from tensorflow import keras
@@ -62,41 +61,36 @@ class Channels:
         return kept if len(kept) else np.array([int(np.argmax(largest))])
 
 
-class Structure(NamedTuple):
-    """Holds the removable `channels`, and `widths`: id of layer -> (config field, Channels)."""
-    channels: List
-    widths: Dict
+class Structure:
+    """Finds the channels of a model that can be removed.
+
+    model: functional or Sequential keras.Model, with the networks in it.
+    channels: the removable Channels. widths: id of layer -> (config field, Channels) of these.
+    """
+
+    def __init__(self, model):
+        self._every, self.widths, self._of_layer = [], {}, {}
+        for channels in self._network(model, [self._fixed(tensor) for tensor in model.inputs]):
+            channels.whole().fixed = True
+        whole = {id(c.whole()): c.whole() for c in self._every}.values()
+        self.channels = [channels for channels in whole if channels.free]
+        self.widths = {layer: (field, channels.whole())
+                       for layer, (field, channels) in self.widths.items()
+                       if channels.whole().free}
 
     @property
     def size(self):
         """Returns the number of removable channels."""
         return sum(channels.size for channels in self.channels)
 
+    def _new(self, size, fixed=False):
+        self._every.append(Channels(size, fixed))
+        return self._every[-1]
 
-def structure(model):
-    """Returns the Structure of a functional or Sequential keras.Model and the networks in it."""
-    found = _Analysis()
-    images = [found.fixed(tensor) for tensor in model.inputs]
-    for channels in found.network(model, images):
-        channels.whole().fixed = True
-    channels = {id(c.whole()): c.whole() for c in found.every}.values()
-    return Structure([c for c in channels if c.free],
-                     {name: (field, c.whole()) for name, (field, c) in found.widths.items()
-                      if c.whole().free})
+    def _fixed(self, tensor):
+        return self._new(tensor.shape[-1] if len(tensor.shape) else None, fixed=True)
 
-
-class _Analysis:
-    def __init__(self):
-        self.every, self.widths, self._of_layer = [], {}, {}
-
-    def new(self, size, fixed=False):
-        self.every.append(Channels(size, fixed))
-        return self.every[-1]
-
-    def fixed(self, tensor):
-        return self.new(tensor.shape[-1] if len(tensor.shape) else None, fixed=True)
-
-    def network(self, network, into):
+    def _network(self, network, into):
         """Returns the Channels of a network's outputs. into: the Channels of its inputs."""
         of = {id(tensor): channels for tensor, channels in zip(network.inputs, into)}
         for layer, inputs, outputs in keras_stack.graph_nodes(network):
@@ -106,7 +100,7 @@ class _Analysis:
 
     def _call(self, layer, into, inputs, outputs):
         if network_of(layer) is not None:
-            return self.network(network_of(layer), into)
+            return self._network(network_of(layer), into)
         if _reads_and_writes(layer):
             reads, writes = self._once(self._around_kernel, layer)
             into[0].join(reads)
@@ -119,7 +113,7 @@ class _Analysis:
         for channels in into:
             channels.whole().fixed = True
         self._once(self._hidden, layer)
-        return [self.fixed(tensor) for tensor in outputs]
+        return [self._fixed(tensor) for tensor in outputs]
 
     def _once(self, make, layer, *rest):
         """Returns make(layer, *rest), made once per layer, however often the layer is called."""
@@ -130,7 +124,7 @@ class _Analysis:
     def _around_kernel(self, layer):
         """Returns the Channels that a layer reads and writes: the last two axes of its kernel."""
         rank = len(layer.kernel.shape)
-        reads, writes = [self.new(size) for size in layer.kernel.shape[-2:]]
+        reads, writes = [self._new(size) for size in layer.kernel.shape[-2:]]
         reads.judged.append((layer.kernel, rank - 2))
         writes.judged.append((layer.kernel, rank - 1))
         if layer.use_bias:
@@ -141,7 +135,7 @@ class _Analysis:
 
     def _along(self, layer, size):
         """Returns the Channels of a layer that passes them on; its weights are `carried`."""
-        channels = self.new(size)
+        channels = self._new(size)
         channels.carried += [(weight, 2 if len(weight.shape) == 4 else 0)
                              for weight in layer.weights]
         if isinstance(layer, keras.layers.Reshape):
@@ -153,7 +147,7 @@ class _Analysis:
         dense = [part for part in getattr(getattr(layer, 'mlpblock', None), 'layers', ())
                  if isinstance(part, keras.layers.Dense)]
         if len(dense) == 2:
-            units = self.new(dense[0].units)
+            units = self._new(dense[0].units)
             units.judged += [(dense[0].kernel, 1), (dense[1].kernel, 0)]
             units.carried.append((dense[0].bias, 0))
             self.widths[id(layer)] = 'mlp_dim', units

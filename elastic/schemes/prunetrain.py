@@ -10,7 +10,6 @@ The flags default to the authors' settings for ImageNet; for CIFAR their interva
 
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +18,7 @@ from tensorflow import keras
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import Backbone
-from elastic.schemes.channels import network_of, structure
+from elastic.schemes.channels import Structure, network_of
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import optimizer_for
@@ -42,7 +41,7 @@ class GroupLasso:
 
     def __init__(self, model, batches, ratio, class_weight=None):
         evaluate = evaluation_function(model, class_weight)
-        if not structure(model).channels:
+        if not Structure(model).channels:
             raise UserError('prune_training finds no channels to remove from this model: it needs '
                             'convolutions, in a functional or Sequential Keras model')
         losses = [float(evaluate(images, labels)[0]) / len(labels)
@@ -54,7 +53,7 @@ class GroupLasso:
     def norms(model):
         """Returns the sum of the norms of all groups, a scalar tensor."""
         norms = []
-        for channels in structure(model).channels:
+        for channels in Structure(model).channels:
             for variable, axis in channels.judged:
                 others = [i for i in range(len(variable.shape)) if i != axis]
                 squares = tf.reduce_sum(tf.square(keras_stack.raw(variable)), axis=others)
@@ -65,35 +64,36 @@ class GroupLasso:
         return self.coefficient * self.norms(model)
 
 
-class Pruned(NamedTuple):
-    """Holds a model without its vanished channels."""
-    model: keras.Model
-    optimizer: object
-    removed: int  # number of channels
-    channels: int  # number of removable ones before
-
-
 def prune(model, optimizer, threshold, make_optimizer):
-    """Returns the Pruned model and optimizer; the same objects if no channel has vanished.
+    """Returns (model, optimizer, number of removed channels), without the vanished channels.
 
+    If no channel has vanished, they are the same objects.
     threshold: a channel has vanished if all its weights are smaller in magnitude.
     make_optimizer: (variables) -> new optimizer of the same kind.
     Weights, optimizer slots, iteration count and BN statistics are kept. The output is that of the
     old model with the vanished weights set to 0.
     """
-    found = structure(model)
+    found = Structure(model)
     kept = [channels.kept(threshold) for channels in found.channels]
     widths = [len(stay) for stay in kept]
     removed = found.size - sum(widths)
     if not removed:
-        return Pruned(model, optimizer, 0, found.size)
+        return model, optimizer, 0
     indices = {}  # id of a variable -> [(axis, indices that stay)]
     for channels, stay in zip(found.channels, kept):
         for variable, axis in channels.judged + channels.carried:
             indices.setdefault(id(keras_stack.raw(variable)), []).append((axis, stay))
+
+    def keep(old, new, variable):
+        """Assigns what stays of an array that has the shape of this variable of the old model."""
+        array = keras_stack.raw(old).numpy()
+        for axis, stay in indices.get(id(keras_stack.raw(variable)), ()):
+            if array.ndim:  # Adam's count has no axes
+                array = np.take(array, stay, axis=axis)
+        new.assign(array)
     smaller = narrower_model(model, found, widths)
     for old, new in zip(model.weights, smaller.weights):
-        new.assign(_sliced(old, indices.get(id(keras_stack.raw(old)), ())))
+        keep(old, new, old)
     keras_stack.weights_were_set(smaller)
     new_optimizer = make_optimizer(smaller.trainable_variables)
     new_optimizer.iterations.assign(optimizer.iterations)
@@ -101,8 +101,8 @@ def prune(model, optimizer, threshold, make_optimizer):
             model.trainable_variables, keras_stack.slots(optimizer, model.trainable_variables),
             keras_stack.slots(new_optimizer, smaller.trainable_variables)):
         for old, new in zip(of_old, of_new):
-            new.assign(_sliced(old, indices.get(id(keras_stack.raw(variable)), ())))
-    return Pruned(smaller, new_optimizer, removed, found.size)
+            keep(old, new, variable)
+    return smaller, new_optimizer, removed
 
 
 def narrower_model(model, found, widths):
@@ -127,13 +127,6 @@ def narrower_model(model, found, widths):
     return keras.models.clone_model(model, clone_function=narrower)
 
 
-def _sliced(variable, indices):
-    array = keras_stack.raw(variable).numpy()
-    for axis, stay in indices if array.ndim else ():  # Adam's count has no axes
-        array = np.take(array, stay, axis=axis)
-    return array
-
-
 class PruneTrainScheme(Scheme):
     """Trains all tensors with the penalty, and prunes the network every `prune_interval` epochs.
 
@@ -145,7 +138,7 @@ class PruneTrainScheme(Scheme):
         super().__init__('prune_training', maker)
         self._dataset, self._settings = dataset, settings
         self._make_optimizer = partial(optimizer_for, dataset, settings)
-        self.summary = dict(channels=structure(maker.model).size, channels_removed=0)
+        self.summary = dict(channels=Structure(maker.model).size, channels_removed=0)
         self._prunings = 0
 
     def select(self, epoch, last):
@@ -160,17 +153,17 @@ class PruneTrainScheme(Scheme):
 
     def _shrunk(self):
         """Removes vanished channels; returns whether there were any."""
-        pruned = prune(self.maker.model, self.maker.optimizer, self._settings.prune_threshold,
-                       self._make_optimizer)
+        channels = Structure(self.maker.model).size
+        model, optimizer, removed = prune(self.maker.model, self.maker.optimizer,
+                                          self._settings.prune_threshold, self._make_optimizer)
         print('{:,} of {:,} channels have vanished{}'.format(
-            pruned.removed, pruned.channels,
-            ': the network is rebuilt without them' if pruned.removed else ''))
-        if pruned.removed:
-            self.summary['channels_removed'] += pruned.removed
+            removed, channels, ': the network is rebuilt without them' if removed else ''))
+        if removed:
+            self.summary['channels_removed'] += removed
             self._prunings += 1
-            self._use(pruned.model, pruned.optimizer)
+            self._use(model, optimizer)
             self.summary['channel_widths'] = self.state()['widths']
-        return bool(pruned.removed)
+        return bool(removed)
 
     def _use(self, model, optimizer):
         self.maker = StepMaker(model, optimizer, self._settings.weight_decay,
@@ -180,14 +173,14 @@ class PruneTrainScheme(Scheme):
     def state(self):
         return dict(summary=self.summary, prunings=self._prunings,
                     coefficient=self.maker.objective.penalty.coefficient,
-                    widths=[channels.size for channels in structure(self.maker.model).channels])
+                    widths=[channels.size for channels in Structure(self.maker.model).channels])
 
     def restore(self, state, choice):
         """Prunes the network to the widths of `state`, whose coefficient the penalty must have."""
         self.summary, self._prunings = state['summary'], state['prunings']
         larger = model = self.maker.model
         for _ in range(self._prunings):  # each draws a seed of dropout, as in an unbroken run
-            model = narrower_model(model, structure(model), state['widths'])
+            model = narrower_model(model, Structure(model), state['widths'])
         if self._prunings:
             for old, new in zip(larger.weights, model.weights):
                 if old.shape == new.shape:  # keeps constants, e.g. of a Normalization layer

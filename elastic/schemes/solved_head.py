@@ -159,13 +159,12 @@ class Features:
 
     def __init__(self, model, dataset, pause):
         self._layer, self._dataset, self._pause = standardisation(model), dataset, pause
+        self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
         keras_stack.assign_arrays(self._layer.weights, [
-            value(weight.shape, np.float32) for value, weight in zip(
-                (np.zeros, np.ones), self._layer.weights)])
+            np.zeros(self.count, np.float32), np.ones(self.count, np.float32)])
         self._infer = backbone_of(model).infer
         self._batch_size = int(dataset.train.element_spec[0].shape[0])
         self.views = views_of(dataset)
-        self.count, self.classes = int(self._layer.weights[0].shape[0]), dataset.num_classes
         self.weights = np.ones(self.classes, np.float32) if dataset.class_weight is None else (
             dataset.class_weight.astype(np.float32))
         self.numbers = np.random.RandomState(0).permutation(dataset.num_images)
@@ -188,15 +187,13 @@ class Features:
             for images, labels in self._dataset.batches(whole, view):
                 found.append((self._infer(images).numpy()[:left], labels.numpy()[:left]))
                 left -= len(found[-1][1])
-                now = time.perf_counter()
-                self.ms.append(1e3 * (now - begin))
-                begin = now
+                self.ms.append(1e3 * (time.perf_counter() - begin))
                 self._bar.update()
                 self._pause()
                 if len(found) * size + size > PIECE or not left:
                     yield self._joined(found)
                     found = []
-                    begin = time.perf_counter()
+                begin = time.perf_counter()
         if self._bar.n >= self._bar.total:
             self._bar.close()
 

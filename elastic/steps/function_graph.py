@@ -213,7 +213,7 @@ def pass_through(function_def, called, tensors, readers, effects):
                     [name for name, _ in tensors])
     for key in ('Tin', 'Tout'):
         call.attr[key].list.type.extend(dtype for _, dtype in tensors)
-    call.attr['f'].func.name = tf_internals.function_name(called)
+    call.attr['f'].func.name = called.function_def.signature.name
     passed = {name: 'passed:output:{}'.format(i) for i, (name, _) in enumerate(tensors)}
     # TensorFlow inlines the call: an edge from the call itself waits for less.
     arrived = [add_node(function_def, 'Identity', 'arrived/{}'.format(i),

@@ -9,7 +9,7 @@ from tensorflow import keras
 from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.networks.backbone import classifier, statistics_from_batch
-from elastic.schemes.channels import structure
+from elastic.schemes.channels import Structure
 from elastic.schemes.prunetrain import GroupLasso, PruneTrainScheme, prune
 from elastic.settings import Settings
 from elastic.steps.masked_step import StepMaker
@@ -74,7 +74,7 @@ def randomised(model, seed=0):
 def vanish(model, share, seed=0):
     """Zeroes a random share of each set of removable channels; returns their number."""
     rng, count = np.random.RandomState(seed), 0
-    for channels in structure(model).channels:
+    for channels in Structure(model).channels:
         gone = rng.permutation(channels.size)[:int(share * channels.size)]
         count += len(gone)
         for variable, axis in channels.judged:
@@ -91,7 +91,7 @@ def names(channels):
 
 def of_names(model):
     """Returns {names and axes of the judged kernels: removable Channels}."""
-    return {tuple(names(channels)): channels for channels in structure(model).channels}
+    return {tuple(names(channels)): channels for channels in Structure(model).channels}
 
 
 def test_channels_that_are_added_or_passed_on_belong_together():
@@ -116,7 +116,7 @@ def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     expansions = 6 * (8 + 8 + 8 + 16 + 16 + 16 + 24 * 4 + 32 * 3 + 56 * 3)
     assert 16 + outputs + expansions == 2864
     model = build_model('mobilenetv2', (SIZE, SIZE, 3), CLASSES, 'none', alpha=0.35)
-    assert structure(model).size == 2864 + 1280
+    assert Structure(model).size == 2864 + 1280
 
 
 @pytest.mark.parametrize('name', [
@@ -135,10 +135,11 @@ def test_removing_vanished_channels_keeps_the_output(name):
 
 def assert_prune_keeps_output(model, images, gone):
     before = model(images, training=False).numpy()
-    pruned = prune(model, optimizer_for(model.trainable_variables), SMALL, optimizer_for)
-    after = pruned.model(images, training=False).numpy()
-    assert pruned.removed == gone > 0
-    assert pruned.model.count_params() < model.count_params()
+    optimizer = optimizer_for(model.trainable_variables)
+    smaller, _, removed = prune(model, optimizer, SMALL, optimizer_for)
+    after = smaller(images, training=False).numpy()
+    assert removed == gone > 0
+    assert smaller.count_params() < model.count_params()
     largest = np.abs(before).max()
     assert np.ptp(before, axis=0).max() > 1e-3 * largest  # the output depends on the image
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * largest)
@@ -150,7 +151,7 @@ def test_a_saved_sequential_model_can_be_pruned(build, channels, tmp_path):
     keras_stack.set_seed(0)
     path = saved(randomised(build()), tmp_path)
     model = build_model(path, SAVED_SHAPE, CLASSES)
-    assert structure(model).size == channels
+    assert Structure(model).size == channels
     gone = vanish(model, 0.5)
     assert gone == channels // 2
     images, _ = batch(size=SAVED_SHAPE[0])
@@ -167,11 +168,11 @@ def test_a_model_without_channels_to_remove_is_refused(tmp_path):
 def test_the_last_channel_stays_and_no_change_keeps_the_model():
     model = residual_network()
     optimizer = optimizer_for(model.trainable_variables)
-    pruned = prune(model, optimizer, SMALL, optimizer_for)
-    assert pruned.model is model and pruned.optimizer is optimizer
-    assert (pruned.removed, pruned.channels) == (0, 21)
+    same, unchanged, removed = prune(model, optimizer, SMALL, optimizer_for)
+    assert same is model and unchanged is optimizer
+    assert (removed, Structure(model).size) == (0, 21)
     vanish(model, 1.0)
-    assert prune(model, optimizer, SMALL, optimizer_for).removed == 18
+    assert prune(model, optimizer, SMALL, optimizer_for)[-1] == 18
 
 
 @pytest.mark.parametrize('kind', ['sgd', 'adam'])
@@ -184,9 +185,10 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
     for _ in range(3):
         step(images, labels)
     vanish(model, 0.5)
-    pruned = prune(model, optimizer, SMALL, lambda variables: optimizer_for(variables, kind))
-    assert int(pruned.optimizer.iterations) == 3
-    kept = {c.size: c.kept(SMALL) for c in structure(model).channels}
+    smaller, new_optimizer, _ = prune(model, optimizer, SMALL,
+                                      lambda variables: optimizer_for(variables, kind))
+    assert int(new_optimizer.iterations) == 3
+    kept = {c.size: c.kept(SMALL) for c in Structure(model).channels}
     added, inner, last = kept[8], kept[6], kept[7]
     stay = {'a/kernel': {3: added}, 'a/bias': {0: added},
             'inner/kernel': {2: added, 3: inner}, 'norm/gamma': {0: inner},
@@ -197,8 +199,8 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
     variables = model.trainable_variables
     assert {keras_stack.variable_name(v) for v in variables} == set(stay)
     for old, new, old_slots, new_slots in zip(
-            variables, pruned.model.trainable_variables, keras_stack.slots(optimizer, variables),
-            keras_stack.slots(pruned.optimizer, pruned.model.trainable_variables)):
+            variables, smaller.trainable_variables, keras_stack.slots(optimizer, variables),
+            keras_stack.slots(new_optimizer, smaller.trainable_variables)):
         assert len(old_slots) == len(new_slots) == (1 if kind == 'sgd' else 3)
         for before, after in zip([old] + old_slots, [new] + new_slots):
             expected = keras_stack.raw(before).numpy()
@@ -208,11 +210,11 @@ def test_pruning_keeps_weights_slots_statistics_and_iterations(kind):
             assert np.abs(expected).max() > 0
     statistics = model.non_trainable_weights
     assert len(statistics) == 2
-    for old, new in zip(statistics, pruned.model.non_trainable_weights):
+    for old, new in zip(statistics, smaller.non_trainable_weights):
         np.testing.assert_array_equal(keras_stack.raw(new).numpy(),
                                       keras_stack.raw(old).numpy()[inner])
-    smaller = StepMaker(pruned.model, pruned.optimizer, 5e-4, images, labels).step(everything)
-    assert np.isfinite(float(smaller(images, labels)[0]))
+    step = StepMaker(smaller, new_optimizer, 5e-4, images, labels).step(everything)
+    assert np.isfinite(float(step(images, labels)[0]))
 
 
 def test_the_penalty_counts_only_removable_groups():
