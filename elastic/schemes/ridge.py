@@ -270,7 +270,8 @@ def solve_sums(sums, images, held, views, trained):
     labels; how much each counts in the sums) of n images, view by view. trained: as in solve_many.
     Returns the same as solve_many. It takes the means out of the sums.
     """
-    (ridge, right), weight = sums.equations(), float(sums.weight[0])
+    ridge, right = sums.equations()
+    weight = float(sums.weight[0])
     square = float(ridge.diagonal.sum()) / weight
     whole = weight - float(np.sum(np.square(sums.target, dtype=np.float64))) / weight
     z, targets = held[0] - sums.first / sums.weight, one_hot(held[1], right.shape[1])
