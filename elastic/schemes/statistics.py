@@ -140,8 +140,8 @@ def _collect(features, model, dataset, before):
     added, new = fits(before, model), dataset.num_images - dataset.num_old
     first, rest = features.numbers[:PIECE], features.numbers[PIECE:]
     z, labels = map(np.concatenate, zip(*features.pieces(first)))
-    features.standardise(z, *((before.mean, before.deviation) if added else (
-        z.mean(axis=0), z.std(axis=0))))
+    mean, deviation = (before.mean, before.deviation) if added else (z.mean(axis=0), z.std(axis=0))
+    features.standardise(z, mean, deviation)
     sums, is_new = Sums(features), np.tile(first < new, features.views)
     sums.add([(z[is_new], labels[is_new])])
     sums.add(features.pieces(rest[rest < new]))
