@@ -13,7 +13,7 @@ import contextlib
 import os
 import tempfile
 import time
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -35,9 +35,8 @@ from elastic.settings import (
 from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
 from elastic.timing.report import describe, warn_of
-from elastic.timing.stored import TABLE_FILE, stored_table, table_path, wider_table
+from elastic.timing.stored import TABLE_FILE, stored_table, table_key, table_path, wider_table
 from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
-from elastic.timing.table_key import table_key
 from elastic.timing.totals import build_table, measure_totals
 from elastic.workers.addresses import check_own_address, tables_folder, workers_of
 
@@ -63,39 +62,33 @@ class StepSettings(NamedTuple):
         return self.input_size, self.input_size, 3
 
 
-class ProfileSettings(NamedTuple):
-    """Says how profile_model measures a step.
+class UpdateSettings(NamedTuple):
+    """Describes the update of a step, by the flags of main.py of the same names.
 
     optimizer: 'sgd' or 'adam'. clip_norm: as training_step.make_optimizer takes it.
     class_weight: None, or anything else for a loss with weights, whose values do not matter.
-    folder: where the trace stays; None: it is deleted. key: stored in the table.
-    num_steps: traced steps. seconds: rough limit of the untraced runs that give the totals.
     """
     optimizer: str
     weight_decay: float = TRAINING.weight_decay
     clip_norm: Optional[float] = None
     class_weight: Optional[str] = None
-    folder: Optional[str] = None
-    key: Dict = {}
-    num_steps: int = 5
-    seconds: float = 16.0
 
 
 def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
-                  optimizer=TRAINING.optimizer, batch=None, **settings):
+                  optimizer=TRAINING.optimizer, batch=None, folder=None, key=None, num_steps=5,
+                  seconds=16.0, **update):
     """Returns the TensorTimings of one training step of `model`, whose variables stay as they were.
 
     The batch is described by input_shape (of one example, such as (height, width, channels)),
     num_classes and batch_size, and filled with noise; or it is `batch`: (inputs, labels), whose
     inputs are one array, or a list, tuple or dict of arrays, as the model takes them.
-    optimizer, settings: fields of ProfileSettings.
+    optimizer, update: fields of UpdateSettings. The others: as in profile_step.
     """
     import tensorflow as tf
 
     from elastic.compat.keras_stack import restored_afterwards
     from elastic.networks.backbone import statistics_from_batch
     from elastic.steps.training_step import as_batch
-    settings = ProfileSettings(optimizer, **settings)
     if batch is None:
         pixels = np.random.RandomState(0).uniform(0, 255, (batch_size,) + tuple(input_shape))
         batch = (tf.constant(pixels, tf.float32),
@@ -103,13 +96,15 @@ def profile_model(model, input_shape=None, num_classes=None, batch_size=None,
     inputs, labels = as_batch(model, *batch)
     with restored_afterwards(model.variables):
         statistics_from_batch(model, inputs)
-        return profile_step(step_maker(model, settings, inputs, labels), inputs, labels, settings)
+        maker = step_maker(model, UpdateSettings(optimizer, **update), inputs, labels)
+        return profile_step(maker, inputs, labels, folder, key, num_steps, seconds)
 
 
-def profile_step(maker, inputs, labels, settings):
+def profile_step(maker, inputs, labels, folder=None, key=None, num_steps=5, seconds=16.0):
     """Returns the TensorTimings of the step of a masked_step.StepMaker, which runs many times.
 
-    settings: ProfileSettings.
+    folder: where the trace stays; None: it is deleted. key: stored in the table.
+    num_steps: traced steps. seconds: rough limit of the untraced runs that give the totals.
     """
     from elastic.compat.keras_stack import variable_name
     from elastic.steps.prefix_steps import PrefixSteps
@@ -118,26 +113,26 @@ def profile_step(maker, inputs, labels, settings):
     from elastic.timing.trace import executed_graph, record_trace
     variables = maker.model.trainable_variables
     with contextlib.ExitStack() as stack:
-        folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory())
+        folder = folder or stack.enter_context(tempfile.TemporaryDirectory())
         graph = executed_graph(maker, inputs, labels)
         release_memory()
         trace = record_trace(maker.step(np.ones(len(variables), dtype=bool)), inputs, labels,
-                             folder, settings.num_steps)
-        ms, kernel_ms = read_trace(trace, settings.num_steps)
+                             folder, num_steps)
+        ms, kernel_ms = read_trace(trace, num_steps)
         times = attribute(graph, ms, len(variables), kernel_ms)
         prefixes = PrefixSteps(maker)
         cuts, *prefix = prefix_cuts(prefixes, times, inputs, labels)
         release_memory()
-        totals = measure_totals(prefixes, times, inputs, labels, settings.seconds, cuts, prefix[0])
+        totals = measure_totals(prefixes, times, inputs, labels, seconds, cuts, prefix[0])
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       settings.key, prefix)._replace(memory=memory_of(maker))
+                       key or {}, prefix)._replace(memory=memory_of(maker))
 
 
 def step_maker(model, settings, inputs, labels):
     """Returns a masked_step.StepMaker whose learning rate hardly changes the weights.
 
-    settings: StepSettings or ProfileSettings.
+    settings: StepSettings or UpdateSettings.
     """
     from elastic.steps.masked_step import StepMaker
     from elastic.steps.optimizer import make_optimizer
@@ -150,7 +145,7 @@ def step_maker(model, settings, inputs, labels):
 
 
 def prefix_cuts(prefixes, times, inputs, labels):
-    """Returns a list of N prefix_cut.Cut, (N,) traced ms that each saves, (N,) bytes of one image.
+    """Returns N prefix_cut.Cut, the (N,) share of the forward pass and (N,) bytes an image of each.
 
     Cut k is for steps whose deepest tensor is k, and suits those that train all tensors nearer to
     the output too: an upper bound, like t_dy. It is None where the prefix cannot be cut off.
@@ -163,7 +158,8 @@ def prefix_cuts(prefixes, times, inputs, labels):
     # Sorted, so that sums have equal bits in every process.
     skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
                for cut in cuts]
-    return cuts, np.array(skipped), np.array([cut.nbytes if cut else np.inf for cut in cuts])
+    return (cuts, np.array(skipped) / max(sum(times.forward.values()), 1e-9),
+            np.array([cut.nbytes if cut else np.inf for cut in cuts]))
 
 
 def path_of_table(settings, logs_dir):
@@ -173,7 +169,7 @@ def path_of_table(settings, logs_dir):
                           settings.head, settings.head_start) else '')
 
 
-def table_for(settings, model, logs_dir, draw, again=False, known=None):
+def table_for(settings, model, logs_dir, draw, again=False, known=0):
     """Returns the stored TensorTimings if its key matches; else measures and stores it.
 
     settings: StepSettings. again: measure in any case. known: number of classes of the run that is
@@ -181,11 +177,11 @@ def table_for(settings, model, logs_dir, draw, again=False, known=None):
     draw: () -> (images, labels) to time steps on, or None for noise, whose step time may differ.
     """
     key, path, table = table_key(settings, model), path_of_table(settings, logs_dir), None
-    for classes in range(0 if again or os.path.exists(path) else known or 0, 1, -1):
+    for classes in range(0 if again or os.path.exists(path) else known, 1, -1):
         fewer = settings._replace(num_classes=classes)
         place = path_of_table(fewer, logs_dir)
         if table is None and os.path.exists(place):
-            table = wider_table(place, table_key(fewer, model, classes), model)
+            table = wider_table(place, table_key(fewer, model), model)
     if table is None and not again:
         table = stored_table(path, key)
     if table is None:
@@ -193,7 +189,7 @@ def table_for(settings, model, logs_dir, draw, again=False, known=None):
         with whole_folder(os.path.dirname(path)) as new:
             table = profile_model(model, settings.image_shape, settings.num_classes,
                                   settings.batch_size, settings.optimizer, draw(), folder=new,
-                                  weight_decay=settings.weight_decay, key=key,
+                                  key=key, weight_decay=settings.weight_decay,
                                   clip_norm=settings.clip_norm,
                                   class_weight=settings.class_weight)
             table.save(os.path.join(new, TABLE_FILE))
@@ -268,19 +264,18 @@ def peak_bytes(settings, model):
     return peaks
 
 
-def print_costs(way, table, path, images, peaks, joint=None):
+def print_costs(way, table, path, images, peaks, joint):
     """Prints what each way to train costs, and stores measured copy costs and peaks in the table.
 
     way: ways.Way that others derive from. path: of the table. peaks: train type -> bytes.
     images: numbers of (training, test) images. joint: TensorTimings of several workers, whose costs
-    are printed; default: `table`.
+    are printed.
     """
     from elastic.cache.copy_times import CopyTimes
     from elastic.planning import ways
     folder, profile = os.path.dirname(path), table.profile
     row_ms = dict(profile.row_ms)
     copy_times = CopyTimes(images[0], way.batch_size, folder, measured=row_ms)
-    joint = table if joint is None else joint
     found = [ways.forecast_of(each, joint, copy_times, images, peaks)
              for each in ways.ways_like(way, joint)]
     if (peaks, row_ms) != (profile.peak_bytes, profile.row_ms):

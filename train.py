@@ -20,8 +20,7 @@ from elastic.cache.prefix_cache import NoCache
 from elastic.errors import UserError
 from elastic.files import check_writable
 from elastic.planning.cache_offers import Budget, CacheOffers
-from elastic.planning.dates import due_epochs, until
-from elastic.planning.deadline import AllEpochs
+from elastic.planning.deadline import AllEpochs, due_epochs, until
 from elastic.planning.memory_plan import StepMemory, check_memory, set_limit
 from elastic.runs.in_fit import TrainingInFit, fit_settings, timings_in_fit
 from elastic.runs.run import Run
@@ -42,7 +41,7 @@ from elastic.timing.table import TensorTimings
 from elastic.workers.agreement import TABLE, slowest_table
 from elastic.workers.cluster import ALONE
 from elastic.workers.step_mean import StepMean, cluster_of
-from profiler import ProfileSettings, profile_step
+from profiler import profile_step
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
@@ -74,7 +73,7 @@ def train(scheme, dataset, settings, session, cache=None, plan=None):
                   plan or AllEpochs())
         run.resume()
     with clock('validation'):
-        run.plan.begin_training(run)
+        run.plan.begin_training(run.evaluate, dataset.validation)
     run.pause(run.keeper.stop)
     while run.goes_on:
         if run.solves:
@@ -327,8 +326,7 @@ class ElasticTraining(TrainingInFit):
             check_memory(settings, maker)
         probe = probe_batches(self._probe, inputs, labels, settings.seed)
         first = next(probe)
-        table = timings_in_fit(self._timings, maker, *first, lambda *step: profile_step(
-            *step, ProfileSettings(None)))
+        table = timings_in_fit(self._timings, maker, *first, profile_step)
         layers = layers_of(maker.model) if settings.granularity == 'layer' else None
         reason = out_of_reach(table, settings.rho, layers)
         if reason:

@@ -14,7 +14,7 @@ from elastic.networks import backbone
 from elastic.settings import settings_of as fields_of
 from elastic.timing import report
 from elastic.timing.op_times import read_trace
-from elastic.timing.table_key import ENVIRONMENT, table_key
+from elastic.timing.stored import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
 from small_models import assert_same_values, values
 from timing_tables import table_of_branching

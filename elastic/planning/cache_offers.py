@@ -102,7 +102,7 @@ class CacheOffers:
                          cut=cache.cut).restricted_to(cache.trainable)
 
     def _costs_of_cuts(self, mask):
-        """Returns the CacheOffers of new caches at the deepest tensor's cut and the mask's own."""
+        """Returns the CacheCosts of new caches at the deepest tensor's cut and the mask's own."""
         timings, prefixes, k = self._timings, self._cache.prefixes, self._timings.deepest(mask)
         cut, chain = self._chain(k)
         if cut is None or not np.isfinite(timings.cut_bytes[k]):

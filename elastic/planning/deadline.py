@@ -1,6 +1,7 @@
-"""Plans a run that must end at a deadline: its rho, its epochs, and the step at which it stops.
+"""Plans the epochs of a run, most of all of one that must end at a deadline.
 
-`plan` is a pure function. Deadline measures the run and plans again after each epoch.
+`plan`, a pure function, finds rho and the number of epochs. Deadline measures the run, plans again
+after each epoch, and finds the step at which the run stops.
 """
 
 import itertools
@@ -10,8 +11,8 @@ import time
 from typing import NamedTuple
 
 from elastic.compat import keras_stack
-from elastic.planning.dates import due_epochs
 from elastic.schemes.solved_head import views_of
+from elastic.settings import AUTO
 from elastic.steps.epoch import validate
 from elastic.steps.rates import STEPS
 from elastic.texts import duration_text
@@ -27,6 +28,18 @@ TIMED = 4  # batches that show what judging an image costs, before training
 WORTH_WHILE = 0.1  # least share of an epoch that is trained as the last one
 FINISH = 1.0  # s to save and to leave the process, beside the final test
 EXPORT = 20.0  # s more to convert the model
+
+
+def due_epochs(settings):
+    """Returns the epochs, from 1, before which tensors are selected."""
+    first = settings.first_epochs + 1
+    dates = range(1, settings.num_epochs + 1, settings.interval or settings.num_epochs)
+    return [first] + [epoch for epoch in dates if epoch > first]
+
+
+def until(dates, epoch, num_epochs):
+    """Returns the epoch of the selection after `epoch`; num_epochs + 1 if there is none."""
+    return next((date for date in dates if date > epoch), num_epochs + 1)
 
 
 class Plan(NamedTuple):
@@ -101,20 +114,20 @@ def carried_on(found, seconds, each, done):
     return found._replace(num_epochs=math.ceil(end - WORTH_WHILE)), end
 
 
-def first_pace(table, dataset, batch_size, interval, lows, export=None, tests_rates=False):
-    """Returns (Pace by the timing table, seconds to keep for saving at the end of the run).
+def first_pace(settings, table, dataset, lows):
+    """Returns the Pace by the timing table, before anything was measured.
 
-    table: TensorTimings. dataset: datasets.Dataset. lows: as in Pace. export: of RecordSettings.
-    tests_rates: whether the learning rate is found by a test.
+    settings: RunSettings. table: TensorTimings. dataset: datasets.Dataset. lows: as in Pace.
     """
-    full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / batch_size
+    full_step, one_image = table.t_step / 1e3, table.t_fp / 1e3 / settings.batch_size
     judged = sum(len(labels) for _, labels in dataset.validation)
-    pace = Pace(dataset.steps, full_step, judged * one_image, SELECTION[0]
-                  + SELECTION[1] * full_step, interval, lows, SOLVING
-                  + views_of(dataset) * dataset.num_images * one_image
-                  + tests_rates * 2 * STEPS * ENOUGH * full_step, one_image, judged,
-                  dataset.test_size)
-    return pace, FINISH + (EXPORT if export else 0.0)
+    head = SOLVING + views_of(dataset) * dataset.num_images * one_image
+    if settings.training.learning_rate == AUTO:
+        head += 2 * STEPS * ENOUGH * full_step  # of the test that finds it
+    return Pace(dataset.steps, full_step, epoch=judged * one_image,
+                selection=SELECTION[0] + SELECTION[1] * full_step,
+                interval=settings.training.interval, lows=lows, head=head, image=one_image,
+                validation_images=judged, test_images=dataset.test_size)
 
 
 def process_seconds():
@@ -132,8 +145,11 @@ class AllEpochs:
     """
     summary = {}
 
-    def begin_training(self, run):
-        """Prepares for the first epoch of a run.Run."""
+    def begin_training(self, evaluate, images):
+        """Prepares for the first epoch.
+
+        evaluate: from training_step.evaluation_function. images: tf.data of validation images.
+        """
 
     def within(self, calls):
         """Returns the Calls of an epoch for which there is time."""
@@ -150,12 +166,12 @@ class Deadline(AllEpochs):
     """Ends a run after `seconds`, counted from the start of the process.
 
     pace: Pace. saving: seconds to keep for the end, beside the final test.
-    resumed: seconds that earlier processes used. now: () -> seconds since this process started.
-    plan: the Plan; None before `begin`. stopped: whether the last epoch was cut short.
+    now: () -> seconds since this process started. stopped: whether the last epoch was cut short.
+    plan: the Plan, once `begin` or `restore` was called.
     """
-    def __init__(self, seconds, pace, saving, resumed=0.0, now=process_seconds):
+    def __init__(self, seconds, pace, saving, now=process_seconds):
         self.seconds, self.pace, self._saving = seconds, pace, saving
-        self._resumed, self._now, self.stopped = resumed, now, False
+        self._resumed, self._now, self.stopped = 0.0, now, False
         self.plan, self._warmup_epochs = None, 0
         self._epoch_ended, self._end = None, math.inf
 
@@ -202,14 +218,10 @@ class Deadline(AllEpochs):
             rho=self.plan.rho, num_epochs=self.plan.num_epochs,
             warmup_steps=min(settings.warmup_steps, most))
 
-    def begin_training(self, run):
-        self.time_evaluation(run.evaluate, run.dataset.validation)
-
-    def time_evaluation(self, evaluate, images):
+    def begin_training(self, evaluate, images):
         """Learns what judging an image costs here, so that the first epoch can end in time.
 
         The first call traces the graph, which may take seconds; it is over before training begins.
-        evaluate: from training_step.evaluation_function. images: tf.data of (images, labels).
         """
         batches = iter(images.take(TIMED))
         first = next(batches)
@@ -284,6 +296,6 @@ class Deadline(AllEpochs):
                     num_epochs=self.plan.num_epochs)
 
     def restore(self, state):
-        """Resumes from `state`; __init__ gets what earlier processes used, and the Pace."""
-        self.plan = Plan(state['rho'], state['num_epochs'])
+        """Resumes from `state`; __init__ gets the Pace."""
+        self.plan, self._resumed = Plan(state['rho'], state['num_epochs']), state['used']
         self._warmup_epochs = state['warmup_epochs']

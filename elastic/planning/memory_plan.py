@@ -76,9 +76,8 @@ class StepMemory:
         mask: (N,) bool. elastic: whether importance is evaluated.
         """
         def need(images):
-            found = self.memory.peak(mask, images)
-            return max(found, self.memory.importance_peak(images if self._whole else 1)
-                       ) if elastic else found
+            importance = self.memory.importance_peak(images if self._whole else 1) if elastic else 0
+            return max(self.memory.peak(mask, images), importance)
         batch, limit = self.memory.batch, host.memory_limit()
         held = host.resident_bytes() + self._beside
         if held + need(batch) <= limit:

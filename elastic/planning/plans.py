@@ -9,10 +9,18 @@ from elastic.errors import UserError
 from elastic.files import make_folder
 from elastic.planning.cache_offers import CacheOffers
 from elastic.planning.cache_plan import plan_cache
-from elastic.planning.deadline import PROFILE, AllEpochs, Deadline, first_pace, process_seconds
+from elastic.planning.deadline import (
+    EXPORT,
+    FINISH,
+    PROFILE,
+    AllEpochs,
+    Deadline,
+    first_pace,
+    process_seconds,
+)
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.items import layers_of, out_of_reach, smallest_rho
-from elastic.settings import AUTO, CHOSEN
+from elastic.settings import CHOSEN
 from elastic.texts import duration_text
 
 
@@ -36,8 +44,7 @@ def plans_of(settings, model, dataset, resumed, table_path, profile):
     """
     training, epochs = settings.training, AllEpochs()
     if training.deadline is not None and solves_alone(training, resumed, table_path):
-        settings = solving_alone(settings)
-        training = settings.training
+        return head_alone(settings, dataset)
     if not is_elastic(training.train_type):
         table = profile() if training.train_type == CHOSEN else None
         return Plans(settings, table, prefix_cache_of(settings, dataset), epochs)
@@ -46,10 +53,10 @@ def plans_of(settings, model, dataset, resumed, table_path, profile):
     if training.deadline is not None:
         epochs = deadline_of(settings, table, layers, dataset, resumed)
         if resumed is None and epochs.plan.num_epochs == 1:  # there is no time to train
-            settings = solving_alone(settings)
-            return Plans(settings, None, prefix_cache_of(settings, dataset), AllEpochs())
+            return head_alone(settings, dataset)
         settings = settings._replace(training=epochs.settings(training))
-    return Plans(settings, table, elastic_cache(settings, table, layers, dataset, resumed), epochs)
+    cache = elastic_cache(settings, table, layers, dataset, resumed)
+    return Plans(settings, table, cache, epochs)
 
 
 def solves_alone(training, resumed, table_path):
@@ -64,10 +71,11 @@ def solves_alone(training, resumed, table_path):
     return True
 
 
-def solving_alone(settings):
-    """Returns these RunSettings of a run that only solves the head."""
+def head_alone(settings, dataset):
+    """Returns the Plans of a run that only solves the head."""
     training = settings.training._replace(train_type=HEAD, num_epochs=1, deadline=None)
-    return settings._replace(training=training)
+    settings = settings._replace(training=training)
+    return Plans(settings, None, prefix_cache_of(settings, dataset), AllEpochs())
 
 
 def cache_plan_of(settings, dataset, table=None, layers=None):
@@ -98,7 +106,7 @@ def prefix_cache_of(settings, dataset, plan=None):
     return NoCache(dataset)
 
 
-def elastic_cache(settings, table, layers, dataset, resumed=None):
+def elastic_cache(settings, table, layers, dataset, resumed):
     """Returns the PrefixCache of elastic training, or NoCache.
 
     With --views auto, holds views if rho is out of reach without a cache; a run that resumes keeps
@@ -130,18 +138,15 @@ def deadline_of(settings, table, layers, dataset, resumed):
 
     The arguments are those of elastic_cache.
     """
-    training = settings.training
-    cached = cache_plan_of(settings._replace(data=settings.data._replace(
-        views='fresh' if settings.data.views == 'fresh' else 'held')), dataset, table, layers)
+    views = 'fresh' if settings.data.views == 'fresh' else 'held'
+    held = settings._replace(data=settings.data._replace(views=views))
+    why_not = cache_plan_of(held, dataset, table, layers).why_not
     least = smallest_rho(table, layers)
-    pace, saving = first_pace(table, dataset, settings.batch_size, training.interval,
-                              (least, least if cached.why_not else 0.0), settings.records.export,
-                              training.learning_rate == AUTO)
+    pace = first_pace(settings, table, dataset, (least, least if why_not else 0.0))
+    deadline = Deadline(settings.training.deadline, pace,
+                        FINISH + (EXPORT if settings.records.export else 0.0))
     if resumed is None:
-        deadline = Deadline(training.deadline, pace, saving)
         deadline.begin()
     else:
-        before = resumed['deadline']
-        deadline = Deadline(training.deadline, pace, saving, before['used'])
-        deadline.restore(before)
+        deadline.restore(resumed['deadline'])
     return deadline

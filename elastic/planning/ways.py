@@ -88,11 +88,11 @@ class Way(NamedTuple):
         """
         if table.memory is None:
             return None
-        masks = [mask_of('full_training' if self.train_type == PRUNE else self.train_type,
-                         table.names)] if self.train_type != ELASTIC else [
-            mask for mask in table.depth <= np.arange(len(table.names))[:, None]
-            if table.step_time(mask) <= self.rho * table.t_step]
-        return table.memory.peak(masks[-1]) if masks else None
+        if self.train_type != ELASTIC:
+            return table.memory.peak(mask_of(self.train_type, table.names))
+        chains = table.depth <= np.arange(len(table.names))[:, None]  # from the output down
+        within = [mask for mask in chains if table.step_time(mask) <= self.rho * table.t_step]
+        return table.memory.peak(within[-1]) if within else None
 
     def hours(self, table, images):
         """Returns the predicted hours of a run, tests between epochs included.

@@ -19,9 +19,8 @@ from elastic.steps.epoch import PLAIN, Call, EpochProgress
 from elastic.steps.fit_step import INPUTS, FitObjective, batch_of, check_fit, check_tensors
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.training_step import NUM_RESULTS, StepResult
-from elastic.timing.stored import stored_table
+from elastic.timing.stored import machine_key, stored_table
 from elastic.timing.table import TensorTimings
-from elastic.timing.table_key import machine_key
 
 
 class TrainingInFit(keras.callbacks.Callback):

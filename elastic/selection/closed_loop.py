@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from elastic.timing.fit import fitted_scales
+from elastic.timing.totals import fitted_scales
 
 CALLS = (2, 5)      # of each pass, in a quick look, and in a longer one if that shows drift
 NOISE = (0.25, 0.10)  # largest drift of backward over forward time that is noise, in each look

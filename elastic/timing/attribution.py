@@ -14,7 +14,7 @@ class OpTimes(NamedTuple):
     """Holds the traced ms per step of backward and update ops, by the tensors that need them.
 
     group_tensors: (G, N) bool, the tensors that need each group of ops. group_ms: (G,) per group.
-    update: (N,) ms of the update ops of one tensor. update_fixed: ms of all other update ops.
+    update: (N,) ms of the update ops of one tensor.
     estimated_ms: (G,) the part of group_ms that had no event and was estimated.
     coverage: share of the traced time outside the forward pass that was attributed, 0..1.
     left_out: (event, ms) that belongs to no node, the longest first.
@@ -25,7 +25,6 @@ class OpTimes(NamedTuple):
     group_tensors: np.ndarray
     group_ms: np.ndarray
     update: np.ndarray
-    update_fixed: float
     estimated_ms: np.ndarray
     coverage: float
     left_out: List
@@ -53,15 +52,15 @@ def attribute(graph, times, num_tensors, kernels=None):
         ms = spent(name)
         groups[bits] = groups.get(bits, 0.0) + ms
         estimated[bits] = estimated.get(bits, 0.0) + (0.0 if name in times else ms)
-    update = np.zeros(num_tensors + 1)  # the last is of no tensor
+    update = np.zeros(num_tensors)
     for name, k in graph.update.items():
-        update[-1 if k is None else k] += spent(name)
+        if k is not None:
+            update[k] += spent(name)
     missed = sum(ms for _, ms in left_out)
     total = missed + sum(ms for name, ms in times.items() if name not in graph.forward)
-    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update[:-1],
-                   float(update[-1]), np.array(list(estimated.values())),
-                   1 - missed / total if total else 0.0, left_out,
-                   {name: spent(name) for name in sorted(graph.forward)}, rates, kernels)
+    return OpTimes(tensor_sets(groups, num_tensors), np.array(list(groups.values())), update,
+                   np.array(list(estimated.values())), 1 - missed / total if total else 0.0,
+                   left_out, {name: spent(name) for name in sorted(graph.forward)}, rates, kernels)
 
 
 def _by_node(nodes, times):

@@ -31,13 +31,14 @@ IN_PLACE = frozenset((
 COPYING = ('AssignSubVariableOp', 'AssignAddVariableOp')  # unless nothing else reads the variable
 LEAST = 4096  # bytes of a tensor that counts; hundreds of smaller ones add up to less than 1 %
 L2_BYTES, L3_BYTES = 256 << 10, 30 << 20  # as TensorFlow's convolutions assume
+THREADS = 2  # that run ops
 QUICK_MS = 2e-3  # an op that is as fast is run at once, by TYPICAL_RATES
 
 
-def memory_of(maker, threads=2):
-    """Returns the Memory of the steps of a masked_step.StepMaker. threads: ops run at once."""
+def memory_of(maker):
+    """Returns the Memory of the steps of a masked_step.StepMaker."""
     nodes, sizes = _run(maker.cutter), _sizes(maker)
-    begins, ends = _executed(nodes, work_of(maker.concrete.graph), threads)
+    begins, ends = _executed(nodes, work_of(maker.concrete.graph))
     order, last = sorted(nodes, key=begins.get), max(ends.values()) + 1
     everyone = (1 << len(maker.variables)) - 1
     bits = dict.fromkeys(nodes, everyone)  # bit mask of the tensors that need each node
@@ -167,7 +168,7 @@ def _workspace(maker, node):
     return 4 * min(rows, batch) * pixels * patch, rows >= batch
 
 
-def _executed(nodes, work, threads):
+def _executed(nodes, work):
     """Returns (name -> event at which the op begins, name -> event at which it ends).
 
     A thread continues with one of the ops that its last op made ready and queues the others. Then
@@ -181,10 +182,10 @@ def _executed(nodes, work, threads):
         left[name] = len(sources)
         for source in sources:
             after[source].append(name)
-    queues = [collections.deque() for _ in range(threads)]
-    inline = [collections.deque() for _ in range(threads)]
+    queues = [collections.deque() for _ in range(THREADS)]
+    inline = [collections.deque() for _ in range(THREADS)]
     inline[0].extend(name for name in nodes if not left[name])
-    begins, ends, running, idle, now = {}, {}, [], set(range(threads)), 0.0
+    begins, ends, running, idle, now = {}, {}, [], set(range(THREADS)), 0.0
     while True:
         for thread in sorted(idle):
             waiting = [queue for queue in queues if queue]

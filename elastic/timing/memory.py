@@ -31,11 +31,12 @@ class Memory(NamedTuple):
 
         mask: (N,) bool. images: batch size; default: that of the step.
         """
-        return self._peak((self.sets & np.asarray(mask, dtype=bool)).any(axis=1), images)
+        sets = (self.sets & np.asarray(mask, dtype=bool)).any(axis=1)
+        return self._peak(sets, images or self.batch)
 
-    def forward_peak(self, images=None):
+    def forward_peak(self):
         """Returns the most bytes that the forward pass alone holds at once."""
-        return self._peak(self.sets.all(axis=1), images)
+        return self._peak(self.sets.all(axis=1), self.batch)
 
     def importance_peak(self, images):
         """Returns the most bytes that importance holds if it takes so many images at once.
@@ -46,7 +47,7 @@ class Memory(NamedTuple):
         return self.peak(np.ones(self.sets.shape[1], bool), images) + 2 * self.weights
 
     def _peak(self, sets, images):
-        size = (self.fixed + self.image * (images or self.batch)) * sets[self.of]
+        size = (self.fixed + self.image * images) * sets[self.of]
         change = np.bincount(self.begin, size, self.end.max() + 1)
         change -= np.bincount(self.end, size, len(change))
         return float(np.cumsum(change).max())
@@ -63,10 +64,11 @@ class Memory(NamedTuple):
         """Returns the Memory that `stored` described."""
         content = dict(content)
         tensors = np.arange(content.pop('tensors'))
-        kinds = dict.fromkeys(('fixed', 'image', 'kept'), np.float64)
         content['sets'] = np.array([np.isin(tensors, row) for row in content['sets']], dtype=bool)
-        for name in ('of', 'begin', 'end', 'fixed', 'image', 'kept'):
-            content[name] = np.array(content[name], dtype=kinds.get(name, np.int64))
+        for name in ('of', 'begin', 'end'):
+            content[name] = np.array(content[name], dtype=np.int64)
+        for name in ('fixed', 'image', 'kept'):
+            content[name] = np.array(content[name], dtype=np.float64)
         return cls(**content)
 
 

@@ -46,6 +46,6 @@ def describe(table):
         f'\nkernels run during {100 * profile.kernel_share:.1f} % of a full step')
     memory = '' if table.memory is None else (
         '\nworking memory, predicted: forward pass (m_fp) {:,.0f} MB, full step {:,.0f} MB'.format(
-            table.m_fp / 1e6, table.memory.peak([True] * len(rows)) / 1e6))
+            table.memory.forward_peak() / 1e6, table.memory.peak([True] * len(rows)) / 1e6))
     return (f'{tensors}\n\n{totals}\n\nattributed: {100 * profile.coverage:.1f} % of the traced '
             f'time outside the forward pass{kernels}{memory}')

@@ -114,7 +114,7 @@ class TensorTimings(NamedTuple):
     profile: Profile
     t_loop: float = 0.0
     t_both: float = 0.0
-    t_prefix: Any = None
+    t_prefix: Any = 0.0
     cut_bytes: Any = None
     op_rates: Dict = {}
     cache: Any = None
@@ -126,21 +126,6 @@ class TensorTimings(NamedTuple):
         """Returns the ms of a step of full training."""
         return self.t_fp + self.t_bp + self.t_update + self.t_loop + self.wire_time(
             np.ones(len(self.names), bool))
-
-    @property
-    def m_fp(self):
-        """Returns the most bytes that the forward pass holds at once."""
-        return self.memory.forward_peak()
-
-    @property
-    def m_dw(self):
-        """Returns the (N,) bytes that the forward pass leaves for each tensor alone."""
-        return chain_timings(self.memory.sets, self.memory.kept)[0]
-
-    @property
-    def m_dy(self):
-        """Returns the (N,) shared bytes that it leaves to carry the error gradient on to each."""
-        return chain_timings(self.memory.sets, self.memory.kept)[1]
 
     @property
     def fixed(self):
@@ -166,10 +151,10 @@ class TensorTimings(NamedTuple):
         whole = (t_fp + t_bp) / (self.t_fp + self.t_bp)
         return self._replace(
             t_fp=t_fp, t_bp=t_bp, t_both=t_fp + (self.t_both - self.t_fp) * backward,
-            t_dw=self.t_dw * backward,
-            t_dy=self.t_dy * backward, group_ms=self.group_ms * backward, t_up=self.t_up * whole,
+            t_dw=self.t_dw * backward, t_dy=self.t_dy * backward,
+            group_ms=self.group_ms * backward, t_up=self.t_up * whole,
             t_update=self.t_update * whole,
-            t_prefix=None if self.t_prefix is None else self.t_prefix * t_fp / self.t_fp)
+            t_prefix=self.t_prefix * t_fp / self.t_fp)
 
     def repeated(self, times):
         """Returns the table of steps that run both passes `times` times before one update."""
@@ -239,10 +224,15 @@ class TensorTimings(NamedTuple):
 
     @property
     def kept_bytes(self):
-        """Returns N pairs (m_dw, m_dy) of whole bytes; empty texts where memory is not known."""
+        """Returns N pairs (m_dw, m_dy) of whole bytes; empty texts where memory is not known.
+
+        The forward pass leaves m_dw for each tensor alone, and m_dy, shared, to carry the error
+        gradient on to it.
+        """
         if self.memory is None:
             return [('', '')] * len(self.names)
-        return np.column_stack([self.m_dw, self.m_dy]).astype(np.int64).tolist()
+        m_dw, m_dy, _ = chain_timings(self.memory.sets, self.memory.kept)
+        return np.column_stack([m_dw, m_dy]).astype(np.int64).tolist()
 
     def save(self, path):
         """Writes the table as JSON to `path`, and as CSV next to it, for people."""

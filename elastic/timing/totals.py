@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic.timing.fit import fitted_scales
 from elastic.timing.stopwatch import at_one_speed, interleaved_ms
 from elastic.timing.table import Profile, TensorTimings, chain_timings, shared_ms
 
 LEAST, MOST = 0.1, 5.0  # bounds of a part's scale, in units of one scale for all parts
+NOISE = 0.005  # error of a measured step, as a share of the whole
+DEVIATION = 0.5  # usual difference of two parts' scales, as a share of their mean
 SUFFIXES = (0.0, 0.15, 0.5)  # shares of the forward pass that are timed, each from a cut on
 PLACES = (1 / 3, 2 / 3)  # on the path of the error gradient; the tensors there are timed alone
 
@@ -40,7 +41,7 @@ class Totals(NamedTuple):
 def build_table(names, shapes, times, totals, key, prefix=None):
     """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals.
 
-    prefix: (traced ms, bytes), (N,) each, from profiler.prefix_cuts; None: no prefix can be cut.
+    prefix: (shares, bytes), (N,) each, from profiler.prefix_cuts; None: no prefix can be cut.
     """
     n = len(names)
     timed = times.group_ms > 0
@@ -53,7 +54,7 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     estimated = times.group_tensors[times.estimated_ms > 0].any(axis=0)
     rows = np.lexsort(group_tensors.T)  # an order that does not depend on the graph's
     skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
-    left = measured_share(1 - skipped / max(sum(times.forward.values()), 1e-9), totals.suffixes)
+    left = measured_share(1 - skipped, totals.suffixes)
     # Tracing slows the launches of kernels down, and not the kernels.
     kernels = times.kernels and min(1.0, times.kernels / (totals.t_fp + full))
     profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread, traced[rows],
@@ -87,6 +88,25 @@ def explained(group_tensors, traced, t_up, full, totals):
     return t_always, parts @ fitted_scales(steps, ms, LEAST, MOST)
 
 
+def fitted_scales(parts, ms, low, high):
+    """Returns the (S,) scales with which the parts best explain M measured steps.
+
+    Scales stay as equal as the steps allow: if the steps say little about a part, such as a very
+    small one, NOISE hardly moves its scale. The first step is met exactly.
+    parts: (M, S) ms of each part in each step; the first step has all parts. ms: (M,) as measured.
+    low, high: bounds of the scales, numbers or (S,), in units of one scale for all parts.
+    """
+    from scipy.optimize import lsq_linear
+    whole = parts[0].sum()
+    # In these units measured ms are 1 for the first step, and a scale for all parts is 1.
+    steps = np.asarray(parts) / whole
+    unequal = np.eye(len(parts[0])) - steps[0]
+    scales = lsq_linear(np.vstack([steps / NOISE, unequal / DEVIATION]),
+                        np.append(np.divide(ms, ms[0]) / NOISE, np.zeros(len(unequal))),
+                        (low, high)).x
+    return scales * ms[0] / whole / (steps[0] @ scales)
+
+
 def parts_of(group_tensors, group_ms, tensors):
     """Returns the (G, S) ms of the groups of ops in each part of the backward pass.
 
@@ -113,22 +133,22 @@ def measured_share(traced, places):
 
 
 def suffixes_of(prefixes, cuts, skipped, images, labels):
-    """Returns [(k, function)]: the rests of the forward pass after the cuts of some tensors k.
+    """Returns (shares of the traced forward pass, functions) of its rests after some of the cuts.
 
     They are about SUFFIXES of the whole. A function returns once the device is done.
     skipped: (N,) share of the traced forward pass before each cut.
     """
     there = np.flatnonzero([cut is not None for cut in cuts])
     if not len(there):
-        return []
-    chosen = {int(there[np.argmin(abs(1 - skipped[there] - share))]) for share in SUFFIXES}
+        return [], []
+    chosen = sorted({int(there[np.argmin(abs(1 - skipped[there] - share))]) for share in SUFFIXES})
     tensors = sorted({tensor for k in chosen for tensor in cuts[k].tensors})
     stored = dict(zip(tensors, prefixes.outputs(tensors)(images, labels)))
 
     def call(cut):
         suffix, taken = prefixes.suffix(cut), [stored[tensor] for tensor in cut.tensors]
         return lambda: suffix(taken, labels)[0].numpy()
-    return [(k, call(cuts[k])) for k in sorted(chosen)]
+    return [float(1 - skipped[k]) for k in chosen], [call(cuts[k]) for k in chosen]
 
 
 def tensors_to_time(group_tensors, group_ms):
@@ -163,10 +183,8 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
         apply(*gradients)
         maker.variables[-1].numpy()  # waits for the device
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
-    shares = skipped / max(sum(times.forward.values()), 1e-9)
-    suffixes = suffixes_of(prefixes, cuts, shares, images, labels)
-    rounds_ms = interleaved_ms(calls + [call for _, call in suffixes], seconds)
-    return totals_of(rounds_ms, tensors, [float(1 - shares[k]) for k, _ in suffixes])
+    shares, suffixes = suffixes_of(prefixes, cuts, skipped, images, labels)
+    return totals_of(interleaved_ms(calls + suffixes, seconds), tensors, shares)
 
 
 def totals_of(rounds_ms, tensors, suffixes):

@@ -19,7 +19,7 @@ from elastic.schemes.prunetrain import GroupLasso
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.settings import Settings
 from elastic.steps.training_step import evaluation_function
-from elastic.timing.table_key import table_key
+from elastic.timing.stored import table_key
 from fixed_tables import COPY_MS, store_table
 from image_folders import encoded, write
 

@@ -115,7 +115,7 @@ def test_images_that_do_not_fit_into_a_container_are_decoded_in_each_epoch():
 
 @pytest.mark.thorough
 def test_the_quota_of_a_real_group_is_part_of_the_host_in_the_key_of_timing_tables():
-    code = ('from elastic.timing.table_key import host_description\n'
+    code = ('from elastic.timing.stored import host_description\n'
             'print(host_description())')
     with real_group('cpu', 'cpu.cfs_quota_us', 50000) as joining:
         described = [in_group(code, before) for before in (joining, '')]

@@ -28,7 +28,7 @@ from cached_runs import (
 from elastic.cache import stores
 from elastic.cache.prefix_cache import fill_share
 from elastic.compat import keras_stack
-from elastic.planning import dates as selection_dates
+from elastic.planning import deadline
 from elastic.planning.cache_offers import Budget, CacheOffers
 from elastic.runs.recorder import Recorder
 from elastic.runs.session import Session
@@ -72,7 +72,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     def choice_of(epoch):
         if before is not None:
             before(epoch, cache)
-        until = selection_dates.until(dates, epoch, num_epochs)
+        until = deadline.until(dates, epoch, num_epochs)
         costs = CacheOffers(cache, table, epoch, until)
         choices[epoch] = Choice(masks[epoch], timings=costs.at_own_cut(masks[epoch]))
         return choices[epoch]
@@ -81,7 +81,7 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     plain, _ = ran(folder, dataset, masks, None, num_epochs, make())
     assert same_run(with_cache, plain)
     for epoch, choice in choices.items():
-        taken = sum(cache.kinds[epoch - 1:selection_dates.until(dates, epoch, num_epochs) - 1], [])
+        taken = sum(cache.kinds[epoch - 1:deadline.until(dates, epoch, num_epochs) - 1], [])
         assert choice.timings.is_cached(choice.mask) == (PLAIN not in taken)
         if PLAIN not in taken:
             fill = taken.count(FILL)

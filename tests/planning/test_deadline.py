@@ -188,7 +188,7 @@ def test_judging_is_timed_before_training_without_its_first_call(image, learned)
         return evaluate(images, labels)
     pace = PACE._replace(image=image, validation_images=20, test_images=100)
     deadline = Deadline(600, pace, 4.0, now=watch)
-    deadline.time_evaluation(slow, digits(validation_share=0.2).validation)
+    deadline.begin_training(slow, digits(validation_share=0.2).validation)
     assert deadline.pace.image == learned
     assert deadline.pace.epoch == 20 * learned and deadline.pace.test == 100 * learned
     assert 2 <= len(calls) <= 5
@@ -210,12 +210,11 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     def process(steps):
         keras.backend.clear_session()
         watch, resumed = Watch(), checkpoint.read(str(tmp_path), RECORDS)
+        deadline = Deadline(settings.deadline, pace, 4.0, now=watch)
         if resumed is None:
-            deadline = Deadline(settings.deadline, pace, 4.0, now=watch)
             deadline.begin()
         else:
             watch.seconds = 0.0
-            deadline = Deadline(settings.deadline, pace, 4.0, resumed['deadline']['used'], watch)
             deadline.restore(resumed['deadline'])
         planned = deadline.settings(settings)
         maker = train.step_maker(model(), dataset, planned)

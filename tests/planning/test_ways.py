@@ -186,12 +186,12 @@ def test_a_rho_that_only_the_prefix_cache_reaches_is_out_of_reach_without_it():
 
 def test_what_was_measured_is_stored_and_not_measured_again(profiled, tmp_path, capsys):
     path = str(tmp_path / 'timings.json')
-    profiler.print_costs(WAY, profiled, path, IMAGES, PEAKS)
+    profiler.print_costs(WAY, profiled, path, IMAGES, PEAKS, profiled)
     first = capsys.readouterr().out
     stored = TensorTimings.load(path)
     assert stored.profile.peak_bytes == PEAKS
     written = os.stat(path).st_mtime_ns
-    profiler.print_costs(WAY, stored, path, IMAGES, PEAKS)
+    profiler.print_costs(WAY, stored, path, IMAGES, PEAKS, stored)
     assert capsys.readouterr().out == first and os.stat(path).st_mtime_ns == written
 
 

@@ -19,8 +19,7 @@ from elastic.files import read_json
 from elastic.flags import decisive_settings
 from elastic.networks.weights import save_weights
 from elastic.runs.chain import FIXED, WHAT, chain_of, earlier_run
-from elastic.timing.stored import wider_table
-from elastic.timing.table_key import table_key
+from elastic.timing.stored import table_key, wider_table
 from fixed_tables import store_table
 from models import build_model
 from photo_runs import chain, content, first_flags, next_flags, photos
@@ -242,7 +241,7 @@ def test_the_timing_table_of_fewer_classes_serves_where_it_fits(logs, data, caps
     settings = run_settings_of(next_flags(logs, 'monday', 'more', data, *elastic))
     images = main.images_of(settings)
     step, _ = main.timed_step(settings, main.load_data(settings, images))
-    key = table_key(step._replace(num_classes=2), main.model_of(settings, 3, 8192), 2)
+    key = table_key(step._replace(num_classes=2), main.model_of(settings, 3, 8192))
     model = main.model_of(settings, 3, 8192)
     table = wider_table(path, key, model)
     assert table.shapes[-1] == (3,) and table.key == key

@@ -14,7 +14,7 @@ from elastic.steps.function_graph import work_of
 from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
 from elastic.timing.attribution import attribute
-from elastic.timing.table_key import table_key
+from elastic.timing.stored import table_key
 from elastic.timing.totals import build_table
 from elastic.workers.cluster import ALONE
 from small_runs import run_settings_of
@@ -57,12 +57,12 @@ def _batch_of(maker):
 
 
 def fixed_profile(model, input_shape=None, num_classes=None, batch_size=None, optimizer='sgd',
-                  batch=None, **settings):
+                  batch=None, folder=None, key=None, num_steps=None, seconds=None, **update):
     """Returns the fixed_table of this step; takes the arguments of profiler.profile_model."""
-    settings = profiler.ProfileSettings(optimizer, **settings)
     if batch is None:
         batch = (tf.zeros((batch_size,) + tuple(input_shape)), tf.zeros((batch_size,), tf.int32))
-    return fixed_table(profiler.step_maker(model, settings, *batch), key=settings.key)
+    settings = profiler.UpdateSettings(optimizer, **update)
+    return fixed_table(profiler.step_maker(model, settings, *batch), key=key)
 
 
 def store_table(flags, *ms):

@@ -25,8 +25,7 @@ def by_bits(group_tensors, group_ms):
 def op_times(ms_of_bits, num_tensors, update=None):
     if update is None:
         update = np.full(num_tensors, 0.25)
-    return OpTimes(*groups_of(ms_of_bits, num_tensors), update, 0.5, np.zeros(len(ms_of_bits)), 1.0,
-                   [])
+    return OpTimes(*groups_of(ms_of_bits, num_tensors), update, np.zeros(len(ms_of_bits)), 1.0, [])
 
 
 def table_of(times):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from elastic.timing.fit import fitted_scales
 from elastic.timing.totals import (
     Totals,
     build_table,
+    fitted_scales,
     measured_share,
     parts_of,
     tensors_to_time,
@@ -120,5 +120,5 @@ def test_the_forward_pass_after_a_cut_takes_its_measured_share():
     times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(forward={'near': 3.0, 'far': 1.0})
     totals = totals_as_traced(times, 10.0, 3.0, 1.0, suffixes=[(0.25, 0.4)])
     table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {},
-                        (np.array([0.0, 3.0]), np.array([50.0, 9.0])))
+                        (np.array([0.0, 0.75]), np.array([50.0, 9.0])))
     assert table.t_prefix == pytest.approx([0.0, 6.0])  # 40 % of the 10 ms follow the cut
