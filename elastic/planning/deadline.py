@@ -60,7 +60,7 @@ class Pace(NamedTuple):
     lows: smallest rho in reach, of a single epoch, and of several. head: to solve it, and to find
     the learning rate, at first.
     image: to judge one image. validation_images, test_images: how many are judged after each epoch,
-    and in the final test.
+    and in the final test. saving: at the end of the run, beside that test.
     """
     steps: int
     full_step: float
@@ -72,11 +72,12 @@ class Pace(NamedTuple):
     image: float = 0.0
     validation_images: int = 0
     test_images: int = 0
+    saving: float = 0.0
 
     @property
-    def test(self):
-        """Returns the seconds of the final test."""
-        return self.test_images * self.image
+    def finish(self):
+        """Returns the seconds of the final test and of saving."""
+        return self.saving + self.test_images * self.image
 
     def rho(self, seconds, epochs):
         """Returns the rho at which these epochs take `seconds`."""
@@ -127,7 +128,8 @@ def first_pace(settings, table, dataset, lows):
     return Pace(dataset.steps, full_step, epoch=judged * one_image,
                 selection=SELECTION[0] + SELECTION[1] * full_step,
                 interval=settings.training.interval, lows=lows, head=head, image=one_image,
-                validation_images=judged, test_images=dataset.test_size)
+                validation_images=judged, test_images=dataset.test_size,
+                saving=FINISH + (EXPORT if settings.records.export else 0.0))
 
 
 def process_seconds():
@@ -165,13 +167,13 @@ class AllEpochs:
 class Deadline(AllEpochs):
     """Ends a run after `seconds`, counted from the start of the process.
 
-    pace: Pace. saving: seconds to keep for the end, beside the final test.
-    now: () -> seconds since this process started. stopped: whether the last epoch was cut short.
+    pace: Pace. now: () -> seconds since this process started.
+    stopped: whether the last epoch was cut short.
     plan: the Plan, once `begin` or `restore` was called.
     """
-    def __init__(self, seconds, pace, saving, now=process_seconds):
-        self.seconds, self.pace, self._saving = seconds, pace, saving
-        self._resumed, self._now, self.stopped = 0.0, now, False
+    def __init__(self, seconds, pace, now=process_seconds):
+        self.seconds, self.pace, self._now = seconds, pace, now
+        self._resumed, self.stopped = 0.0, False
         self.plan, self._warmup_epochs = None, 0
         self._epoch_ended, self._end = None, math.inf
 
@@ -181,13 +183,9 @@ class Deadline(AllEpochs):
         return self._resumed + self._now()
 
     @property
-    def _finish(self):
-        return self._saving + self.pace.test
-
-    @property
     def left(self):
         """Returns the seconds left to train in."""
-        return self.seconds - self.used - self._finish
+        return self.seconds - self.used - self.pace.finish
 
     def begin(self):
         """Makes the first plan, and prints it. Its first epoch solves the head, in any case."""
@@ -204,7 +202,7 @@ class Deadline(AllEpochs):
             return '; more would gain little, so the run will end early'
         if found.num_epochs < GOAL:
             return '; {} at that rho would need {}'.format(GOAL, duration_text(
-                self.used + self._finish + self.left * GOAL / found.num_epochs))
+                self.used + self.pace.finish + self.left * GOAL / found.num_epochs))
         return ''
 
     @property

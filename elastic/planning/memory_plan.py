@@ -44,21 +44,21 @@ class StepMemory:
     """Says what the steps of a StepMaker may hold, and what they would hold.
 
     memory: timing.memory.Memory of its steps. adds_up: whether they sum gradients up, in variables
-    as large as the weights.
+    as large as the weights. beside: bytes that the process takes beside a step, at most.
+    whole: whether importance needs the whole batch.
     """
 
     def __init__(self, maker, adds_up=False):
         self.memory = memory_of(maker)
-        self._beside, self._adds_up = BESIDE + adds_up * self.memory.weights, adds_up
-        self._flag = '--micro_batch' if adds_up else '--batch_size'
-        self._whole = maker.whole_because is not None  # importance needs the whole batch
+        self.beside = BESIDE + adds_up * self.memory.weights
+        self.whole = maker.whole_because is not None
         self.least = self.memory.peak(fixed_mask(HEAD, maker.model))
 
     @property
     def room(self):
         """Returns the Room of a step now. What the head needs was checked before the run."""
         host.release_memory()
-        left = host.memory_limit() - host.resident_bytes() - self._beside
+        left = host.memory_limit() - host.resident_bytes() - self.beside
         return Room(self.memory, max(left, self.least))
 
     def at_once(self, beside=0):
@@ -67,29 +67,8 @@ class StepMemory:
         It is 1 if even that exceeds the room. beside: bytes that they take beside it.
         """
         batch, most = self.memory.batch, self.room.nbytes - beside
-        return batch if self._whole else largest_batch(
+        return batch if self.whole else largest_batch(
             lambda images: self.memory.importance_peak(images) <= most, batch, batch) or 1
-
-    def check(self, mask, elastic):
-        """Raises UserError unless a run whose smallest step is that of the mask fits.
-
-        mask: (N,) bool. elastic: whether importance is evaluated.
-        """
-        def need(images):
-            importance = self.memory.importance_peak(images if self._whole else 1) if elastic else 0
-            return max(self.memory.peak(mask, images), importance)
-        batch, limit = self.memory.batch, host.memory_limit()
-        held = host.resident_bytes() + self._beside
-        if held + need(batch) <= limit:
-            return
-        fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1,
-                                batch if self._adds_up else None)
-        needed = size_text(STEP * math.ceil((held + need(batch)) / STEP))
-        raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'
-                        .format(size_text(limit), 'training the head alone' if elastic else
-                                'this --train_type', needed, self._flag, batch,
-                                'or {} {}'.format(self._flag, fitting) if fitting else
-                                'as not even a batch of one image fits'))
 
 
 def check_memory(settings, maker):
@@ -97,11 +76,25 @@ def check_memory(settings, maker):
 
     settings: settings.Settings. maker: masked_step.StepMaker of what a step computes at once.
     """
-    memory = StepMemory(maker, settings.micro_batch is not None)
-    model, kind = maker.model, settings.train_type
-    elastic = is_elastic(kind)
+    adds_up, kind = settings.micro_batch is not None, settings.train_type
+    flag, elastic = '--micro_batch' if adds_up else '--batch_size', is_elastic(kind)
+    step = StepMemory(maker, adds_up)
     name = HEAD if elastic else 'full_training' if kind == PRUNE else kind
-    mask = matching_mask(settings.train_tensors, model) if kind == CHOSEN else fixed_mask(
-        name, model)
-    memory.check(mask, elastic)
-    return memory
+    mask = matching_mask(settings.train_tensors, maker.model) if kind == CHOSEN else fixed_mask(
+        name, maker.model)
+
+    def need(images):
+        """Returns the bytes of the smallest step of the run, and of importance if it is elastic."""
+        importance = step.memory.importance_peak(images if step.whole else 1) if elastic else 0
+        return max(step.memory.peak(mask, images), importance)
+    batch, limit = step.memory.batch, host.memory_limit()
+    held = host.resident_bytes() + step.beside
+    if held + need(batch) <= limit:
+        return step
+    fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1,
+                            batch if adds_up else None)
+    needed = size_text(STEP * math.ceil((held + need(batch)) / STEP))
+    raise UserError('--memory {} is too small: {} needs {} with {} {}; use that or more, {}'.format(
+        size_text(limit), 'training the head alone' if elastic else 'this --train_type', needed,
+        flag, batch, 'or {} {}'.format(flag, fitting) if fitting else
+        'as not even a batch of one image fits'))

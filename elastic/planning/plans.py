@@ -9,15 +9,7 @@ from elastic.errors import UserError
 from elastic.files import make_folder
 from elastic.planning.cache_offers import CacheOffers
 from elastic.planning.cache_plan import plan_cache
-from elastic.planning.deadline import (
-    EXPORT,
-    FINISH,
-    PROFILE,
-    AllEpochs,
-    Deadline,
-    first_pace,
-    process_seconds,
-)
+from elastic.planning.deadline import PROFILE, AllEpochs, Deadline, first_pace, process_seconds
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
 from elastic.selection.items import layers_of, out_of_reach, smallest_rho
 from elastic.settings import CHOSEN
@@ -143,8 +135,7 @@ def deadline_of(settings, table, layers, dataset, resumed):
     why_not = cache_plan_of(held, dataset, table, layers).why_not
     least = smallest_rho(table, layers)
     pace = first_pace(settings, table, dataset, (least, least if why_not else 0.0))
-    deadline = Deadline(settings.training.deadline, pace,
-                        FINISH + (EXPORT if settings.records.export else 0.0))
+    deadline = Deadline(settings.training.deadline, pace)
     if resumed is None:
         deadline.begin()
     else:

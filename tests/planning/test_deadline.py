@@ -38,7 +38,8 @@ from small_runs import quick_flags, script
 
 # An epoch of full training takes 100 s; with tests and selections as below, a whole run of GOAL
 # epochs at FLOOR takes 12 x (30 + 2) + 3 x 5 = 399 s.
-PACE = Pace(steps=100, full_step=1.0, epoch=2.0, selection=5.0, interval=4, lows=(0.4, 0.2))
+PACE = Pace(steps=100, full_step=1.0, epoch=2.0, selection=5.0, interval=4, lows=(0.4, 0.2),
+            saving=4.0)
 
 
 # ---------------------------------------------------------------- durations
@@ -120,7 +121,7 @@ def test_time_that_is_left_trains_more_epochs_than_were_planned(left, epochs, en
                                    'then rho 0.44 for 2 epochs; 12 at that rho')])
 def test_the_head_is_solved_in_any_case(seconds, planned, said, capsys):
     """10 s have passed, 10 s solve the head, 4 s end the run, 51 s take an epoch of training."""
-    deadline = Deadline(seconds, PACE._replace(head=10.0), 4.0, now=Watch())
+    deadline = Deadline(seconds, PACE._replace(head=10.0), now=Watch())
     deadline.begin()
     assert deadline.plan == planned and said in capsys.readouterr().out
 
@@ -129,7 +130,7 @@ def test_the_head_is_solved_in_any_case(seconds, planned, said, capsys):
 def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
     """Seven steps of 1 s; 2 s for the tests, 4 s for the end."""
     watch = Watch()
-    deadline = Deadline(watch.seconds + 4 + left, PACE, 4.0, now=watch)
+    deadline = Deadline(watch.seconds + 4 + left, PACE, now=watch)
 
     taken = 0
     for _ in deadline.within(Call(PLAIN, None, None, 8) for _ in range(7)):
@@ -187,10 +188,10 @@ def test_judging_is_timed_before_training_without_its_first_call(image, learned)
         calls.append(len(labels))
         return evaluate(images, labels)
     pace = PACE._replace(image=image, validation_images=20, test_images=100)
-    deadline = Deadline(600, pace, 4.0, now=watch)
+    deadline = Deadline(600, pace, now=watch)
     deadline.begin_training(slow, digits(validation_share=0.2).validation)
     assert deadline.pace.image == learned
-    assert deadline.pace.epoch == 20 * learned and deadline.pace.test == 100 * learned
+    assert deadline.pace.epoch == 20 * learned and deadline.pace.finish == 4 + 100 * learned
     assert 2 <= len(calls) <= 5
 
 
@@ -202,7 +203,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     def model():
         return build_model(path, (SIZE, SIZE, 3), 10, head='stages', head_start='solved')
     table = fixed_profile(model(), (SIZE, SIZE, 3), 10, BATCH)
-    pace = Pace(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3))
+    pace = Pace(dataset.steps, 10.0, 0.0, 0.0, 2, (0.9, 0.3), saving=4.0)
     settings = Settings(interval=2, learning_rate=0.05, closed_loop=False, keep='best',
                         deadline=10 + 4 + 600, head_start='solved')
     taken = []
@@ -210,7 +211,7 @@ def test_a_run_that_was_stopped_ends_at_the_same_deadline(tmp_path):
     def process(steps):
         keras.backend.clear_session()
         watch, resumed = Watch(), checkpoint.read(str(tmp_path), RECORDS)
-        deadline = Deadline(settings.deadline, pace, 4.0, now=watch)
+        deadline = Deadline(settings.deadline, pace, now=watch)
         if resumed is None:
             deadline.begin()
         else:
