@@ -32,11 +32,10 @@ from elastic.settings import (
     settings_of,
     statistics_of,
 )
-from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.attribution import attribute
 from elastic.timing.report import describe, warn_of
 from elastic.timing.stored import TABLE_FILE, stored_table, table_key, table_path, wider_table
-from elastic.timing.table import TensorTimings, chain_timings  # noqa: F401 (the first is public here)
+from elastic.timing.table import TensorTimings  # noqa: F401 (public here)
 from elastic.timing.totals import build_table, measure_totals
 from elastic.workers.addresses import check_own_address, tables_folder, workers_of
 
@@ -120,13 +119,10 @@ def profile_step(maker, inputs, labels, folder=None, key=None, num_steps=5, seco
                              folder, num_steps)
         ms, kernel_ms = read_trace(trace, num_steps)
         times = attribute(graph, ms, len(variables), kernel_ms)
-        prefixes = PrefixSteps(maker)
-        cuts, *prefix = prefix_cuts(prefixes, times, inputs, labels)
-        release_memory()
-        totals = measure_totals(prefixes, times, inputs, labels, seconds, cuts, prefix[0])
+        totals = measure_totals(PrefixSteps(maker), times, inputs, labels, seconds)
     return build_table([variable_name(v) for v in variables],
                        [tuple(int(n) for n in v.shape) for v in variables], times, totals,
-                       key or {}, prefix)._replace(memory=memory_of(maker))
+                       key or {})._replace(memory=memory_of(maker))
 
 
 def step_maker(model, settings, inputs, labels):
@@ -142,24 +138,6 @@ def step_maker(model, settings, inputs, labels):
     weights = None if settings.class_weight is None else np.ones(model.output_shape[-1])
     return StepMaker(model, optimizer, settings.weight_decay, inputs, labels,
                      Objective(class_weight=weights))
-
-
-def prefix_cuts(prefixes, times, inputs, labels):
-    """Returns N prefix_cut.Cut, the (N,) share of the forward pass and (N,) bytes an image of each.
-
-    Cut k is for steps whose deepest tensor is k, and suits those that train all tensors nearer to
-    the output too: an upper bound, like t_dy. It is None where the prefix cannot be cut off.
-    prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
-    """
-    depth = chain_timings(times.group_tensors, times.group_ms)[2]
-    cuts = [None] * len(depth)
-    if prefixes.rows_apart(inputs, labels) <= ROUNDING:
-        cuts = [prefixes.cut_off(depth <= depth[k], times.rates) for k in range(len(depth))]
-    # Sorted, so that sums have equal bits in every process.
-    skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
-               for cut in cuts]
-    return (cuts, np.array(skipped) / max(sum(times.forward.values()), 1e-9),
-            np.array([cut.nbytes if cut else np.inf for cut in cuts]))
 
 
 def path_of_table(settings, logs_dir):

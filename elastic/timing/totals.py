@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from elastic.device.host import release_memory
+from elastic.steps.prefix_cut import ROUNDING
 from elastic.timing.stopwatch import at_one_speed, interleaved_ms
 from elastic.timing.table import Profile, TensorTimings, chain_timings, shared_ms
 
@@ -28,6 +30,7 @@ class Totals(NamedTuple):
     beyond: ms beyond the forward pass of the full step, then of the step of each of `tensors`.
     t_both: as in TensorTimings; spread: as in Profile.
     suffixes: (share of the traced forward pass, of the measured one) after some cuts.
+    skipped, cut_bytes: (N,) as in prefix_cuts; the default: no prefix can be cut off.
     """
     t_fp: float
     t_update: float
@@ -36,13 +39,12 @@ class Totals(NamedTuple):
     t_both: float = 0.0
     spread: float = 0.0
     suffixes: Any = ()
+    skipped: Any = 0.0
+    cut_bytes: Any = np.inf
 
 
-def build_table(names, shapes, times, totals, key, prefix=None):
-    """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals.
-
-    prefix: (shares, bytes), (N,) each, from profiler.prefix_cuts; None: no prefix can be cut.
-    """
+def build_table(names, shapes, times, totals, key):
+    """Returns the TensorTimings of traced shares (OpTimes) and untraced Totals."""
     n = len(names)
     timed = times.group_ms > 0
     group_tensors, traced = times.group_tensors[timed], times.group_ms[timed]
@@ -53,8 +55,7 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     t_dw, t_dy, depth = chain_timings(group_tensors, scaled)
     estimated = times.group_tensors[times.estimated_ms > 0].any(axis=0)
     rows = np.lexsort(group_tensors.T)  # an order that does not depend on the graph's
-    skipped, cut_bytes = prefix or (np.zeros(n), np.full(n, np.inf))
-    left = measured_share(1 - skipped, totals.suffixes)
+    left = measured_share(np.full(n, 1 - totals.skipped), totals.suffixes)
     # Tracing slows the launches of kernels down, and not the kernels.
     kernels = times.kernels and min(1.0, times.kernels / (totals.t_fp + full))
     profile = Profile(estimated, times.coverage, times.left_out[:20], totals.spread, traced[rows],
@@ -62,8 +63,8 @@ def build_table(names, shapes, times, totals, key, prefix=None):
     return TensorTimings(names, shapes, t_dw, t_dy, t_up, totals.t_fp, full - t_update - t_always,
                          t_update + t_always, depth, group_tensors[rows], scaled[rows], key,
                          profile, t_both=max(totals.t_both, totals.t_fp + 1e-3),
-                         t_prefix=(1 - left) * totals.t_fp, cut_bytes=cut_bytes,
-                         op_rates=times.rates)
+                         t_prefix=(1 - left) * totals.t_fp,
+                         cut_bytes=np.full(n, totals.cut_bytes), op_rates=times.rates)
 
 
 def explained(group_tensors, traced, t_up, full, totals):
@@ -132,6 +133,25 @@ def measured_share(traced, places):
     return np.interp(traced, places[:, 0], np.clip(np.maximum.accumulate(places[:, 1]), 0, 1))
 
 
+def prefix_cuts(prefixes, times, inputs, labels):
+    """Returns N prefix_cut.Cut, the (N,) share of the traced forward pass, and (N,) bytes.
+
+    The share is what a cut saves, the bytes are what it stores of each image. Cut k is for steps
+    whose deepest tensor is k, and suits those that train all tensors nearer to the output too: an
+    upper bound, like t_dy. It is None where the prefix cannot be cut off.
+    prefixes: PrefixSteps of a masked_step.StepMaker. times: its OpTimes.
+    """
+    depth = chain_timings(times.group_tensors, times.group_ms)[2]
+    cuts = [None] * len(depth)
+    if prefixes.rows_apart(inputs, labels) <= ROUNDING:
+        cuts = [prefixes.cut_off(depth <= depth[k], times.rates) for k in range(len(depth))]
+    # Sorted, so that sums have equal bits in every process.
+    skipped = [sum(times.forward.get(name, 0.0) for name in sorted(cut.skipped)) if cut else 0.0
+               for cut in cuts]
+    return (cuts, np.array(skipped) / max(sum(times.forward.values()), 1e-9),
+            np.array([cut.nbytes if cut else np.inf for cut in cuts]))
+
+
 def suffixes_of(prefixes, cuts, skipped, images, labels):
     """Returns (shares of the traced forward pass, functions) of its rests after some of the cuts.
 
@@ -163,16 +183,17 @@ def tensors_to_time(group_tensors, group_ms):
     return ends + sorted(between.difference(ends))
 
 
-def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
+def measure_totals(prefixes, times, images, labels, seconds):
     """Returns the Totals, from interleaved runs of about `seconds`.
 
     Whole steps are timed, to include work outside the passes: moving statistics, the iteration
     count. The optimizer's update is timed alone, as the difference of two steps is too noisy.
     prefixes: PrefixSteps of the training step's StepMaker. times: its attribution.OpTimes.
-    cuts, skipped: from profiler.prefix_cuts.
     """
     import tensorflow as tf
     maker = prefixes.maker
+    cuts, skipped, cut_bytes = prefix_cuts(prefixes, times, images, labels)
+    release_memory()
     everything = np.arange(len(maker.variables))
     tensors = tensors_to_time(times.group_tensors, times.group_ms)
     steps = [maker.forward(), maker.gradients(), maker.step(everything >= 0)]
@@ -184,7 +205,8 @@ def measure_totals(prefixes, times, images, labels, seconds, cuts, skipped):
         maker.variables[-1].numpy()  # waits for the device
     calls = [run_update] + [lambda step=step: step(images, labels)[0].numpy() for step in steps]
     shares, suffixes = suffixes_of(prefixes, cuts, skipped, images, labels)
-    return totals_of(interleaved_ms(calls + suffixes, seconds), tensors, shares)
+    totals = totals_of(interleaved_ms(calls + suffixes, seconds), tensors, shares)
+    return totals._replace(skipped=skipped, cut_bytes=cut_bytes)
 
 
 def totals_of(rounds_ms, tensors, suffixes):

@@ -15,7 +15,7 @@ from elastic.steps.prefix_steps import PrefixSteps
 from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
 from elastic.timing.attribution import attribute
 from elastic.timing.stored import table_key
-from elastic.timing.totals import build_table
+from elastic.timing.totals import build_table, prefix_cuts
 from elastic.workers.cluster import ALONE
 from small_runs import run_settings_of
 from timing_tables import totals_as_traced
@@ -37,12 +37,12 @@ def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
     work = {name: amount for name, amount in work.items() if name in run}
     times = {name: estimated_ms(nodes[name].op, amount, RATES) for name, amount in work.items()}
     times = attribute(maker.graph._replace(work=work), times, len(maker.variables))
+    _, skipped, cut_bytes = prefix_cuts(PrefixSteps(maker), times, *_batch_of(maker))
     totals = totals_as_traced(times, t_fp, t_bp, t_update, t_both=t_fp + t_bp,
-                              suffixes=[(0.0, 0.0)])
-    _, *prefix = profiler.prefix_cuts(PrefixSteps(maker), times, *_batch_of(maker))
+                              suffixes=[(0.0, 0.0)], skipped=skipped, cut_bytes=cut_bytes)
     table = build_table([variable_name(v) for v in maker.model.trainable_variables],
                         [tuple(int(n) for n in v.shape) for v in maker.variables], times, totals,
-                        {} if key is None else key, prefix)
+                        {} if key is None else key)
     return table._replace(profile=table.profile._replace(row_ms=dict(COPY_MS)))
 
 

@@ -118,7 +118,7 @@ def test_the_forward_pass_after_a_cut_takes_its_measured_share():
     left = measured_share(np.linspace(0, 1, 11), noisy)
     assert (np.diff(left) >= 0).all() and left[0] == 0.3 and left.max() == 1
     times = op_times({0b01: 2.0, 0b10: 1.0}, 2)._replace(forward={'near': 3.0, 'far': 1.0})
-    totals = totals_as_traced(times, 10.0, 3.0, 1.0, suffixes=[(0.25, 0.4)])
-    table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {},
-                        (np.array([0.0, 0.75]), np.array([50.0, 9.0])))
+    totals = totals_as_traced(times, 10.0, 3.0, 1.0, suffixes=[(0.25, 0.4)],
+                              skipped=np.array([0.0, 0.75]), cut_bytes=np.array([50.0, 9.0]))
+    table = build_table(['a', 'b'], [(1,), (2,)], times, totals, {})
     assert table.t_prefix == pytest.approx([0.0, 6.0])  # 40 % of the 10 ms follow the cut
