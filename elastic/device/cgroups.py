@@ -44,7 +44,7 @@ def memory_left(root='/'):
     return min(found, default=None)
 
 
-def groups(controller, root='/'):
+def groups(controller, root):
     """Yields the folders of the process's group of a controller and of the groups around it.
 
     In a container, the path of a group may be that on the host, which is not visible. Then only

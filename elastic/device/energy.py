@@ -5,9 +5,10 @@ Sensors are the rails of a Jetson's INA3221 (sysfs), the RAPL counters of Intel 
 an external meter.
 """
 
-import array
 import os
 import time
+
+import numpy as np
 
 from elastic.device.sensors import (
     LATE,
@@ -53,13 +54,14 @@ class Counter:
 
     def advance(self, now):
         """Returns the joules since the last call, 0 on the first."""
-        joules, last = self._joules(), self._last
-        if last is not None and joules < last and self._wraps_at is None:
-            raise ValueError('the counter went back')
+        joules = self._joules()
+        grown = 0.0 if self._last is None else joules - self._last
+        if grown < 0:
+            if self._wraps_at is None:
+                raise ValueError('the counter went back')
+            grown += self._wraps_at
         self._last = joules  # only now: the next reading is compared with a good one
-        if last is None:
-            return 0.0
-        return joules - last + (self._wraps_at if joules < last else 0.0)
+        return grown
 
 
 # ---------------------------------------------------------------- sensors of this device
@@ -70,30 +72,20 @@ def find_sensors(root='/', seconds=PATIENCE, gpu_seconds=PATIENCE):
     root: folder that contains sys/. NVML is used only if it is '/'. seconds, gpu_seconds: how long
     sensors on the board and on a GPU may take. What takes longer is named in the notes.
     """
-    def on_board():
-        notes = []
-        rails = jetson_rails(root)
-        return rails, [] if rails else rapl_counters(root, notes), notes
-
-    def on_gpu():
-        notes = []
-        return nvidia_gpus(nvml, notes), notes
     try:
-        rails, counters, notes = in_time(on_board, seconds)
-        nvml = None if rails or root != '/' else _nvml()
-        gpus, more = in_time(on_gpu, gpu_seconds) if nvml else ([], [])
+        rails = in_time(lambda: jetson_rails(root), seconds)
+        if rails:
+            return rails, []
+        counters, notes = in_time(lambda: rapl_counters(root), seconds)
+        if root != '/':
+            return counters, notes
+        import pynvml  # not within gpu_seconds: a slow card may take long to load it
+        gpus, more = in_time(lambda: nvidia_gpus(pynvml), gpu_seconds)
+    except ImportError:
+        return counters, notes
     except TimeoutError as error:
         return [], ['power sensors: {}'.format(error)]
-    return rails or counters + gpus, notes + more
-
-
-def _nvml():
-    """Returns the module pynvml, which a slow card may take long to load; None without it."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
+    return counters + gpus, notes + more
 
 
 def jetson_rails(root):
@@ -118,10 +110,10 @@ def jetson_rails(root):
     return [Power('rail ' + name, rails[name]) for name in sorted(whole or rails)]
 
 
-def rapl_counters(root, notes):
-    """Returns the Counters of processor packages and memory; a package includes its cores.
+def rapl_counters(root):
+    """Returns the Counters of memory and of processor packages with their cores, and notes.
 
-    Returns none if one cannot be read, because the others would pass for the whole.
+    Returns no Counters if one cannot be read, because the others would pass for the whole.
     """
     counters, faults = [], []
     for path in paths(root, 'sys/class/powercap/*/name'):
@@ -138,12 +130,11 @@ def rapl_counters(root, notes):
         else:
             counters.append(Counter('RAPL {} of {}'.format(name, os.path.basename(zone)),
                                     lambda energy=energy: float(text(energy)) / 1e6, wraps_at))
-    notes += faults
-    return [] if faults else counters
+    return [] if faults else counters, faults
 
 
-def nvidia_gpus(pynvml, notes):
-    """Returns [sensor] of the GPU that trains, or [] if that GPU is unknown.
+def nvidia_gpus(pynvml):
+    """Returns [sensor] of the GPU that trains, or [] if that GPU is unknown, and notes.
 
     pynvml: the module. The GPU is the only one, or the first in CUDA_VISIBLE_DEVICES. CUDA numbers
     GPUs by speed, NVML by PCI bus, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
@@ -151,28 +142,25 @@ def nvidia_gpus(pynvml, notes):
     try:
         pynvml.nvmlInit()
     except Exception:  # whatever NVML raises: there is no NVIDIA driver
-        return []
+        return [], []
     try:
         chosen = os.environ.get('CUDA_VISIBLE_DEVICES')
         count = pynvml.nvmlDeviceGetCount()
         if count == 0 or chosen in ('', '-1'):
-            return []
+            return [], []
         if chosen is None and count > 1:
-            notes.append('{} GPUs: choose one with CUDA_VISIBLE_DEVICES and '
-                         'CUDA_DEVICE_ORDER=PCI_BUS_ID'.format(count))
-            return []
+            return [], ['{} GPUs: choose one with CUDA_VISIBLE_DEVICES and '
+                        'CUDA_DEVICE_ORDER=PCI_BUS_ID'.format(count)]
         first = (chosen or '0').split(',')[0].strip()
         if first.isdigit() and count > 1 and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':
-            notes.append('{} GPUs: which one is number {} is only certain with CUDA_DEVICE_ORDER='
-                         'PCI_BUS_ID; set it, or give the UUID in CUDA_VISIBLE_DEVICES'.format(
-                             count, first))
-            return []
+            return [], ['{} GPUs: which one is number {} is only certain with CUDA_DEVICE_ORDER='
+                        'PCI_BUS_ID; set it, or give the UUID in CUDA_VISIBLE_DEVICES'.format(
+                            count, first)]
         handle = (pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit()
                   else pynvml.nvmlDeviceGetHandleByUUID(first))
-        return [_gpu_sensor(pynvml, handle, 'GPU ' + first)]
+        return [_gpu_sensor(pynvml, handle, 'GPU ' + first)], []
     except pynvml.NVMLError as error:
-        notes.append('GPU: {}'.format(error))
-        return []
+        return [], ['GPU: {}'.format(error)]
 
 
 def _gpu_sensor(pynvml, handle, name):
@@ -191,7 +179,6 @@ def joules_within(times, joules, stretches):
 
     times: (n,) s. joules: (n,), counted since any moment. stretches: (m, 2), starts and ends in s.
     """
-    import numpy as np  # here: check_device.py does without
     ends = np.interp(np.reshape(stretches, (-1, 2)), times, joules)
     return float(np.sum(ends[:, 1] - ends[:, 0]))
 
@@ -201,16 +188,16 @@ class Meter:
 
     sensors, notes: from find_sensors. If a sensor stops answering, there is no result: the sum of
     the others would be too small.
-    sampler: reads the joules of all sensors since its first reading; None without sensors.
+    sampler: reads the joules of all sensors since its first reading.
     """
 
     def __init__(self, sensors, notes=()):
         self._sensors, self._notes = sensors, notes
-        self.sampler = Sampler(self._read, PERIOD) if sensors else None
+        self.sampler = Sampler(self._read if sensors else None, PERIOD)
         self._counted, self._asked = 0.0, None  # of the sampler's thread
         self._joules, self._fault = 0.0, None
         self._open = []  # stretches that are not yet in _joules, as readings after them are missing
-        self._bounds = array.array('d')  # start and end of each stretch, in seconds since 1970
+        self._intervals = []  # [start, end] of each stretch, in seconds since 1970
         self._was_set = False  # whether an earlier process of this run saw the system clock set
         self._clock_offset = time.time() - time.perf_counter()
 
@@ -226,11 +213,11 @@ class Meter:
 
     def trained(self, begin, end):
         """Adds a stretch of training. begin, end: seconds of time.perf_counter."""
-        if self._bounds and abs(self._clock_offset + begin - self._bounds[-1]) < SAME:
-            self._bounds.pop()
+        start, stop = self._clock_offset + begin, self._clock_offset + end
+        if self._intervals and abs(start - self._intervals[-1][1]) < SAME:
+            self._intervals[-1][1] = stop
         else:
-            self._bounds.append(self._clock_offset + begin)
-        self._bounds.append(self._clock_offset + end)
+            self._intervals.append([start, stop])
         if not self._answers():
             return
         samples = self.sampler.samples
@@ -242,10 +229,10 @@ class Meter:
 
     def _answers(self):
         """Returns whether the sensors answer and always have; if not, notes why."""
-        reason = self.sampler and self.sampler.fault()
+        reason = self.sampler.fault()
         if reason and self._fault is None:
             self._fault = '{} stopped answering: {}'.format(self._asked, reason)
-        return self.sampler is not None and self._fault is None
+        return bool(self._sensors) and self._fault is None
 
     def _joules_now(self):
         """Returns the joules so far; the power since the last reading is taken as unchanged."""
@@ -258,8 +245,7 @@ class Meter:
 
     def state(self):
         """Returns the measurements so far, for `restore`."""
-        import numpy as np
-        return dict(joules=self._joules_now(), bounds=np.array(self._bounds), fault=self._fault,
+        return dict(joules=self._joules_now(), intervals=self._intervals, fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
@@ -271,7 +257,7 @@ class Meter:
         if names != state['sensors']:
             self._fault = 'sensors changed since the run was interrupted: {} then, {} now'.format(
                 *[', '.join(each) or 'none' for each in (state['sensors'], names)])
-        self._bounds[:0] = array.array('d', state['bounds'])
+        self._intervals = state['intervals'] + self._intervals
         self._was_set = state['clock_was_set']
 
     def _clock_was_set(self):
@@ -286,7 +272,6 @@ class Meter:
         was not measured, or what is left out. training_intervals: seconds since 1970; None if the
         system clock was set in between.
         """
-        intervals = [list(pair) for pair in zip(self._bounds[::2], self._bounds[1::2])]
         source = ', '.join(sensor.name for sensor in self._sensors) or None
         measured, note = self._answers(), self._fault
         if measured and self._open and len(self.sampler.samples) < 2:
@@ -294,4 +279,4 @@ class Meter:
         note = note or '; '.join(self._notes) or (None if source else NO_SENSOR)
         return dict(energy_joules=self._joules_now() if measured else None, energy_source=source,
                     energy_note=note,
-                    training_intervals=None if self._clock_was_set() else intervals)
+                    training_intervals=None if self._clock_was_set() else self._intervals)

@@ -7,9 +7,9 @@ All paths lie below a given root, so that tests can use a recorded tree in place
 import contextlib
 import glob
 import os
-import subprocess
 import threading
 import time
+from concurrent.futures import Future
 
 READ_ERRORS = (OSError, ValueError)  # what the file of a sensor that does not answer raises
 NO_ANSWER = 'no answer'  # the first words about a sensor that hangs
@@ -37,47 +37,28 @@ def text_or_nothing(*parts):
         return ''
 
 
-def answer_of(command, seconds, **options):
-    """Returns (status, stdout, stderr) of a command. options: of subprocess.Popen.
-
-    Raises OSError if it does not start, and subprocess.TimeoutExpired if it takes longer. It is
-    killed then but not waited for: while it waits for a driver, it cannot be killed.
-    """
-    # close_fds=False lets Python spawn instead of fork. A fork would copy the page tables of the
-    # training process, and make each of its pages fault once.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               close_fds=False, **options)
-    try:
-        out, errors = process.communicate(timeout=seconds)
-    except BaseException:
-        process.kill()
-        raise
-    return process.returncode, out, errors
-
-
 def in_time(call, seconds=PATIENCE):
     """Returns call(); raises TimeoutError if that takes longer."""
-    outcome = {}
+    outcome = Future()
 
     def run():
         try:
-            outcome['value'] = call()
+            outcome.set_result(call())
         except BaseException as error:
-            outcome['error'] = error
+            outcome.set_exception(error)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not outcome:
+    if not outcome.done():
         raise TimeoutError(_silence(thread, seconds))
-    if 'error' in outcome:
-        raise outcome['error']
-    return outcome['value']
+    return outcome.result()
 
 
 class Sampler:
     """Reads a sensor every `period` seconds, in a thread that may hang: nobody waits for it.
 
     read: (seconds) -> reading; the argument is the time of the reading, by time.perf_counter.
+    None without a sensor: there are no readings then, and no fault.
     samples: list of (seconds, reading). It grows at its end; whoever uses it shortens its begin.
     late: seconds without a reading, after which the sensor counts as hanging.
     """
@@ -90,6 +71,9 @@ class Sampler:
     @contextlib.contextmanager
     def running(self):
         """Samples within this context."""
+        if self._read is None:
+            yield
+            return
         ended = threading.Event()
 
         def run():
@@ -114,9 +98,10 @@ class Sampler:
 
     def fault(self):
         """Returns why there are no more readings; None if there are."""
-        if self._error is None and time.perf_counter() - self._heard > self.late:
-            return _silence(self._thread, self.late)
-        return self._error and str(self._error)
+        if self._error is not None:
+            return str(self._error)
+        is_late = self._read is not None and time.perf_counter() - self._heard > self.late
+        return _silence(self._thread, self.late) if is_late else None
 
 
 def _silence(thread, seconds):

@@ -10,7 +10,6 @@ throttles without the kernel. What a device does not report is None.
 """
 
 import argparse
-import collections
 import contextlib
 import fnmatch
 import os
@@ -18,7 +17,7 @@ import re
 import shutil
 import subprocess
 import time
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from elastic import command_line, texts
 from elastic.device import host
@@ -27,7 +26,6 @@ from elastic.device.sensors import (
     PATIENCE,
     READ_ERRORS,
     Sampler,
-    answer_of,
     in_time,
     paths,
     text,
@@ -42,7 +40,7 @@ PLAUSIBLE = (0.0, 150.0)  # °C, exclusive; zones that are off read 0, or -40 an
 OTHER_ZONES = ('PMIC-Die',  # always 100 °C on a Jetson
                'thermal-fan-est', 'iwlwifi*', 'INT3400*', '*battery*')
 SLOWS_DOWN = ('cpufreq-*', 'thermal-cpufreq-*', '*-balanced', '*throttle*', 'tegra[-_]heavy')
-CPUS = 'sys/devices/system/cpu/'
+CPU = 'sys/devices/system/cpu/cpu{}'
 GET_THROTTLED = 'sys/devices/platform/soc/soc:firmware/get_throttled'
 BITS = (1, 2, 3)  # clock capped, throttled, soft limit; bit 0, low voltage, shows in these
 SINCE_BOOT = 16  # offset of the bits that show whether it has happened since boot
@@ -52,13 +50,12 @@ NOTHING = 'this device reports neither temperature nor clock nor throttling'
 class Reading(NamedTuple):
     """Holds what a device reports at one moment; None for what it does not report.
 
-    temperature_c: of the hottest zone. cpu_mhz: mean of the CPUs. throttled: whether it is now.
-    counts: name -> a count, which grows whenever the device is throttled between two readings.
+    temperature_c: of the hottest zone. cpu_mhz: mean of the CPUs. throttled: whether it is now, or
+    was since the reading before.
     """
     temperature_c: Optional[float] = None
     cpu_mhz: Optional[float] = None
     throttled: Optional[bool] = None
-    counts: Dict = {}
 
 
 # ---------------------------------------------------------------- what this device reports
@@ -87,14 +84,14 @@ class Device:
         self.coolers = [path for path in paths(root, 'sys/class/thermal/cooling_device*/cur_state')
                         if _has_type(path, SLOWS_DOWN)]
         self.firmware = firmware
+        folders = [os.path.join(root, CPU.format(cpu)) for cpu in sorted(cpus)]
         model = text_or_nothing(root, 'proc/device-tree/model')
-        # CPUs with one policy share a file, which counts once per CPU.
         # A Raspberry Pi's cpufreq gives the clock that was requested, not the true one.
-        self.clocks = {} if self.firmware.exists or 'Raspberry Pi' in model else (
-            collections.Counter(os.path.realpath(path) for cpu in sorted(cpus) for path in paths(
-                root, '{}cpu{}/cpufreq/scaling_cur_freq'.format(CPUS, cpu))))
-        self.counters = [path for cpu in sorted(cpus) for path in paths(
-            root, '{}cpu{}/thermal_throttle/*_throttle_count'.format(CPUS, cpu))]
+        self.clocks = [] if firmware.exists or 'Raspberry Pi' in model else [
+            path for folder in folders for path in paths(folder, 'cpufreq/scaling_cur_freq')]
+        self.counters = [path for folder in folders
+                         for path in paths(folder, 'thermal_throttle/*_throttle_count')]
+        self._counts = {}  # of the last reading; one grows whenever the device is throttled
 
     def read(self):
         """Returns the current Reading, without the parts that do not answer."""
@@ -103,15 +100,16 @@ class Device:
         bits, mhz = self.firmware.read()
         clocks = _numbers(self.clocks, 1e3)  # kHz
         if clocks:
-            mhz = (sum(clocks[path] * self.clocks[path] for path in clocks)
-                   / sum(self.clocks[path] for path in clocks))
-        states, counts, now = _numbers(self.coolers), _numbers(self.counters), False
+            mhz = sum(clocks.values()) / len(clocks)
+        states, counts = _numbers(self.coolers), _numbers(self.counters)
+        slowed = any(state > 0 for state in states.values())
         if bits is not None:
-            now = any(bits >> bit & 1 for bit in BITS)
-            counts.update({'bit {}'.format(bit): bits >> (bit + SINCE_BOOT) & 1 for bit in BITS})
-        slowed = now or any(state > 0 for state in states.values())
-        return Reading(max(heat) if heat else None, mhz, slowed if states or counts else None,
-                       counts)
+            slowed = slowed or any(bits >> bit & 1 for bit in BITS)
+            counts.update({bit: bits >> (bit + SINCE_BOOT) & 1 for bit in BITS})
+        slowed = slowed or any(count > self._counts.get(name, count)
+                               for name, count in counts.items())
+        self._counts.update(counts)
+        return Reading(max(heat, default=None), mhz, slowed if states or counts else None)
 
 
 class Firmware:
@@ -133,7 +131,6 @@ class Firmware:
         self.note, self._tries = None, 1
         if self._program and self._ask() == (None, None):
             self._program = None
-        self._tries = FIRMWARE_TRIES
         self.exists = bool(self._program) or os.path.exists(self._file)
 
     def read(self):
@@ -163,11 +160,23 @@ class Firmware:
         return self._said
 
     def _answer(self, pattern, *question):
+        """Returns the part of vcgencmd's answer in the pattern's group; None if it does not match.
+
+        Raises subprocess.TimeoutExpired if vcgencmd takes too long. It is killed then but not
+        waited for: while it waits for a driver, it cannot be killed.
+        """
         try:
-            status, answer, _ = answer_of((self._program,) + question, self.seconds)
+            # close_fds=False lets Python spawn instead of fork. A fork would copy the page tables
+            # of the training process, and make each of its pages fault once.
+            process = subprocess.Popen((self._program,) + question, stdout=subprocess.PIPE,
+                                       stderr=subprocess.DEVNULL, close_fds=False)
+            answer, _ = process.communicate(timeout=self.seconds)
         except OSError:
             return None
-        found = None if status else re.match(pattern, answer.decode(errors='replace'))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        found = None if process.returncode else re.match(pattern, answer.decode(errors='replace'))
         return found and found.group(1)
 
 
@@ -194,43 +203,33 @@ UNWATCHED = 'temperature, clock and throttling: {}'
 class Monitor:
     """Records, for each epoch, what a Device (or None) reports while it trains.
 
-    sampler: reads the device; None without one. note: what hung, so that it is no longer recorded;
-    None if nothing did.
+    sampler: reads the device. note: what hung, so that it is no longer recorded; None if nothing
+    did.
     """
 
     def __init__(self, device=None, note=None):
-        self.note, self._device, self._counts = note, device, {}
-        self.sampler = Sampler(self._read, PERIOD) if device else None
-        self._readings = []  # of this epoch's training: (°C, MHz, throttled), None if not reported
-        self._last = None    # the last one, which stands for an epoch between two readings
-
-    def _read(self, now):
-        reading = self._device.read()
-        grown = any(count > self._counts.get(name, count)
-                    for name, count in reading.counts.items())
-        self._counts.update(reading.counts)
-        throttled = None if reading.throttled is None else reading.throttled or grown
-        return reading.temperature_c, reading.cpu_mhz, throttled
+        self.note, self._device = note, device
+        self.sampler = Sampler(device and (lambda now: device.read()), PERIOD)
+        self._readings = []  # of this epoch's training
+        self._last = Reading()  # which stands for an epoch between two readings
 
     def trained(self, begin, end):
         """Adds the readings of a stretch of training, in seconds of time.perf_counter."""
-        if self.sampler is None:
-            return
         reason = self.sampler.fault()
         if reason is not None:
             self.note = UNWATCHED.format(reason)
-            self.sampler, self._readings, self._last = None, [], None
+            self.sampler, self._readings, self._last = Sampler(None, PERIOD), [], Reading()
             return
         samples = [sample for sample in list(self.sampler.samples) if sample[0] <= end]
         del self.sampler.samples[:len(samples)]
         self._readings += [reading for at, reading in samples if at >= begin]
-        self._last = samples[-1][1] if samples else self._last
-        self.note = self.note or self._device.firmware.note
+        if samples:
+            self._last = samples[-1][1]
+            self.note = self.note or self._device.firmware.note
 
     def epoch(self):
         """Returns the dict of folder.DEVICE_COLUMNS for the training since the last call."""
-        readings = self._readings or [self._last or (None, None, None)]
-        self._readings = []
+        readings, self._readings = self._readings or [self._last], []
         heat, mhz, throttled = [[value for value in values if value is not None]
                                 for values in zip(*readings)]
         return dict(temperature_c=max(heat, default=None),
@@ -239,7 +238,7 @@ class Monitor:
 
     def state(self):
         """Returns the records of this epoch so far, for `restore`."""
-        return dict(readings=self._readings, note=self.note)
+        return dict(readings=[tuple(reading) for reading in self._readings], note=self.note)
 
     def restore(self, state):
         """Continues the epoch of an interrupted run."""

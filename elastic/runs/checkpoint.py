@@ -16,7 +16,7 @@ from elastic.files import PART, flush_folder, make_folder, read_npz, write_npz
 from elastic.trees import from_arrays, to_arrays
 
 FOLDER, LAST, BEFORE = 'resume', 'last', 'before'
-FORMAT = 'elastic-checkpoint-7'
+FORMAT = 'elastic-checkpoint-8'
 COST = 0.01  # the largest share of a run's time that checkpoints after short epochs may take
 END_BYTES = 1000  # of a checkpoint: the end of its directory, with the CRC-32 of its tree
 

@@ -23,10 +23,7 @@ class Clock:
     @contextlib.contextmanager
     def sampling(self):
         """Reads the sensors within this context, in the background."""
-        with contextlib.ExitStack() as stack:
-            for watch in (self.meter, self.monitor):
-                if watch.sampler is not None:
-                    stack.enter_context(watch.sampler.running())
+        with self.meter.sampler.running(), self.monitor.sampler.running():
             yield
 
     @contextlib.contextmanager
@@ -43,8 +40,9 @@ class Clock:
         now = time.perf_counter()
         if self._bucket is not None:
             self.seconds[self._bucket] += now - self._begin
-        for watch in (self.meter, self.monitor) if self._bucket in self.TRAINING else ():
-            watch.trained(self._begin, now)
+        if self._bucket in self.TRAINING:
+            self.meter.trained(self._begin, now)
+            self.monitor.trained(self._begin, now)
         self._bucket, self._begin = bucket, time.perf_counter()
 
     def move(self, seconds, source, target):

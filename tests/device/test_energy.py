@@ -244,13 +244,13 @@ class FakeNVML(types.ModuleType):
     (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
     (['a', 'b'], '', None, None, None)])
 def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order, chosen, says):
-    nvml, notes = FakeNVML(gpus), []
+    nvml = FakeNVML(gpus)
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    sensors = energy.nvidia_gpus(nvml, notes)
+    sensors, notes = energy.nvidia_gpus(nvml)
     assert len(sensors) == (chosen is not None)
     assert nvml.asked == ([chosen] if chosen else [])
     assert len(notes) == (says is not None) and (says is None or says in notes[0])
@@ -258,10 +258,10 @@ def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order,
 
 @pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # from 1 and 3 J, or W
 def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
-    nvml, notes = FakeNVML(['a'], counts), []
+    nvml = FakeNVML(['a'], counts)
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-    (gpu,) = energy.nvidia_gpus(nvml, notes)
+    (gpu,), notes = energy.nvidia_gpus(nvml)
     assert gpu.advance(10.0) == 0 and notes == []
     nvml.reading = 3000
     assert gpu.advance(12.0) == pytest.approx(joules)
