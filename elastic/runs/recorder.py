@@ -36,12 +36,14 @@ from elastic.runs.folder import (
     read_selections,
     selection_per_epoch,
 )
-from elastic.runs.mask_picture import mask_picture
 
 TAGS = {'train/accuracy': 'train_accuracy', 'train/classification_loss': 'train_loss',
         'train/penalty': 'train_penalty', 'train/learning_rate': 'learning_rate',
         'time/step_ms': 'step_ms', 'time/train_seconds': 'train_seconds'}
 TAGS.update({'device/' + column: column for column in DEVICE_COLUMNS})
+MOST_COLUMNS = 256  # of mask_picture; with more epochs, one stands for 2, 3, 4 ... of them
+TENSOR_PIXELS, EPOCH_PIXELS = 4, 16
+COLOURS = np.array([(233, 233, 233), (0, 114, 178)], np.uint8)
 
 
 def open_run(folder, settings, resumed=None, restart=False, photos=None):
@@ -103,6 +105,16 @@ def selection_rows(epoch, names, shapes, mask, importance=None, time_share=None)
                blank if time_share is None else time_share)
 
 
+def mask_picture(mask):
+    """Returns trained tensors in blue over the epochs, the output layer at the top.
+
+    mask: (epochs, N) bool. Returns (1, N * TENSOR_PIXELS, columns * EPOCH_PIXELS, 3) uint8.
+    """
+    stride = -(-len(mask) // MOST_COLUMNS)
+    grid = mask[::stride].T[::-1].astype(int)  # (N, columns)
+    return COLOURS[grid].repeat(TENSOR_PIXELS, axis=0).repeat(EPOCH_PIXELS, axis=1)[None]
+
+
 class Recorder:
     """Writes the records of one run: CSV for the figures, TensorBoard for people.
 
@@ -113,7 +125,6 @@ class Recorder:
 
     def __init__(self, folder, claim=None, resumed=None):
         self.folder, self._claim = folder, claim
-        self._named = set()  # files whose names are on the disk
         if resumed is not None:
             self._rewind(resumed)
         with self._for_tensorboard():
@@ -185,7 +196,7 @@ class Recorder:
             tf.summary.image('elastic/mask', mask_picture(mask), step=len(mask))
 
     def state(self):
-        """Flushes everything written so far to the disk; returns what `resumed` takes."""
+        """Flushes all records to the disk; returns file name -> bytes, which `resumed` takes."""
         with self._for_tensorboard():
             self.writer.flush()
         sizes = {}
@@ -193,13 +204,10 @@ class Recorder:
             with open(self._path(name), 'rb') as file:
                 os.fsync(file.fileno())
                 sizes[name] = os.fstat(file.fileno()).st_size
-        if not self._named.issuperset(sizes):
-            flush_folder(self.folder)
-            self._named.update(sizes)
-        return dict(sizes=sizes)
+        flush_folder(self.folder)
+        return sizes
 
-    def _rewind(self, state):
-        sizes = state['sizes']
+    def _rewind(self, sizes):
         present = {name: os.path.getsize(self._path(name)) for name in records_of(self.folder)}
         short = [name for name in sorted(sizes) if present.get(name, 0) < sizes[name]
                  and name.endswith('.csv')]  # TensorBoard's may be deleted

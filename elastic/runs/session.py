@@ -52,7 +52,7 @@ def joint_resume(cluster, folder, restart):
     resumed = cluster.of_chief(lambda: interrupted_run(folder, restart), RECORDS)
     if resumed is not None and not cluster.is_chief:
         resumed.update(stamps=[], damaged=None)  # those of the chief's folder, as its files
-        resumed['records']['sizes'] = {}
+        resumed['records'] = {}
     return resumed
 
 

@@ -13,7 +13,6 @@ class Tally:
     throttled: number of throttled epochs; None if the device reports none.
     steps: kind of step -> [(number, sum of ms, median ms)] of each epoch that has such steps.
     """
-    PLAIN_FIELDS = ('epochs', 'last', 'best_accuracy', 'throttled')
 
     def __init__(self):
         self.epochs, self.last, self.best_accuracy, self.throttled = 0, None, None, None
@@ -56,11 +55,8 @@ class Tally:
 
     def state(self):
         """Returns the tree that `restore` takes."""
-        return dict({name: getattr(self, name) for name in self.PLAIN_FIELDS},
-                    steps={kind: np.array(epochs) for kind, epochs in self.steps.items()})
+        return dict(vars(self))
 
     def restore(self, state):
         """Resumes from `state`."""
-        for name in self.PLAIN_FIELDS:
-            setattr(self, name, state[name])
-        self.steps = {kind: epochs.tolist() for kind, epochs in state['steps'].items()}
+        vars(self).update(state)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic.runs.mask_picture import COLOURS, MOST_COLUMNS, mask_picture
+from elastic.runs.recorder import COLOURS, MOST_COLUMNS, mask_picture
 
 
 @pytest.mark.parametrize('epochs, stride', [
