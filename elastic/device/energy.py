@@ -92,14 +92,15 @@ def jetson_rails(root):
     """Returns the Power of the rail of the whole board, or of all rails if there is none."""
     rails = {}
     for path in paths(root, 'sys/bus/i2c/devices/*/iio:device*/rail_name_*'):
-        channel = path.rsplit('_', 1)[1]
-        power = os.path.join(os.path.dirname(path), 'in_power{}_input'.format(channel))
+        folder, name = os.path.split(path)
+        power = os.path.join(folder, name.replace('rail_name_', 'in_power') + '_input')
         if os.path.exists(power):
             rails[text(path)] = lambda power=power: float(text(power)) / 1e3  # mW
     for path in paths(root, 'sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_label'):
-        volts = path[:-len('label')] + 'input'
-        amperes = os.path.join(os.path.dirname(path), 'curr{}_input'.format(
-            os.path.basename(path)[2:-len('_label')]))
+        folder, name = os.path.split(path)
+        name = name.replace('label', 'input')
+        volts = os.path.join(folder, name)
+        amperes = os.path.join(folder, name.replace('in', 'curr', 1))
         if os.path.exists(volts) and os.path.exists(amperes):
             rails[text(path)] = lambda volts=volts, amperes=amperes: (
                 float(text(volts)) * float(text(amperes)) / 1e6)  # mV, mA

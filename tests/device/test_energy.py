@@ -1,9 +1,7 @@
 """Tests the energy of a run: integrals of recorded sensors, wrap-around, sensors that stop."""
 
 import itertools
-import sys
 import time
-import types
 
 import numpy as np
 import pytest
@@ -201,14 +199,13 @@ def test_a_training_of_less_than_two_readings_is_not_measured():
         None, energy.TOO_FEW]
 
 
-class FakeNVML(types.ModuleType):
+class FakeNVML:
     """Stands in for pynvml; GPUs are numbered by PCI bus."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, gpus, counts=True):
-        super().__init__('pynvml')
         self.gpus, self.counts, self.reading, self.asked = gpus, counts, 1000, []
 
     def nvmlInit(self):
@@ -245,7 +242,6 @@ class FakeNVML(types.ModuleType):
     (['a', 'b'], '', None, None, None)])
 def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order, chosen, says):
     nvml = FakeNVML(gpus)
-    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -259,7 +255,6 @@ def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order,
 @pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # from 1 and 3 J, or W
 def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
     nvml = FakeNVML(['a'], counts)
-    monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     (gpu,), notes = energy.nvidia_gpus(nvml)
     assert gpu.advance(10.0) == 0 and notes == []
