@@ -14,18 +14,18 @@ def judge_of(dataset, settings):
 class LastEpoch:
     """Judges each epoch by the test images, and keeps the last one.
 
-    images: what the records call its images. tests_at_end: whether a final test follows.
+    images: its images, by their name in the dataset and the records. tests_at_end: whether a final
+    test follows.
     """
     images, tests_at_end = 'test', False
 
     def epoch(self, run):
-        """Returns the Evaluation after an epoch of a run.Run."""
-        return self._agreed(run.judged(run.dataset.test), run.cluster)
+        """Returns the Evaluation after an epoch of a run.Run.
 
-    @staticmethod
-    def _agreed(judged, cluster):
-        """Returns the chief's values: rounding may differ between boards, but not a decision."""
-        loss, accuracy = cluster.of_chief(lambda: judged[:2])
+        Loss and accuracy are the chief's: rounding may differ between boards, but not a decision.
+        """
+        judged = run.judged(getattr(run.dataset, self.images))
+        loss, accuracy = run.cluster.of_chief(lambda: judged[:2])
         return judged._replace(loss=loss, accuracy=accuracy)
 
     def is_over(self, epochs):
@@ -38,9 +38,11 @@ class LastEpoch:
 
     def state(self):
         """Returns the tree that `restore` takes."""
+        return dict(vars(self))
 
     def restore(self, state):
         """Resumes from `state`."""
+        vars(self).update(state)
 
 
 class BestEpoch(LastEpoch):
@@ -57,7 +59,7 @@ class BestEpoch(LastEpoch):
         self._keeps, self._patience = keep == KEPT[1], patience
 
     def epoch(self, run):
-        judged = self._agreed(run.judged(run.dataset.validation), run.cluster)
+        judged = super().epoch(run)
         self.judge(run.epoch, judged.loss, judged.accuracy, run.maker.model)
         return judged
 
@@ -86,10 +88,3 @@ class BestEpoch(LastEpoch):
         return dict(kept_epoch=kept, final_loss=tested.loss, final_accuracy=tested.accuracy,
                     best_accuracy=None,  # of the test images, which are used once
                     validation_accuracy=accuracy, validation_loss=loss)
-
-    def state(self):
-        return dict(best=self.best, score=self._score, weights=self._weights)
-
-    def restore(self, state):
-        self.best, self._score, self._weights = [
-            state[name] for name in ('best', 'score', 'weights')]

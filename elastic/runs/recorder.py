@@ -162,10 +162,9 @@ class Recorder:
                 self._scalars({'forgetting/' + score.run: score.after}, epoch)
 
     def _scalars(self, values, epoch):
-        with self._for_tensorboard():
-            with self.writer.as_default():
-                for tag, value in values.items():
-                    tf.summary.scalar(tag, value, step=epoch)
+        with self._for_tensorboard(), self.writer.as_default():
+            for tag, value in values.items():
+                tf.summary.scalar(tag, value, step=epoch)
             self.writer.flush()
 
     @contextlib.contextmanager
@@ -214,11 +213,11 @@ class Recorder:
         if short:
             raise fault(self.folder, '{} is shorter than at the last checkpoint; start over with '
                         '--restart'.format(', '.join(short)))
-        for name in present:
-            if name in sizes and present[name] > sizes[name]:
-                os.truncate(self._path(name), sizes[name])
-            elif name not in sizes:
+        for name, size in present.items():
+            if name not in sizes:
                 os.remove(self._path(name))
+            elif size > sizes[name]:
+                os.truncate(self._path(name), sizes[name])
 
     def predictions(self, dataset, tested):
         """Writes predictions.csv. tested: epoch.Evaluation of the test images of `dataset`."""
