@@ -154,7 +154,7 @@ def run_all(runs):
             continue
         print('\n{}   {:.0f} min since the start'.format(
             title, (time.perf_counter() - begin) / 60), flush=True)
-        status = status_of([sys.executable, 'main.py'] + run.flags, '.')
+        status = status_of([sys.executable, 'main.py'] + run.flags)
         if was_stopped(status):  # stopping a run stops the whole grid
             raise KeyboardInterrupt
         if status and not impossible([run]):  # impossible runs are not failures

@@ -54,15 +54,16 @@ def add_to_run(folder, path):
     read_run(folder)
     summary_path = os.path.join(folder, 'summary.json')
     summary = read_json(summary_path)
-    used = dict(energy_source='meter log ' + os.path.basename(path), energy_note=None)
+    source = 'meter log ' + os.path.basename(path)
     try:
-        used['energy_joules'] = metered_joules(read_meter(path), summary['training_intervals'])
+        joules = metered_joules(read_meter(path), summary['training_intervals'])
     except UserError as error:
         if summary['energy_joules'] is None:
-            write_json(summary_path, dict(summary, **dict(used, energy_note=str(error))))
+            write_json(summary_path, dict(summary, energy_source=source, energy_note=str(error)))
         raise
-    write_json(summary_path, dict(summary, **used))
-    print('{}: {:,.1f} J'.format(folder, used['energy_joules']))
+    write_json(summary_path, dict(summary, energy_joules=joules, energy_source=source,
+                                  energy_note=None))
+    print('{}: {:,.1f} J'.format(folder, joules))
 
 
 def measured_beside(plans, dataset, clock):
@@ -101,10 +102,10 @@ def show_sensors():
             stack.enter_context(meter.sampler.running())
         begin = time.perf_counter()
         time.sleep(2 * PERIOD if meters else 0)
-        seconds, rows = time.perf_counter() - begin, []
-        for meter in meters:
-            meter.trained(begin, begin + seconds)
+        seconds = time.perf_counter() - begin
+    rows = []
     for sensor, meter in zip(sensors, meters):
+        meter.trained(begin, begin + seconds)
         result = meter.result()
         joules = result['energy_joules']
         rows.append([sensor.name, result['energy_note'] if joules is None else '{:.2f}'.format(

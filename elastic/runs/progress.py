@@ -56,28 +56,25 @@ def _record_choice(recorder, model, choice, epoch):
             'forward_ms': timings.t_fp, 'backward_ms': timings.t_bp, 'loop_ms': timings.t_loop,
             'share_drift': choice.drift, 'fallback': int(choice.fallback)}, epoch)
     if choice.trials:
-        recorder.elastic({'trial_' + field: float(np.mean([getattr(t, field)
-                                                           for t in choice.trials]))
-                          for field in choice.trials[0]._fields}, epoch)
+        means = zip(choice.trials[0]._fields, np.mean(choice.trials, axis=0))
+        recorder.elastic({'trial_' + field: mean for field, mean in means}, epoch)
 
 
 @stopping_if_unread()
 def announce(choice, settings, seconds, cache):
     """Prints what was selected, how long it took, and warnings."""
+    tensors = f'{choice.mask.sum()} of {len(choice.mask)} tensors'
+    cost = '' if choice.timings is None else (
+        f'{choice.predicted_ms:.1f} ms/step predicted = '
+        f'{choice.predicted_ms / choice.timings.t_step:.2f} of full')
     if choice.importance is None:
-        print('training {} of {} tensors{}'.format(
-            choice.mask.sum(), len(choice.mask), '' if choice.timings is None else
-            ': {:.1f} ms/step predicted = {:.2f} of full'.format(
-                choice.predicted_ms, choice.predicted_ms / choice.timings.t_step)))
+        print(f'training {tensors}' + (cost and f': {cost}'))
     else:
-        left = abs(choice.rho - settings.rho) >= 0.005
-        print('selected {} of {} tensors: {:.0f} % of the importance, {:.1f} ms/step predicted = '
-              '{:.2f} of full (rho {:g}{}), in {:.2f} s'.format(
-                  choice.mask.sum(), len(choice.mask),
-                  100 * choice.importance[choice.mask].sum()
-                  / max(choice.importance[choice.importance > 0].sum(), 1e-12),
-                  choice.predicted_ms, choice.predicted_ms / choice.timings.t_step, settings.rho,
-                  '; {:.2f} left'.format(choice.rho) if left else '', seconds))
+        positive = choice.importance[choice.importance > 0].sum()
+        percent = 100 * choice.importance[choice.mask].sum() / max(positive, 1e-12)
+        left = f'; {choice.rho:.2f} left' if abs(choice.rho - settings.rho) >= 0.005 else ''
+        print(f'selected {tensors}: {percent:.0f} % of the importance, {cost} '
+              f'(rho {settings.rho:g}{left}), in {seconds:.2f} s')
     for line in cache.lines(choice.timings):
         print('  ' + line)
     if any(trial.scale < 1 for trial in choice.trials):
@@ -100,14 +97,13 @@ def epoch_label(epoch, num_epochs):
 @stopping_if_unread()
 def print_epoch(row, num_epochs):
     """Prints the line of one epoch; row: dict of folder.epoch_columns."""
-    penalty = '  penalty {:.3f}'.format(row['train_penalty']) if row['train_penalty'] else ''
-    images = judged_on(row)
-    print('{}   train {:5.1f} %  loss {:6.3f}{}   {} {:5.1f} %  loss {:6.3f}   '
-          '{:7.1f} ms/step   {:7.1f} s trained{}'.format(
-              epoch_label(row['epoch'], num_epochs), 100 * row['train_accuracy'],
-              row['train_loss'], penalty, images, 100 * row[images + '_accuracy'],
-              row[images + '_loss'],
-              row['step_ms'], row['train_seconds'], '   throttled' if row['throttled'] else ''))
+    label, images = epoch_label(row['epoch'], num_epochs), judged_on(row)
+    penalty = f"  penalty {row['train_penalty']:.3f}" if row['train_penalty'] else ''
+    throttled = '   throttled' if row['throttled'] else ''
+    print(f"{label}   train {100 * row['train_accuracy']:5.1f} %  loss {row['train_loss']:6.3f}"
+          f"{penalty}   {images} {100 * row[images + '_accuracy']:5.1f} %  "
+          f"loss {row[images + '_loss']:6.3f}   {row['step_ms']:7.1f} ms/step   "
+          f"{row['train_seconds']:7.1f} s trained{throttled}")
 
 
 def print_start(settings, dataset, model, resumed):
@@ -115,9 +111,8 @@ def print_start(settings, dataset, model, resumed):
     tensors = len(model.trainable_variables)
     if settings.model.keep_frozen:
         tensors = '{} of {}'.format(tensors, count_trainable(model))
-    print('{}: {} on {}, {} images, {} tensors'.format(
-        settings.records.run_name, settings.model.model_name, settings.dataset_name,
-        dataset.train_size, tensors))
+    print(f'{settings.records.run_name}: {settings.model.model_name} on {settings.dataset_name}, '
+          f'{dataset.train_size} images, {tensors} tensors')
     for note in dataset.notes:
         print(note)
     if dataset.class_weights:
@@ -131,26 +126,27 @@ def print_start(settings, dataset, model, resumed):
 def print_end(summary, dataset):
     """Prints how the run ended, and which output is which class. summary: of summary.json."""
     names = summary['class_names']
-    shown = names[:CLASSES_SHOWN] + ['... (all {} in summary.json)'.format(len(names))] * (
-        len(names) > CLASSES_SHOWN)
+    shown = names[:CLASSES_SHOWN]
+    if len(names) > CLASSES_SHOWN:
+        shown.append(f'... (all {len(names)} in summary.json)')
     print('classes in the order of the outputs: ' + ', '.join(shown))
     if dataset.left_out:
-        print('{} images could not be read and were left out: {}'.format(
-            len(dataset.left_out), ', '.join(map(printable, dataset.left_out[:10]))))
+        left_out = ', '.join(map(printable, dataset.left_out[:10]))
+        print(f'{len(dataset.left_out)} images could not be read and were left out: {left_out}')
     limit, peak = memory_limit(), 1.024 ** 2 * 1e6 * summary['peak_memory_mb']
     if limit is not None and peak > limit:
-        print('warning: the process took {}, more than --memory {}: leave it that much more'.format(
-            size_text(peak), size_text(limit)))
-    joules = summary['energy_joules']
+        print(f'warning: the process took {size_text(peak)}, more than --memory '
+              f'{size_text(limit)}: leave it that much more')
     for note in (summary['device_note'], summary['energy_note']):
         if note is not None and NO_ANSWER in note:
-            print('not recorded: {}'.format(note))
+            print(f'not recorded: {note}')
     if summary['best_accuracy'] is None:
-        beside = 'epoch {}, validation {:.1f} %'.format(
-            summary['kept_epoch'], 100 * summary['validation_accuracy'])
+        beside = (f"epoch {summary['kept_epoch']}, "
+                  f"validation {100 * summary['validation_accuracy']:.1f} %")
     else:
-        beside = 'best {:.1f} %'.format(100 * summary['best_accuracy'])
-    print('final test accuracy {:.1f} % ({}), trained in {:.1f} s (selection {:.1f} s)'
-          .format(100 * summary['final_accuracy'], beside,
-                  summary['train_seconds'], summary['selection_seconds'])
-          + ('' if joules is None else ', {:,.0f} J'.format(joules)))
+        beside = f"best {100 * summary['best_accuracy']:.1f} %"
+    joules = summary['energy_joules']
+    energy = '' if joules is None else f', {joules:,.0f} J'
+    print(f"final test accuracy {100 * summary['final_accuracy']:.1f} % ({beside}), trained in "
+          f"{summary['train_seconds']:.1f} s (selection {summary['selection_seconds']:.1f} s)"
+          + energy)

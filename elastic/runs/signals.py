@@ -68,13 +68,13 @@ def stopping_if_unread():
 
 # ---------------------------------------------------------------- scripts that start runs
 
-def status_of(command, folder):
-    """Runs a command in `folder`; returns its exit status.
+def status_of(command):
+    """Runs a command; returns its exit status.
 
     If this process gets one of SIGNALS, it sends the child ORPHANED and waits until it has stopped.
     """
     with Signals() as signals:
-        child = subprocess.Popen(command, cwd=folder, preexec_fn=_stop_with_parent)
+        child = subprocess.Popen(command, preexec_fn=_stop_with_parent)
         try:
             return child.wait()
         except KeyboardInterrupt:
