@@ -259,7 +259,7 @@ class PrefixCache(CopyTimes):
         *tensors, labels = map(tf.constant, tensors)
         self._totals['cache_hits'] += len(labels)
         read = self._cut_step.read
-        return Call(READ, lambda: read(tensors, labels), read, read.examples)
+        return Call(READ, lambda: read(tensors, labels), read)
 
     def _filling(self, numbers, inputs, labels):
         self._totals['cache_misses'] += len(numbers)
@@ -269,7 +269,7 @@ class PrefixCache(CopyTimes):
             results = fill(inputs, labels)
             self._put(numbers, results[NUM_RESULTS:] + [labels])
             return StepResult(*results[:NUM_RESULTS])
-        return Call(FILL, run, fill, fill.examples)
+        return Call(FILL, run, fill)
 
     def _compute(self, numbers):
         """Stores the activations of these images, (images,) int, without training on them."""

@@ -1,21 +1,14 @@
 """Adds nodes to a cut graph, a FunctionDef: sums of parts of a batch, products, restored slots."""
 
-import tensorflow as tf
 from tensorflow.core.framework.types_pb2 import DT_INT32, DT_RESOURCE
 
-from elastic.steps.function_graph import add_node
-from elastic.steps.inlining import set_inputs
+from elastic.steps.function_graph import add_constant, add_node
+from elastic.steps.inlining import redirect
 
 
-def add_number(function_def, name, number, dtype):
-    """Adds a constant, a number or a list, to a FunctionDef; returns its tensor."""
-    node = add_node(function_def, 'Const', name, [], dtype=dtype)
-    node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
-    return name + ':output:0'
-
-
-def add_effect(function_def, name):
-    """Makes a node of a FunctionDef run, though no result needs it."""
+def add_effect(function_def, op, name, inputs, dtype):
+    """Adds a node to a FunctionDef that runs though no result needs it."""
+    add_node(function_def, op, name, inputs, dtype=dtype)
     function_def.signature.control_output.append(name)
     function_def.control_ret[name] = name
 
@@ -25,28 +18,25 @@ def add_up(function_def, tensors, sums, share):
 
     tensors: (tensor, dtype enum) of each. sums: the arguments that are the variables' handles.
     """
-    shares = {dtype: add_number(function_def, 'share/{}'.format(dtype), share, dtype)
+    shares = {dtype: add_constant(function_def, 'share/{}'.format(dtype), share, dtype)
               for dtype in {dtype for _, dtype in tensors}}
     for i, ((tensor, dtype), handle) in enumerate(zip(tensors, sums)):
         part = add_node(function_def, 'Mul', 'part/{}'.format(i), [tensor, shares[dtype]], T=dtype)
-        add_effect(function_def, add_node(
-            function_def, 'AssignAddVariableOp', 'sum/{}'.format(i), [handle, part.name + ':z:0'],
-            dtype=dtype).name)
+        add_effect(function_def, 'AssignAddVariableOp', 'sum/{}'.format(i),
+                   [handle, part.name + ':z:0'], dtype)
 
 
 def read_sums(function_def, num_arguments):
     """Replaces the first arguments of a FunctionDef by variables, which it reads and empties."""
     sums = list(function_def.signature.input_arg)[:num_arguments]
     read = {each.name: 'read/{}:value:0'.format(each.name) for each in sums}
-    for node in function_def.node_def:
-        set_inputs(node, [read.get(tensor, tensor) for tensor in node.input])
+    redirect(function_def, read)
     for each in sums:
         add_node(function_def, 'ReadVariableOp', 'read/' + each.name, [each.name], dtype=each.type)
         zeros = add_node(function_def, 'ZerosLike', 'zeros/' + each.name, [read[each.name]],
                          T=each.type)
-        add_effect(function_def, add_node(
-            function_def, 'AssignVariableOp', 'emptied/' + each.name,
-            [each.name, zeros.name + ':y:0'], dtype=each.type).name)
+        add_effect(function_def, 'AssignVariableOp', 'emptied/' + each.name,
+                   [each.name, zeros.name + ':y:0'], each.type)
         each.type = DT_RESOURCE
 
 
@@ -62,7 +52,7 @@ def add_products(function_def, tensors, before, after, ranks):
                           [new, old, '^' + tensor.split(':')[0]], T=dtype)
         product = add_node(function_def, 'Mul', 'product/{}'.format(i),
                            [tensor, change.name + ':z:0'], T=dtype)
-        axes = add_number(function_def, 'axes/{}'.format(i), list(range(ranks[i])), DT_INT32)
+        axes = add_constant(function_def, 'axes/{}'.format(i), list(range(ranks[i])), DT_INT32)
         found.append(add_node(function_def, 'Sum', 'drop/{}'.format(i),
                               [product.name + ':z:0', axes], T=dtype, Tidx=DT_INT32).name)
     stacked = add_node(function_def, 'Pack', 'drops', [name + ':output:0' for name in found],
@@ -88,9 +78,8 @@ def set_aside(function_def, variables, emptied):
                              [handle, zeros.name + ':y:0'], dtype=dtype).name
         for node in inside:
             node.input.append('^' + ready)
-        add_effect(function_def, add_node(
-            function_def, 'AssignVariableOp', 'restored/{}'.format(i),
-            [handle, saved] + ['^' + node.name for node in inside], dtype=dtype).name)
+        add_effect(function_def, 'AssignVariableOp', 'restored/{}'.format(i),
+                   [handle, saved] + ['^' + node.name for node in inside], dtype)
 
 
 def in_order(function_def, groups):

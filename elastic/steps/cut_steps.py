@@ -1,5 +1,6 @@
 """Runs the graphs that masked_step.py cuts: a step, its forward pass, its gradients, an update."""
 
+import itertools
 import time
 import weakref
 
@@ -82,38 +83,27 @@ class MaskedStep(GraphFunction):
         return self.timed(inputs, labels)[1]
 
 
-class SummedGradients(MaskedStep):
-    """Computes a batch in micro-batches: (inputs, labels) -> [*StepResult, *gradients].
+class SummedStep(MaskedStep):
+    """Adds up the gradients of a batch over its micro-batches, and updates the selected tensors.
 
     The graph adds each gradient to a variable as soon as it is known, so that one set of gradients
-    exists. variables: list of those that the gradients are of.
+    exists. update: GraphFunction of the handles of the sums; it empties them. Without one, nothing
+    is updated, and the step returns the gradients after its results.
     """
 
-    def __init__(self, definition, mask, maker, variables):
+    def __init__(self, definition, mask, maker, update=None):
         super().__init__(definition, mask, maker)
-        self._variables = variables
+        self._update, self._kept = update, self._zeros() if update else None
 
-    def _empty(self):
-        return [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in self._variables]
-
-    def _results(self, batch, given):
-        sums = self._empty()
-        results = super()._results(batch, [each.handle for each in sums])
-        return results + [each.read_value() for each in sums]
-
-
-class SummedStep(SummedGradients):
-    """Updates the selected tensors by the gradients of a batch, added up over its micro-batches.
-
-    update: GraphFunction of the handles of the sums; it empties them.
-    """
-
-    def __init__(self, definition, mask, maker, variables, update):
-        super().__init__(definition, mask, maker, variables)
-        self._update, self._sums = update, self._empty()
+    def _zeros(self):
+        return [tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+                for variable in itertools.compress(self._maker.variables, self.mask)]
 
     def _results(self, batch, given):
-        handles = [each.handle for each in self._sums]
-        results = MaskedStep._results(self, batch, handles)
+        sums = self._kept or self._zeros()
+        handles = [each.handle for each in sums]
+        results = super()._results(batch, handles)
+        if self._update is None:
+            return results + [each.read_value() for each in sums]
         self._update(*handles)
         return results

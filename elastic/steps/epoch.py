@@ -20,19 +20,17 @@ class Call(NamedTuple):
     """Holds one training step on one batch.
 
     kind: PLAIN; FILL, which also writes the prefix cache; or READ, which reads it.
-    run: () -> training_step.StepResult. step: the masked_step.MaskedStep that it calls.
-    size: number of examples, of all workers.
+    run: () -> training_step.StepResult. step: the cut_steps.MaskedStep that it calls.
     """
     kind: str
     run: Callable
     step: Any
-    size: int
 
 
 def plain_calls(step, batches):
     """Yields the Call of a MaskedStep for each (inputs, labels) of `batches`."""
     for inputs, labels in batches:
-        yield Call(PLAIN, functools.partial(step, inputs, labels), step, step.examples)
+        yield Call(PLAIN, functools.partial(step, inputs, labels), step)
 
 
 class EpochResult(NamedTuple):
@@ -85,11 +83,12 @@ class EpochProgress:
         if state is not None:
             vars(self).update(state)
 
-    def add(self, call, result, loss, ms, wait_ms):
-        """Adds one step: its Call, its StepResult, the loss as a float, and its times in ms."""
-        self.loss, self.penalty = self.loss + loss, self.penalty + float(result.penalty)
+    def add(self, call, result, ms, wait_ms):
+        """Adds one step: its Call, its StepResult, and its times in ms."""
+        self.loss += float(result.loss)
+        self.penalty += float(result.penalty)
         self.correct += int(result.correct)
-        self.seen += call.size
+        self.seen += call.step.examples
         if call.step.compiled:
             self.ms.setdefault(call.kind, []).append(ms)
             self.waits.setdefault(call.kind, []).append(wait_ms)
@@ -135,7 +134,7 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: None):
                                '--warmup_steps or a smaller --learning_rate'.format(
                                    loss, progress.count + 1, title))
             now = time.perf_counter()
-            progress.add(call, result, loss, 1e3 * (now - begin), 1e3 * (now - begin - busy))
+            progress.add(call, result, 1e3 * (now - begin), 1e3 * (now - begin - busy))
             bar.set_postfix(loss='{:.3f}'.format(progress.loss / progress.count),
                             acc='{:.1f}%'.format(100 * progress.correct / progress.seen),
                             ms='{:.1f}'.format(1e3 * (now - begin)), refresh=False)

@@ -6,13 +6,13 @@ and a control edge `^node`.
 
 import copy
 
+import tensorflow as tf
 from tensorflow.core.framework.types_pb2 import DT_INT32
 
 from elastic.compat import tf_internals
-from elastic.steps.inlining import set_inputs, without_nodes
+from elastic.steps.inlining import redirect, redirect_results, set_inputs, without_nodes
 from elastic.steps.step_graph import CONTROL_FLOW, FREE_OPS, Node, reachable
 
-PASSED_ON = ('Identity', 'IdentityN')
 STATELESS = {'RandomUniform': 'StatelessRandomUniform',
              'RandomUniformInt': 'StatelessRandomUniformInt',
              'RandomStandardNormal': 'StatelessRandomNormal',
@@ -28,26 +28,18 @@ def untie(function_def):
     """
     _unfuse_biases(function_def)
     nodes = {node.name: node for node in function_def.node_def}
-    ends = (tensor.split(':')[0] for tensor in function_def.ret.values())
-    results = reachable(ends, lambda name: [
-        source.split(':')[0] for source in nodes[name].input if source[0] != '^'
-    ] if name in nodes and nodes[name].op in PASSED_ON else ())
-    # Equal gradients that are constants stay apart.
-    constants = [node for name, node in nodes.items() if name not in results]
-    same = dict(_equal_constants(constants), **_read_back(nodes))
+    tuples, single = _passed_on(nodes, 'IdentityN'), _passed_on(nodes, 'Identity')
+    redirect_results(function_def, dict(tuples, **single))
+    results = set(function_def.ret.values())  # equal gradients that are constants stay apart
+    stands_for = dict(tuples, **_equal_constants(nodes, results), **_read_back(nodes))
+    redirect(function_def, stands_for)
+    redirect_results(function_def, dict(stands_for, **single))
 
-    def source(tensor, passed_on):
-        parts = tensor.split(':')
-        while not tensor.startswith('^') and parts[0] in nodes and (
-                nodes[parts[0]].op in passed_on):
-            tensor = nodes[parts[0]].input[int(parts[2])]
-            parts = tensor.split(':')
-        return source(same[tensor], passed_on) if tensor in same else tensor
 
-    for node in function_def.node_def:
-        set_inputs(node, [source(tensor, ('IdentityN',)) for tensor in node.input])
-    for output, tensor in list(function_def.ret.items()):
-        function_def.ret[output] = source(tensor, PASSED_ON)
+def _passed_on(nodes, op):
+    """Returns output -> input of the nodes of the type `op`, which change nothing."""
+    return {'{}:output:{}'.format(name, i): tensor for name, node in nodes.items()
+            if node.op == op for i, tensor in enumerate(node.input)}
 
 
 def _unfuse_biases(function_def):
@@ -62,13 +54,15 @@ def _unfuse_biases(function_def):
             node.input[0] = apart.name + ':output:0'
 
 
-def _equal_constants(nodes):
+def _equal_constants(nodes, apart):
+    """Returns constant -> the first equal one, for constants that are not in `apart`."""
     first, same = {}, {}
-    for node in nodes:
-        if node.op == 'Const' and not node.input:
+    for name, node in nodes.items():
+        tensor = name + ':output:0'
+        if node.op == 'Const' and not node.input and tensor not in apart:
             value = node.device, node.attr['value'].SerializeToString(deterministic=True)
-            if first.setdefault(value, node.name) != node.name:
-                same[node.name + ':output:0'] = first[value] + ':output:0'
+            if first.setdefault(value, tensor) != tensor:
+                same[tensor] = first[value]
     return same
 
 
@@ -156,11 +150,7 @@ def take_from_outside(function_def, tensors, num_inputs):
     gradient), the last of its arguments replaces it.
     """
     given = add_arguments(function_def, num_inputs, [dtype for _, dtype in tensors])
-    names = dict(zip((tensor for tensor, _ in tensors), given))
-    for node in function_def.node_def:
-        set_inputs(node, [names.get(tensor, tensor) for tensor in node.input])
-    for output, tensor in list(function_def.ret.items()):
-        function_def.ret[output] = names.get(tensor, tensor)
+    redirect(function_def, dict(zip((tensor for tensor, _ in tensors), given)))
     del function_def.signature.input_arg[:num_inputs]
 
 
@@ -198,6 +188,13 @@ def add_node(function_def, op, name, inputs, **types):
     return node
 
 
+def add_constant(function_def, name, value, dtype):
+    """Adds a constant, a number or a list, to a FunctionDef; returns its tensor."""
+    node = add_node(function_def, 'Const', name, [], dtype=dtype)
+    node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+    return name + ':output:0'
+
+
 def pass_through(function_def, called, tensors, readers, effects):
     """Lets tensors of a FunctionDef pass through another function before they are used.
 
@@ -227,8 +224,7 @@ def pass_through(function_def, called, tensors, readers, effects):
         if node.name in effects and node.name not in before:
             inputs.append('^arrived')
         set_inputs(node, inputs)
-    for output, tensor in list(function_def.ret.items()):
-        function_def.ret[output] = passed.get(tensor, tensor)
+    redirect_results(function_def, passed)
 
 
 def repeat_noise(function_def):
@@ -236,13 +232,9 @@ def repeat_noise(function_def):
     for i, node in enumerate(list(function_def.node_def)):
         if node.op in STATELESS:
             dtype = node.attr['Tout' if node.op == 'RandomUniformInt' else 'dtype'].type
-            seed = add_node(function_def, 'Const', 'seed/{}'.format(i), [], dtype=DT_INT32)
-            value = seed.attr['value'].tensor
-            value.dtype = DT_INT32
-            value.tensor_shape.dim.add(size=2)
-            value.int_val.extend([i, 0])
+            seed = add_constant(function_def, 'seed/{}'.format(i), [i, 0], DT_INT32)
             node.op = STATELESS[node.op]
-            set_inputs(node, [node.input[0], seed.name + ':output:0'] + list(node.input[1:]))
+            node.input.insert(1, seed)
             for key in set(node.attr) - {'T'}:
                 del node.attr[key]
             node.attr['dtype'].type, node.attr['Tseed'].type = dtype, DT_INT32

@@ -6,6 +6,7 @@ from elastic.steps.step_graph import reachable
 
 CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 
+
 def inlined(function_def, library):
     """Returns the FunctionDef with each call replaced by the nodes of the called function.
 
@@ -28,8 +29,7 @@ def inlined(function_def, library):
                    for name in waited_for(tensor[1:])}
         set_inputs(node, [resolved(tensor, stands_for) for tensor in node.input if tensor[0] != '^']
                    + ['^' + name for name in sorted(control)])
-    for output, tensor in list(plain.ret.items()):
-        plain.ret[output] = resolved(tensor, stands_for)
+    redirect_results(plain, stands_for)
     return plain
 
 
@@ -126,5 +126,16 @@ def called_ops(nodes, library):
 
 def set_inputs(node, inputs):
     if list(node.input) != inputs:
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = inputs
+
+
+def redirect(function_def, stands_for):
+    """Makes nodes and results of a FunctionDef read what tensors stand for, as in `resolved`."""
+    for node in function_def.node_def:
+        set_inputs(node, [resolved(tensor, stands_for) for tensor in node.input])
+    redirect_results(function_def, stands_for)
+
+
+def redirect_results(function_def, stands_for):
+    for output, tensor in list(function_def.ret.items()):
+        function_def.ret[output] = resolved(tensor, stands_for)

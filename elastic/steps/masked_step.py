@@ -12,7 +12,7 @@ from tensorflow.core.framework.types_pb2 import DT_RESOURCE
 from elastic.compat import keras_stack, tf_internals
 from elastic.errors import UserError
 from elastic.steps.additions import add_products, add_up, in_order, read_sums, set_aside
-from elastic.steps.cut_steps import GraphFunction, MaskedStep, SummedGradients, SummedStep
+from elastic.steps.cut_steps import GraphFunction, MaskedStep, SummedStep
 from elastic.steps.function_graph import (
     Cutter,
     add_arguments,
@@ -23,7 +23,7 @@ from elastic.steps.function_graph import (
     take_results,
     untie,
 )
-from elastic.steps.inlining import inlined, set_inputs
+from elastic.steps.inlining import inlined, redirect
 from elastic.steps.model_state import ModelState
 from elastic.steps.step_graph import analyse, check_effects
 from elastic.steps.training_step import (
@@ -134,26 +134,26 @@ class StepMaker(ModelState):
         """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one."""
         mask = checked_mask(mask, len(self.variables))
         left_out = self.left_out(mask)
-        if self.parts > 1:
-            effects, written = self.effects(left_out), self.effects_on(self.state, left_out)
-            cut = self.cutter.cut({name: effects[name] for name in set(effects) - set(written)},
-                                  NUM_RESULTS, left_out, self._gradients_of(mask))
-            update = self._update(mask, left_out)
-            read_sums(update, int(mask.sum()))
-            return self._summed(cut, mask, SummedStep, self._one_by_one(update, mask))
-        cut = self.cutter.cut(self.effects(left_out), NUM_RESULTS, left_out, self._reports)
-        return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
+        effects, updates = self.effects(left_out), self._updates(left_out)
+        if self.parts == 1:
+            cut = self.cutter.cut(effects, NUM_RESULTS, left_out, self._reports)
+            return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
+        others = {result: name for result, name in effects.items() if result not in updates}
+        cut = self.cutter.cut(others, NUM_RESULTS, left_out, self._gradients_of(mask))
+        update = self._update(mask, left_out)
+        read_sums(update, int(mask.sum()))
+        return self._summed(cut, mask, self._one_by_one(update, mask))
 
     def _gradients_of(self, mask):
         """Returns (tensor, dtype enum) of the gradient of each tensor of the (N,) bool mask."""
         return [self.outputs[NUM_RESULTS + k] for k in np.flatnonzero(mask)]
 
-    def _summed(self, cut, mask, kind, *more):
-        """Returns a SummedGradients, or one of its kind, of a cut step whose results they end."""
+    def _summed(self, cut, mask, update=None):
+        """Returns the SummedStep of a cut step whose last results are gradients."""
         gradients = take_results(cut, NUM_RESULTS)
         add_up(cut, gradients, add_arguments(cut, len(self.shapes), [DT_RESOURCE] * len(gradients)),
                1 / self.parts)
-        return kind(cut, mask, self, [self.variables[k] for k in np.flatnonzero(mask)], *more)
+        return SummedStep(cut, mask, self, update)
 
     def averaged(self, cut, mask, tag='step'):
         """Averages results and gradients of a cut step over the workers, if there are several.
@@ -181,7 +181,7 @@ class StepMaker(ModelState):
             cut = self._quiet(len(self.outputs))
             called = self.averaged(cut, self._all, 'gradients') if averaged else None
             self._gradients[averaged] = MaskedStep(cut, None, self, called=called) if (
-                self.parts == 1) else self._summed(cut, self._all, SummedGradients)
+                self.parts == 1) else self._summed(cut, self._all)
         return self._gradients[averaged]
 
     def drops(self):
@@ -226,10 +226,9 @@ class StepMaker(ModelState):
         Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
         iteration count and the loss scale change.
         """
-        cut, slots = self._update(self._all, self._decay), self._arguments(keras_stack.slots(
-            self.optimizer, self.model.trainable_variables))
-        set_aside(cut, [pair for of_one in slots for pair in of_one],
-                  bool(keras_stack.momenta(self.optimizer, self.model.trainable_variables)))
+        cut, variables = self._update(self._all, self._decay), self.model.trainable_variables
+        slots = [slot for of_one in keras_stack.slots(self.optimizer, variables) for slot in of_one]
+        set_aside(cut, self._arguments(slots), bool(keras_stack.momenta(self.optimizer, variables)))
         return self._one_by_one(cut, self._all)
 
     def _one_by_one(self, cut, mask):
@@ -237,27 +236,26 @@ class StepMaker(ModelState):
 
         With a loss scale, in any order: each update waits for all gradients.
         """
-        chosen, given = np.flatnonzero(mask), [
-            argument.name for argument in cut.signature.input_arg]
         if self.loss_scale is None:
             slots = keras_stack.slots(self.optimizer, self.model.trainable_variables)
-            groups = self._arguments([[self.variables[k]] + slots[k] for k in chosen])
-            in_order(cut, [[name] + [argument for argument, _ in group]
-                           for name, group in zip(given, groups)])
+            groups = []
+            for k, gradient in zip(np.flatnonzero(mask), cut.signature.input_arg):
+                written = self._arguments([self.variables[k]] + slots[k])
+                groups.append([gradient.name] + [argument for argument, _ in written])
+            in_order(cut, groups)
         return GraphFunction(cut, self)
 
-    def _arguments(self, lists):
-        """Returns lists of (argument, dtype enum) of variables, without those no step uses."""
-        return [[(self._names[id(each.handle)], each.dtype.as_datatype_enum)
-                 for each in map(keras_stack.raw, variables) if id(each.handle) in self._names]
-                for variables in lists]
+    def _arguments(self, variables):
+        """Returns (argument, dtype enum) of each variable, without those no step uses."""
+        return [(self._names[id(each.handle)], each.dtype.as_datatype_enum)
+                for each in map(keras_stack.raw, variables) if id(each.handle) in self._names]
 
     def _update(self, mask, left_out):
         """Returns the FunctionDef that updates the tensors of a mask by given gradients."""
         outside = {name for name, node in self.cutter.nodes.items()
                    if name not in self.graph.update and node.op not in ('ReadVariableOp', 'Const')}
         left_out = outside | left_out
-        cut = self.cutter.cut(self.effects_on(self.state, left_out), 0, left_out)
+        cut = self.cutter.cut(self._updates(left_out), 0, left_out)
         take_from_outside(cut, self._gradients_of(mask), len(self.shapes))
         return cut
 
@@ -269,8 +267,7 @@ class StepMaker(ModelState):
         for i, (noise, (like, dtype)) in enumerate(self._noises.items()):
             add_node(cut, 'OnesLike', 'ones/{}'.format(i), [like], T=dtype)
             ones[noise] = 'ones/{}:y:0'.format(i)
-        for node in cut.node_def:
-            set_inputs(node, [ones.get(tensor, tensor) for tensor in node.input])
+        redirect(cut, ones)
         repeat_noise(cut)
         return cut
 
@@ -280,9 +277,9 @@ class StepMaker(ModelState):
                 if name in self.graph.update and name not in left_out
                 and self.cutter.nodes[name].op != 'ReadVariableOp'}
 
-    def effects_on(self, variables, left_out):
-        """Returns those of `effects` that change one of these tf.Variables."""
-        written = {self._names.get(id(variable.handle)) for variable in variables}
+    def _updates(self, left_out):
+        """Returns those of `effects` that change a variable of `state`."""
+        written = {self._names.get(id(variable.handle)) for variable in self.state}
         return {result: name for result, name in self.effects(left_out).items()
                 if self.cutter.nodes[name].input[0] in written}
 

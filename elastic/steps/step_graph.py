@@ -127,19 +127,14 @@ def check_effects(graph, effects):
     the steps that select k. Any other is part of all steps, so it may read only what every tensor
     needs.
     """
-    order = topological(graph.nodes)
-    skipped = constants(graph.nodes, order).union(graph.forward)
-    common = {}  # bits of the tensors whose steps have all ancestors of the node
-    for name in order:
-        if name not in skipped:
-            common[name] = graph.backward.get(name, -1)
-            for source in graph.nodes[name].data:
-                common[name] &= common.get(source, -1)
+    fixed = constants(graph.nodes, topological(graph.nodes))
     everyone = functools.reduce(operator.or_, graph.backward.values(), 0)
     for name in effects:
-        k = graph.update.get(name)
+        k = graph.update[name]
         users = everyone if k is None else 1 << k
-        if common.get(name, -1) & users != users:
+        read = reachable([name], lambda each: (
+            graph.nodes[each].data if each in graph.update else ()))
+        if any(graph.backward.get(each, users) & users != users for each in read - fixed):
             raise UserError(
                 '{} ({}) changes a variable by a part of the backward pass that some selections of '
                 'tensors do not run: such a model cannot be trained in part'.format(

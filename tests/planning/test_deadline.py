@@ -133,7 +133,7 @@ def test_an_epoch_stops_before_its_tests_would_be_late(left, steps):
     deadline = Deadline(watch.seconds + 4 + left, PACE, now=watch)
 
     taken = 0
-    for _ in deadline.within(Call(PLAIN, None, None, 8) for _ in range(7)):
+    for _ in deadline.within(Call(PLAIN, None, None) for _ in range(7)):
         watch.seconds, taken = watch.seconds + 1, taken + 1
     assert taken == steps
     assert deadline.stopped == (steps < 7)
