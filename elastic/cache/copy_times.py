@@ -30,11 +30,10 @@ class CopyTimes:
 
         nbytes: (N,) of one image's activations, inf without a cut. Caches that do not fit cost inf.
         """
-        size = np.where(np.isfinite(nbytes), nbytes, 0) + 4  # and the label
         memory, disk = self._room()
-        whole = size * self._num_images
-        fits = np.isfinite(nbytes) & (whole <= max(memory, disk))
-        on_disk = fits & (whole > memory)
+        whole = (nbytes + 4) * self._num_images  # with the label
+        fits = whole <= max(memory, disk)
+        on_disk, size = fits & (whole > memory), np.where(fits, nbytes + 4, 0)
         read, write = [ms(size) for ms in self._rates(False)]
         if on_disk.any():
             read, write = [np.where(on_disk, ms(size), in_memory)
@@ -43,9 +42,12 @@ class CopyTimes:
 
     def copying_present(self):
         """Returns (reading, writing), ms a batch each, of the present cache."""
-        read, write = self._rates(isinstance(self.store, stores.FileStore))
-        size = self.cut.nbytes + 4
-        return float(read(size)) + self._wait_ms, float(write(size))
+        read, write = self._copying_alone()
+        return read + self._wait_ms, write
+
+    def _copying_alone(self):
+        return [float(ms(self.cut.nbytes + 4))
+                for ms in self._rates(isinstance(self.store, stores.FileStore))]
 
     def too_large(self, nbytes):
         """Returns one line if not even the smallest of these caches, (N,) bytes, fits, or None."""
@@ -62,9 +64,8 @@ class CopyTimes:
 
     def waited(self, wait_ms):
         """Adds to the cost of reading what reading steps waited, median ms, beyond copying."""
-        if self.cut is not None and self.store is not None:
-            on_disk = isinstance(self.store, stores.FileStore)
-            self._wait_ms = max(0.0, wait_ms - float(self._rates(on_disk)[0](self.cut.nbytes + 4)))
+        if self.store is not None:
+            self._wait_ms = max(0.0, wait_ms - self._copying_alone()[0])
 
     def _room(self):
         return stores.room(self._folder, self._cache_gb, self._memory_bytes, self.store)

@@ -1,7 +1,6 @@
 """Runs the prefix cache: steps of one epoch fill it, and steps of later epochs read it.
 
-prefix_steps.py cuts a step in two. A store (stores.py) keeps the outputs of the first part, the
-cached activations of each image, while the cut stays. A cache with a new cut is filled from images.
+A store keeps the activations of each image at the cut of prefix_steps.py, while the cut stays.
 """
 
 import numpy as np
@@ -100,23 +99,22 @@ class PrefixCache(CopyTimes):
     def begin(self, step, timings=None):
         """Prepares the cache for the MaskedStep `step`, if a cache pays.
 
-        timings: TensorTimings with the CacheCost of the cut that `step` was chosen with; None for a
-        fixed scheme, whose cut stays for the same mask.
+        timings: TensorTimings with the CacheCost that `step` was chosen by; None: a fixed scheme.
         """
-        same = self._cut_step is not None and (self._cut_step.read.mask == step.mask).all()
+        same = self.cut is not None and (self._cut_step.read.mask == step.mask).all()
         if timings is None:
             if not same:
                 self._begin_without_costs(step)
             return
-        cost, k = timings.cache, timings.deepest(step.mask)
-        assert cost.cut is None or cost.trainable[step.mask].all()
+        cost = timings.cache
         if cost.cut is None or not timings.is_cached(step.mask):
             self.end()
-        elif cost.cut != self.cut:
+            return
+        if cost.cut != self.cut:
             self._start(cost.cut, step.mask)
         elif not same:
             self._cut_step = self.prefixes.cached(step.mask, self.cut)
-        self.skipped = float(cost.skipped[k]) if self.cut is not None else None
+        self.skipped = float(cost.skipped[timings.deepest(step.mask)])
 
     def _begin_without_costs(self, step):
         """Starts a cache if it is sure to pay and, as the profiler checks, no images interact."""
@@ -200,8 +198,7 @@ class PrefixCache(CopyTimes):
     def restore(self, state, step):
         """Resumes from `state`, None if that run had no cache; computes its activations again.
 
-        In the same batches as before: on some processors, what an image gives depends by rounding
-        on the other images of its batch.
+        The batches are the same: on some processors, an image's rounding depends on its batch.
         """
         if state is None:
             return
@@ -224,13 +221,10 @@ class PrefixCache(CopyTimes):
     # ------------------------------------------------------------------------------- the steps
 
     def calls(self, step, epoch, done=0):
-        """Generates the Calls of one epoch, without its first `done`.
-
-        step: MaskedStep to call if there is no cache, or it is lost.
-        """
+        """Generates the Calls of an epoch, without its first `done`; of `step` without a cache."""
         numbers, view = self.dataset.order(epoch), self.dataset.view(epoch)
         steps, numbers = len(numbers), numbers[done:]
-        if self._cut_step is not None and view != self.view:
+        if self.cut is not None and view != self.view:
             self._open(view)
         for call in self._cached_calls(numbers) if self.store is not None else ():
             yield call
@@ -273,12 +267,12 @@ class PrefixCache(CopyTimes):
 
     def _compute(self, numbers):
         """Stores the activations of these images, (images,) int, without training on them."""
-        batches = np.split(numbers, range(self._batch_size, len(numbers), self._batch_size))
-        whole = np.array([np.resize(batch, self._batch_size) for batch in batches if len(batch)])
-        images = self.dataset.batches(whole.reshape(-1, self._batch_size).astype(int), self.view)
-        for batch, (inputs, labels) in zip(batches, tqdm(
-                images, 'prefix cache', len(whole), False, unit='batch',
-                disable=None if len(whole) > 1 else True)):
+        size = self._batch_size
+        batches = [numbers[i:i + size] for i in range(0, len(numbers), size)]
+        whole = np.array([np.resize(batch, size) for batch in batches], int).reshape(-1, size)
+        bar = tqdm(self.dataset.batches(whole, self.view), 'prefix cache', len(whole), False,
+                   unit='batch', disable=None if len(whole) > 1 else True)
+        for batch, (inputs, labels) in zip(batches, bar):
             if self.store is None:
                 break
             self._put(batch, list(self._cut_step.prefix(inputs, labels)) + [labels])

@@ -46,8 +46,8 @@ def record_bytes(fields):
 class Store(contextlib.AbstractContextManager):
     """Keeps records by the number of their image. One thread may get while another puts.
 
-    fields: Field of each tensor, in the order of `put` and `get`. num_images: of the data set.
-    held: arrays, or the file. stored: (num_images,) bool, the images stored.
+    fields: Field of each tensor, in order. held: arrays, or the file.
+    stored: (num_images,) bool, the images stored.
     """
 
     def __init__(self, fields, num_images, held):
@@ -107,10 +107,7 @@ class Store(contextlib.AbstractContextManager):
                 for field, column in zip(self.fields, columns)]
 
     def close(self):
-        """Frees all it holds, after which `put` and `get` raise CacheLost.
-
-        Any thread may call it at any time, more than once.
-        """
+        """Frees all it holds, in any thread; `put` and `get` then raise CacheLost."""
         with self._lock:
             held, self._held = self._held, None
             self.stored[:] = False
@@ -155,8 +152,7 @@ class FileStore(Store):
     """Keeps records in a file in `folder`, in the order in which they were put.
 
     So an SD card is written sequentially, and a file system without sparse files writes no gaps.
-    The file has no name (O_TMPFILE), or loses it while empty: it is gone when this process ends,
-    even if killed.
+    The file has no name: it is gone when this process ends, even if killed.
     """
 
     def __init__(self, fields, num_images, folder):
@@ -215,10 +211,9 @@ class FileStore(Store):
 
 
 def room(folder, cache_gb=None, memory_bytes=None, freed=None):
-    """Returns the bytes of (memory, disk) that a store may take.
+    """Returns the bytes of (memory, disk) that a store may take once the Store `freed` is closed.
 
     cache_gb: GB of disk at most. memory_bytes: of memory; None: MEMORY_SHARE of the available.
-    freed: Store that is closed before, or None.
     """
     memory, disk = available_bytes(), shutil.disk_usage(folder).free
     if isinstance(freed, FileStore):
@@ -288,8 +283,8 @@ def check_cache_dir(path):
 def ahead(store, batches, depth=2):
     """Generates store.get(numbers) for each of `batches`, (B,) int; reads a file `depth` ahead.
 
-    From memory, `get` is faster than passing arrays between threads. Errors of `get` are raised
-    here. The reading thread ends with this generator.
+    From memory, `get` is faster than passing arrays between threads. The reading thread ends with
+    this generator.
     """
     if isinstance(store, MemoryStore):
         yield from map(store.get, batches)

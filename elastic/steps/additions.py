@@ -14,9 +14,9 @@ def add_effect(function_def, op, name, inputs, dtype):
 
 
 def add_up(function_def, tensors, sums, share):
-    """Adds tensors of a FunctionDef, times `share`, to variables.
+    """Adds tensors of a FunctionDef, (tensor, dtype enum) each, times `share`, to variables.
 
-    tensors: (tensor, dtype enum) of each. sums: the arguments that are the variables' handles.
+    sums: the arguments that are the variables' handles.
     """
     shares = {dtype: add_constant(function_def, 'share/{}'.format(dtype), share, dtype)
               for dtype in {dtype for _, dtype in tensors}}

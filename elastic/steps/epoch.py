@@ -120,7 +120,7 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: None):
     raise to end the epoch, which a later call can continue with the iterator `calls`.
     Raises Diverged if the loss is not finite.
     """
-    progress = EpochProgress() if progress is None else progress
+    progress = progress or EpochProgress()
     with tqdm(total=num_steps, desc=title, unit='step', leave=False, disable=None,
               mininterval=0.5, initial=progress.count) as bar:
         begin = time.perf_counter()

@@ -68,16 +68,15 @@ def _equal_constants(nodes, apart):
 
 def _read_back(nodes):
     """Returns read -> value written, for reads that wait for the only write of their variable."""
-    writes = {}
+    writers, same = {}, {}  # argument -> nodes that read it first, reads of variables left out
     for node in nodes.values():
         if node.op != 'ReadVariableOp' and node.input:
-            writes.setdefault(node.input[0], []).append(node)
-    same = {}
+            writers.setdefault(node.input[0], []).append(node)
     for node in nodes.values():
-        writers = writes.get(node.input[0], ()) if node.op == 'ReadVariableOp' else ()
-        if len(writers) == 1 and writers[0].op == 'AssignVariableOp' and (
-                '^' + writers[0].name in node.input):
-            same[node.name + ':value:0'] = writers[0].input[1]
+        if node.op == 'ReadVariableOp' and len(writers.get(node.input[0], ())) == 1:
+            writer, = writers[node.input[0]]
+            if writer.op == 'AssignVariableOp' and '^' + writer.name in node.input:
+                same[node.name + ':value:0'] = writer.input[1]
     return same
 
 
@@ -155,10 +154,7 @@ def take_from_outside(function_def, tensors, num_inputs):
 
 
 def add_arguments(function_def, place, dtypes):
-    """Adds arguments to a FunctionDef in front of the one at `place`; returns their names.
-
-    dtypes: dtype enum of each.
-    """
+    """Adds arguments of these dtypes (enums) in front of the one at `place`; returns names."""
     after = list(function_def.signature.input_arg)[place:]
     del function_def.signature.input_arg[place:]
     function_def.arg_attr.clear()  # by place
@@ -170,10 +166,7 @@ def add_arguments(function_def, place, dtypes):
 
 
 def take_results(function_def, num_results):
-    """Removes the results after the first ones from a FunctionDef; returns [(tensor, dtype enum)].
-
-    The nodes that compute them stay.
-    """
+    """Removes results after the first ones, but no nodes; returns [(tensor, dtype enum)]."""
     outputs = list(function_def.signature.output_arg)[num_results:]
     del function_def.signature.output_arg[num_results:]
     return [(function_def.ret.pop(output.name), output.type) for output in outputs]

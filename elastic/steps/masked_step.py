@@ -1,8 +1,8 @@
 """Cuts the training step of any mask out of one traced graph.
 
-Tracing a new step for every selection takes as long as tens of steps. So the full step is traced
-once. The reduced step of a mask is a copy of its graph without the nodes that serve only unselected
-tensors, and is ready in the time of a step or two (benchmarks/overhead.py).
+Tracing a step takes as long as tens of steps, so the full step is traced once. A reduced step is a
+copy of its graph without the nodes that serve only unselected tensors, and is ready in the time of
+a step or two (benchmarks/overhead.py).
 """
 
 import numpy as np
@@ -43,11 +43,9 @@ class StepMaker(ModelState):
         inputs is an array, or a list, tuple or dict of them, as the model takes it; see as_batch.
     optimizer: may be None where only gradients are needed.
     weight_decay, objective: as for TrainingStep.
-    mean: workers.step_mean.StepMean, to average each step over several workers; None: this process
-        trains alone.
-    micro_batch: the graph is traced for this number of examples, and each function computes a batch
-        in such parts, without a mean over workers. Gradients are added up; a step updates once.
-        None: the whole batch at once.
+    mean: workers.step_mean.StepMean of several workers; None: this process trains alone.
+    micro_batch: number of examples; each function computes a batch in parts of this size, and a
+        step updates once, by the sum of their gradients. None: the whole batch at once.
     Raises UserError for a model or labels that cannot be trained, or not in micro-batches.
     """
 
@@ -179,17 +177,19 @@ class StepMaker(ModelState):
         averaged = averaged and self.mean is not None
         if averaged not in self._gradients:
             cut = self._quiet(len(self.outputs))
-            called = self.averaged(cut, self._all, 'gradients') if averaged else None
-            self._gradients[averaged] = MaskedStep(cut, None, self, called=called) if (
-                self.parts == 1) else self._summed(cut, self._all)
+            if self.parts > 1:
+                made = self._summed(cut, self._all)
+            else:
+                called = self.averaged(cut, self._all, 'gradients') if averaged else None
+                made = MaskedStep(cut, None, self, called=called)
+            self._gradients[averaged] = made
         return self._gradients[averaged]
 
     def drops(self):
         """Returns a function (inputs, labels, *before, *after) -> [*StepResult, (N,) sums].
 
-        It is like `gradients`, but instead of N gradients it returns, for each tensor, the sum of
-        gradient x (after - before), so that each gradient can be freed at once.
-        before, after: N tensors each, for example weights before and after an update.
+        It is like `gradients`, but returns the sum of gradient x (after - before) for each tensor,
+        so that each gradient can be freed at once. before, after: N tensors each.
         """
         cut = self._quiet(len(self.outputs))
         called = self.averaged(cut, self._all, 'drops')
@@ -200,10 +200,7 @@ class StepMaker(ModelState):
         return MaskedStep(cut, None, self, called=called)
 
     def with_gradients(self):
-        """Returns the full step, with the N gradients after its results.
-
-        It is not for timing: holding all gradients slows down the large ones of late layers.
-        """
+        """Returns the full step, with N gradients after its results, which holding makes slower."""
         cut = self.cutter.cut(self.effects(set()), len(self.outputs), set())
         return MaskedStep(cut, self._all, self)
 
@@ -214,17 +211,14 @@ class StepMaker(ModelState):
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
     def update_alone(self):
-        """Returns a GraphFunction that updates all tensors by N given gradients.
-
-        BN statistics stay.
-        """
+        """Returns a GraphFunction that updates all tensors by N gradients; BN statistics stay."""
         return GraphFunction(self._update(self._all, set()), self)
 
     def trial_update(self):
-        """Returns a GraphFunction that updates all tensors by N given gradients, and nothing else.
+        """Returns a GraphFunction that updates all tensors by N gradients, and restores the slots.
 
-        Without weight decay and momentum. Slots are restored; no copy of all of them exists. The
-        iteration count and the loss scale change.
+        It omits weight decay and momentum, and never holds a copy of all slots. The iteration count
+        and the loss scale change.
         """
         cut, variables = self._update(self._all, self._decay), self.model.trainable_variables
         slots = [slot for of_one in keras_stack.slots(self.optimizer, variables) for slot in of_one]

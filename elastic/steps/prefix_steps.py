@@ -1,8 +1,4 @@
-"""Makes training steps that reuse cached activations of the prefix.
-
-prefix_cut.py finds the cut. This module makes the part of a step before it, the part after it, and
-the whole step that also returns the activations to store.
-"""
+"""Makes training steps that reuse cached activations of the prefix; prefix_cut.py finds the cut."""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -59,8 +55,7 @@ class PrefixSteps:
     def cut_off(self, mask, rates, read_ms=None):
         """Returns the prefix_cut.Cut for the (N,) bool mask; None if the step has no prefix.
 
-        rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch; by
-        default READ_MS per byte.
+        rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch.
         """
         graph, prefix = self.maker.graph, self._repeatable.prefix_of(mask)
         ms = {name: estimated_ms(graph.nodes[name].op, self._work[name], rates) for name in prefix}

@@ -1,11 +1,8 @@
 """Finds out which tensors need which ops of a training step; nothing runs here.
 
-Timings are derived from the graph, not from layer names, so that any Keras model works. B_k is the
-set of ancestors of gradient k that are not ancestors of the loss. The backward pass of a set of
-tensors is the union of their B_k.
-
-A set of tensors is a bit mask (int) in this module and an (N,) bool array elsewhere; tensor_sets
-converts.
+B_k is the set of ancestors of gradient k that are not ancestors of the loss. The backward pass of a
+set of tensors is the union of their B_k. The set is a bit mask (int) in this module and an (N,)
+bool array elsewhere; tensor_sets converts.
 """
 
 import functools
@@ -105,16 +102,12 @@ def merged(nodes, loops, apart=frozenset()):
                 return name[:end]
             end = name.find('/', end + 1)
         return name
-    of = {name: outermost(name) for name in nodes} if loops else {}
-    if all(name == whole for name, whole in of.items()):
-        return nodes
-    found = {}
+    of, found = {name: outermost(name) for name in nodes}, {}
     for name, node in nodes.items():
         whole = of[name]
-        inside = loops.get(whole) if whole != name or name in loops else None
-        new = found.setdefault(whole, Node(inside or node.op, [], [], node.index))
+        new = found.setdefault(whole, Node(loops.get(whole, node.op), [], [], node.index))
         for source, tensor in zip(node.data, node.tensors):
-            if of[source] != whole or not inside:
+            if of[source] != whole:
                 new.data.append(of[source])
                 new.tensors.append(tensor if of[source] == source else of[source] + ':' + tensor)
     return found
@@ -124,8 +117,7 @@ def check_effects(graph, effects):
     """Raises UserError if one of `effects` reads backward ops that some reduced steps omit.
 
     effects: names of the nodes that change a variable. One that serves tensor k alone is part of
-    the steps that select k. Any other is part of all steps, so it may read only what every tensor
-    needs.
+    the steps that select k; any other is part of all steps.
     """
     fixed = constants(graph.nodes, topological(graph.nodes))
     everyone = functools.reduce(operator.or_, graph.backward.values(), 0)
@@ -159,10 +151,9 @@ def _through_identities(nodes, tensor):
 def _touches(nodes, outside, wanted, owners):
     """Returns name -> bits of the tensors it serves, for the nodes `outside` both passes.
 
-    A node serves a tensor that it reads, writes or descends from. There are two rounds. Say that
-    the momentum m of weight k is decayed, gets k's gradient, and is subtracted from k. The first
-    round, by weights, finds that the write of m serves k alone. So k owns m, and in the second
-    round, by weights and slots, the decay serves k, too, which reads nothing but m.
+    A node serves a tensor that it reads, writes or descends from. The first round, by weights,
+    finds whose a slot is: all that writes it serves one tensor. The second, by weights and slots,
+    also finds whose a node is that reads a slot alone, as the decay of momentum does.
     """
     owned = {name: 1 << owners[node.index] for name, node in nodes.items()
              if node.op == '_Arg' and owners.get(node.index) is not None}

@@ -1,8 +1,4 @@
-"""Traces the training step of any subset of tensors.
-
-masked_step.py cuts every step out of the graph of the full step. Such a reduced step must equal the
-step that is traced here for the same subset.
-"""
+"""Traces the training step of any subset of tensors, which a reduced step has to equal."""
 
 import itertools
 import warnings
@@ -16,8 +12,7 @@ from elastic.compat import keras_stack
 from elastic.errors import UserError
 from elastic.steps.loss_scale import LossScale
 
-# Ops that only pass class scores on, or clip them; the op before them shows whether these are
-# logits.
+# Ops that pass class scores on, or clip them; the op before shows whether these are logits.
 PASSED_ON = ('Identity', 'IdentityN', 'Cast', 'Reshape', 'Squeeze', 'EnsureShape', 'ClipByValue',
              'Minimum', 'Maximum')
 # Names that `compile` accepts for the loss that is trained here.
@@ -294,24 +289,16 @@ def evaluation_function(model, class_weight=None):
         predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
         return (loss, count_correct(labels, predictions), predicted,
                 _largest_probability(predictions))
-    inputs = getattr(model, 'inputs', None)
-    takes_any_size = inputs and all(each.shape[0] is None for each in inputs)
-    return _traced_for_any_size(evaluate) if takes_any_size else tf.function(evaluate)
+    function = tf.function(evaluate)
 
-
-def _traced_for_any_size(function):
-    """Returns `function` as a graph that is traced once for batches of all sizes."""
-    traced = {}
-
-    def call(*batch):
+    def evaluate_any_size(*batch):
         batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
         specs = tf.nest.map_structure(
             lambda each: tf.TensorSpec((None,) + tuple(each.shape[1:]), each.dtype), batch)
-        key = tuple(tf.nest.flatten(specs))
-        if key not in traced:
-            traced[key] = tf.function(function, input_signature=specs)
-        return traced[key](*batch)
-    return call
+        return function.get_concrete_function(*specs)(*batch)
+    inputs = getattr(model, 'inputs', None)
+    takes_any_size = inputs and all(each.shape[0] is None for each in inputs)
+    return evaluate_any_size if takes_any_size else function
 
 
 def _largest_probability(predictions):

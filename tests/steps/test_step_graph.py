@@ -120,7 +120,7 @@ def test_the_parts_of_a_loop_merge_into_one_node():
     assert {name: (node.op, node.tensors) for name, node in found.items()} == {
         'x': ('_Arg', []), 'loop/size': ('Const', []), 'loop': ('While', ['x:0']),
         'after': ('Mul', ['loop:loop/exit:0', 'loop/size:0']), 'result 0': ('_Retval', ['after:0'])}
-    assert merged(nodes, {}) is nodes
+    assert merged(nodes, {}) == nodes
 
 
 # --- effects
