@@ -80,8 +80,7 @@ class EpochProgress:
         self.loss = self.penalty = 0.0
         self.correct = self.seen = self.count = 0
         self.ms, self.waits, self.firsts = {}, {}, []
-        if state is not None:
-            vars(self).update(state)
+        vars(self).update(state or {})
 
     def add(self, call, result, ms, wait_ms):
         """Adds one step: its Call, its StepResult, and its times in ms."""

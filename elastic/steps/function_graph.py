@@ -68,7 +68,7 @@ def _equal_constants(nodes, apart):
 
 def _read_back(nodes):
     """Returns read -> value written, for reads that wait for the only write of their variable."""
-    writers, same = {}, {}  # argument -> nodes that read it first, reads of variables left out
+    writers, same = {}, {}  # argument -> nodes whose first input it is, but for reads
     for node in nodes.values():
         if node.op != 'ReadVariableOp' and node.input:
             writers.setdefault(node.input[0], []).append(node)

@@ -200,7 +200,7 @@ class StepMaker(ModelState):
         return MaskedStep(cut, None, self, called=called)
 
     def with_gradients(self):
-        """Returns the full step, with N gradients after its results, which holding makes slower."""
+        """Returns the full step with N gradients after its results; holding them takes time."""
         cut = self.cutter.cut(self.effects(set()), len(self.outputs), set())
         return MaskedStep(cut, self._all, self)
 

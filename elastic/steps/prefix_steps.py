@@ -35,14 +35,13 @@ class PrefixSteps:
         self.maker = maker
         self._num_inputs = len(maker.shapes) - 1
         self._specs = self._batch_tensors()  # tensor whose first axis is the batch -> TensorSpec
-        self._nbytes = {tensor: int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+        self._nbytes = {tensor: spec.shape[1:].num_elements() * spec.dtype.size
                         for tensor, spec in self._specs.items()}
         called = called_ops(maker.cutter.nodes.values(), maker.library)
         self._repeatable = prefix_cut.repeatable(
             maker.graph, maker.owners, len(maker.variables), range(self._num_inputs),
             [self._num_inputs], called)
-        work = work_of(maker.concrete.graph)
-        self._work = {name: work.get(name) for name in self._repeatable.needs}
+        self._work = work_of(maker.concrete.graph)
 
     @property
     def fingerprint(self):
@@ -55,10 +54,12 @@ class PrefixSteps:
     def cut_off(self, mask, rates, read_ms=None):
         """Returns the prefix_cut.Cut for the (N,) bool mask; None if the step has no prefix.
 
-        rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch.
+        rates: as in attribution.OpTimes. read_ms: (bytes per image) -> ms to read a batch; by
+        default READ_MS per byte.
         """
         graph, prefix = self.maker.graph, self._repeatable.prefix_of(mask)
-        ms = {name: estimated_ms(graph.nodes[name].op, self._work[name], rates) for name in prefix}
+        ms = {name: estimated_ms(graph.nodes[name].op, self._work.get(name), rates)
+              for name in prefix}
         batch_size = self.maker.shapes[-1][0]
         return prefix_cut.cheapest_cut(
             graph, prefix, self._read_from(prefix, mask), self._nbytes, ms,

@@ -119,7 +119,7 @@ def check_effects(graph, effects):
     effects: names of the nodes that change a variable. One that serves tensor k alone is part of
     the steps that select k; any other is part of all steps.
     """
-    fixed = constants(graph.nodes, topological(graph.nodes))
+    fixed = constants(graph.nodes)
     everyone = functools.reduce(operator.or_, graph.backward.values(), 0)
     for name in effects:
         k = graph.update[name]
@@ -133,10 +133,10 @@ def check_effects(graph, effects):
                     name, graph.nodes[name].op))
 
 
-def constants(nodes, order):
-    """Returns the names of nodes computed from constants alone; order: from topological()."""
+def constants(nodes):
+    """Returns the names of nodes computed from constants alone."""
     found = set()
-    for name in order:
+    for name in topological(nodes):
         if nodes[name].op == 'Const' or nodes[name].data and found.issuperset(nodes[name].data):
             found.add(name)
     return found

@@ -16,7 +16,7 @@ from elastic.compat import tf_internals
 from elastic.compat.start import quiet
 from elastic.errors import UserError
 from elastic.steps.function_graph import work_of
-from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged, topological
+from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged
 from elastic.steps.training_step import NUM_RESULTS
 
 # With these ops, TensorFlow's auto-clustering replaces the ops that it compiled together.
@@ -37,7 +37,7 @@ def executed_graph(maker, inputs, labels):
     # Ops that the device's own rewriting (oneDNN) fused into others are not in the partitions.
     run = {node.name for partition in graphs.partition_graphs for node in partition.node}
     nodes = executed_nodes(graphs)
-    folded = constants(nodes, topological(nodes))  # before the first step
+    folded = constants(nodes)  # before the first step
     work = {name: amount for name, amount in work_of(maker.concrete.graph).items()
             if name in run and name not in folded}
     return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)

@@ -90,20 +90,16 @@ def test_penalties_are_trained_and_reported_apart_from_the_loss():
     assert float(result.penalty) == pytest.approx(
         strength * (kernel ** 2).sum() + of_activity, rel=1e-4)
 
+    variable = tf.Variable(kernel)
     with tf.GradientTape() as tape:
-        x = tf.nn.relu(inputs @ kernel_variable(kernel))
+        x = tf.nn.relu(inputs @ variable)
         logits = x @ keras_stack.raw(model.trainable_variables[2])
         objective = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        objective += strength * tf.reduce_sum(kernel_variable.made ** 2)
+        objective += strength * tf.reduce_sum(variable ** 2)
         objective += 0.3 * tf.reduce_sum(x ** 2) / len(hidden)
-    expected = kernel - 0.1 * tape.gradient(objective, kernel_variable.made).numpy()
+    expected = kernel - 0.1 * tape.gradient(objective, variable).numpy()
     np.testing.assert_allclose(keras_stack.raw(model.trainable_variables[0]).numpy(), expected,
                                rtol=1e-4, atol=1e-6)
-
-
-def kernel_variable(value):
-    kernel_variable.made = tf.Variable(value)
-    return kernel_variable.made
 
 
 # ---------------------------------------------------------------- loss scaling

@@ -12,7 +12,7 @@ from elastic.compat.keras_stack import variable_name
 from elastic.compat.start import start_tensorflow
 from elastic.steps.function_graph import work_of
 from elastic.steps.prefix_steps import PrefixSteps
-from elastic.steps.step_graph import constants, estimated_ms, reachable, topological
+from elastic.steps.step_graph import constants, estimated_ms, reachable
 from elastic.timing.attribution import attribute
 from elastic.timing.stored import table_key
 from elastic.timing.totals import build_table, prefix_cuts
@@ -33,7 +33,7 @@ def fixed_table(maker, t_fp=2.0, t_bp=4.0, t_update=0.5, key=None):
     nodes, work = maker.graph.nodes, work_of(maker.concrete.graph)
     run = reachable([name for name, node in nodes.items() if node.op == '_Retval']
                     + list(maker.effects(set()).values()), lambda name: nodes[name].data)
-    run -= constants(nodes, topological(nodes))
+    run -= constants(nodes)
     work = {name: amount for name, amount in work.items() if name in run}
     times = {name: estimated_ms(nodes[name].op, amount, RATES) for name, amount in work.items()}
     times = attribute(maker.graph._replace(work=work), times, len(maker.variables))
