@@ -132,10 +132,11 @@ class StepMaker(ModelState):
         """Returns the MaskedStep of the (N,) bool mask; raises ValueError for an empty one."""
         mask = checked_mask(mask, len(self.variables))
         left_out = self.left_out(mask)
-        effects, updates = self.effects(left_out), self._updates(left_out)
+        effects = self.effects(left_out)
         if self.parts == 1:
             cut = self.cutter.cut(effects, NUM_RESULTS, left_out, self._reports)
             return MaskedStep(cut, mask, self, called=self.averaged(cut, mask))
+        updates = self._updates(left_out)
         others = {result: name for result, name in effects.items() if result not in updates}
         cut = self.cutter.cut(others, NUM_RESULTS, left_out, self._gradients_of(mask))
         update = self._update(mask, left_out)

@@ -5,6 +5,7 @@ return the same. Those outputs that the rest of the step reads are stored and re
 input is cheaper to store than its output, the input is stored and the op recomputed.
 """
 
+import collections
 import functools
 import operator
 from typing import Dict, FrozenSet, List, NamedTuple
@@ -110,20 +111,16 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     """
     def owner(tensor):
         return tensor.split(':')[0]
-    readers = {}  # outputs of each prefix node that any node reads
-    for name in prefix:
-        for source, tensor in zip(graph.nodes[name].data, graph.nodes[name].tensors):
-            if source in prefix:
-                readers.setdefault(source, set()).add(tensor)
-    for tensor in wanted:
-        readers.setdefault(owner(tensor), set()).add(tensor)
+    outputs = collections.defaultdict(set)  # of each node, those that any node reads
+    for tensor in set(wanted).union(*(graph.nodes[name].tensors for name in prefix)):
+        outputs[owner(tensor)].add(tensor)
     names = sorted(reachable(map(owner, wanted), lambda name: [
         source for source in graph.nodes[name].data if source in prefix]))
     edges = {(SOURCE, (owner(tensor), 'read')): np.inf for tensor in wanted}
     for name in names:
         read, computed, node = (name, 'read'), (name, 'computed'), graph.nodes[name]
         edges[read, computed] = sum(
-            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf for tensor in readers[name])
+            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf for tensor in outputs[name])
         edges[computed, SINK] = np.inf if node.op == '_Arg' else ms.get(name, 0.0)
         edges.update({(computed, (source, 'read')): np.inf for source in node.data
                       if source in prefix})

@@ -5,6 +5,7 @@ set of tensors is the union of their B_k. The set is a bit mask (int) in this mo
 bool array elsewhere; tensor_sets converts.
 """
 
+import collections
 import functools
 import operator
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -79,14 +80,13 @@ def analyse(nodes, num_tensors, owners, work, num_results):
 
 def _needed_by(nodes, order, wanted, stop):
     """Returns name -> bits of the `wanted`, tensor -> bits, that need the node; none in `stop`."""
-    needed = {}
+    needed = collections.defaultdict(int)
     for tensor, bits in wanted.items():
-        name = tensor.split(':')[0]
-        needed[name] = needed.get(name, 0) | bits
+        needed[tensor.split(':')[0]] |= bits
     for name in reversed(order):
         if name in needed and name not in stop:
             for source in nodes[name].data:
-                needed[source] = needed.get(source, 0) | needed[name]
+                needed[source] |= needed[name]
     return {name: bits for name, bits in needed.items() if name not in stop}
 
 
