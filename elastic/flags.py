@@ -14,7 +14,7 @@ from elastic.device.meter_log import check_meter
 from elastic.errors import UserError
 from elastic.networks.names import canonical_name, check_weights
 from elastic.planning.cache_plan import plan_cache
-from elastic.runs.chain import FIXED, WHAT, check_place, earlier_run
+from elastic.runs.chain import check_place, earlier_run
 from elastic.runs.folder import run_folder
 from elastic.runs.names import checked_run_name, default_run_name
 from elastic.schemes.fixed import HEAD, SCHEMES, is_elastic
@@ -27,7 +27,7 @@ from elastic.settings import (
     ELASTIC,
     FLAGS,
     KEPT,
-    LAST,
+    LOGS_DIR,
     PRUNE,
     SOLVED,
     STAGES,
@@ -62,7 +62,8 @@ ABLATIONS = {'elastic_training_weight_magnitude': 'weight_magnitude',
 def parse_arguments(argv=None):
     """Returns the arguments as given; check_arguments completes them.
 
-    `planned` lists those of PLANNED that were given, even with the value of their default.
+    `planned` lists those of PLANNED that were given or inherited from the run before, even with the
+    value of their default.
     """
     parser = argparse.ArgumentParser(
         usage='%(prog)s [--flag VALUE ...]',  # listing all flags would bury the error below
@@ -72,22 +73,18 @@ def parse_arguments(argv=None):
     words = dict(importance=list(METRICS), train_type=list(SCHEMES))
     for title, names in GROUPS.items():
         command_line.add_flags(parser.add_argument_group(title) if title else parser, names, words)
-    given, late = command_line.with_files(argv), PLANNED + ('head', 'importance', 'learning_rate')
-    args = parser.parse_args(given, argparse.Namespace(**dict.fromkeys(late + FIXED + WHAT)))
-    inherited, kept = [], dict(continue_from=None, old_classes=())
+    args = parser.parse_args(command_line.with_files(argv),
+                             argparse.Namespace(**dict.fromkeys(DEFAULTS)))  # None: not given
+    given = {name: value for name, value in vars(args).items() if value is not None}
     if args.continue_from is not None:
-        earlier = earlier_run(run_folder(args.continue_from, args.logs_dir))
-        inherited = map('--{0[0]}={0[1]}'.format, earlier.inherited(args).items())
-        kept = dict(continue_from=earlier.folder, old_classes=earlier.class_names)
-    args = parser.parse_args(list(inherited) + given, argparse.Namespace(**dict.fromkeys(late)))
-    vars(args).update(kept)
-    args.planned = [name for name in PLANNED if getattr(args, name) is not None]
-    args.head = args.head or (LAST if args.deadline is None else STAGES)
-    if args.learning_rate is None:
-        args.learning_rate = DEFAULTS['learning_rate'] if args.deadline is None else AUTO
-    for name in set(PLANNED).difference(args.planned):
-        setattr(args, name, DEFAULTS[name])
-    return args
+        earlier = earlier_run(run_folder(args.continue_from, args.logs_dir or LOGS_DIR))
+        given.update(continue_from=earlier.folder, old_classes=earlier.class_names)
+        given = dict(earlier.inherited(args), **given)
+    defaults = dict(DEFAULTS, importance=None, old_classes=())
+    if args.deadline is not None:
+        defaults.update(head=STAGES, learning_rate=AUTO)
+    planned = [name for name in PLANNED if name in given]
+    return argparse.Namespace(**dict(defaults, **given), planned=planned)
 
 
 def check_arguments(args):
