@@ -47,12 +47,17 @@ def join_and_run(settings, signals):
         set_limit(settings.training.memory)
     cluster = Cluster(workers_of(settings.workers), settings.workers.worker_timeout)
     cluster.join()
-    cluster.check_same(dict({'version': command_line.VERSION, 'software': here()['stack']},
+    stack = here()['stack']
+    cluster.check_same(dict({'version': command_line.VERSION, 'software': stack},
                             **decisive_settings(settings)))
+    if settings.training.continue_from is not None:
+        earlier_run(settings.training.continue_from).check_stack(stack)
     if cluster.is_chief:
         return run(settings, settings.records, cluster, signals)
     with tempfile.TemporaryDirectory() as folder:
-        return run(settings, settings.records.aside(folder), cluster, signals)
+        aside = settings.records._replace(logs_dir=folder, save_model=False, export=None,
+                                          save_txt=False, meter_csv=None)
+        return run(settings, aside, cluster, signals)
 
 
 def run(settings, records, cluster, signals):
@@ -67,9 +72,8 @@ def run(settings, records, cluster, signals):
     from elastic.runs.progress import print_end, print_start
     from elastic.runs.session import here, joint_resume, open_session
     from elastic.workers.agreement import joint_table
+    from profiler import path_of_table
     decisive = decisive_settings(settings)
-    if settings.training.continue_from is not None:
-        earlier_run(settings.training.continue_from).check_stack(here()['stack'])
     resumed = joint_resume(cluster, records.folder, records.restart)
 
     images = images_of(settings)
@@ -80,7 +84,8 @@ def run(settings, records, cluster, signals):
     dataset = load_data(settings, images)
     check_model(settings, model, dataset, cluster)
     at_once = images_to_profile(settings, model, dataset, resumed)
-    plans = plans_of(settings, model, dataset, resumed, path_of_timings(settings, dataset, at_once),
+    plans = plans_of(settings, model, dataset, resumed,
+                     path_of_table(*timed_step(settings, dataset, at_once)),
                      lambda: joint_table(cluster, profile(settings, model, dataset, at_once)))
 
     about = dict(images=dataset.fingerprint, views=dataset.views, head_features=features,
@@ -102,8 +107,8 @@ def run(settings, records, cluster, signals):
         summary = dict(
             decisive, **result, **measured_beside(plans, dataset, session.clock), **here(),
             run_name=records.run_name, scheme=plans.settings.training.train_type,
-            head_features=decisive['head_features'] and features, **plans.epochs.summary)
-        summary.update(continued(scores, settings.training.continue_from, records.folder))
+            head_features=decisive['head_features'] and features, **plans.epochs.summary,
+            **continued(scores, settings.training.continue_from, records.folder))
         if records.save_txt:
             session.recorder.text()
         session.recorder.classes(images.class_names)  # after memory was measured
@@ -149,10 +154,9 @@ def load_data(settings, images=None, cache='auto'):
 
 def features_to_read(settings, images, cluster, resumed):
     """Returns the most features that the head reads; the same when a run resumes."""
-    network = settings.model
+    network, training = settings.model, settings.training
     if resumed is not None:
         return resumed['about']['head_features']
-    training = settings.training
     if network.head != STAGES or not training.solves or training.continue_from is not None:
         return network.head_features
     from elastic.schemes.solved_head import features_in_memory
@@ -165,12 +169,13 @@ def model_of(settings, num_classes, features):
     """Returns the model of a run. features: the most that its head reads."""
     from models import build_model
     network, known = settings.model, len(settings.data.old_classes)
+    shape = network.input_size, network.input_size, 3
     with warnings.catch_warnings():
         if known:  # its rows are those of the run before
             warnings.filterwarnings('ignore', '.*was replaced')
-        return build_model(network.model_name, network.image_shape, num_classes, network.weights,
-                           network.alpha, network.bn_statistics, network.trust_model,
-                           network.keep_frozen, network.head, features, network.head_start, known)
+        return build_model(network.model_name, shape, num_classes, network.weights, network.alpha,
+                           network.bn_statistics, network.trust_model, network.keep_frozen,
+                           network.head, features, network.head_start, known)
 
 
 def check_model(settings, model, dataset, cluster):
@@ -198,7 +203,7 @@ def images_to_profile(settings, model, dataset, resumed):
     It is the same when a run resumes. Raises UserError if --memory is too small to train anything.
     """
     if resumed is not None:
-        return resumed['about'].get('at_once', settings.at_once)
+        return resumed['about']['at_once']
     if settings.training.memory is None or not settings.training.trained_epochs:
         return settings.at_once
     from elastic.data.batches import specs_of
@@ -226,12 +231,6 @@ def profile(settings, model, dataset, at_once=None):
     return table.repeated(settings.batch_size // size)._replace(memory=None)
 
 
-def path_of_timings(settings, dataset, at_once):
-    """Returns the path of this run's timing table, measured or not."""
-    from profiler import path_of_table
-    return path_of_table(*timed_step(settings, dataset, at_once))
-
-
 def timed_step(settings, dataset, at_once=None):
     """Returns (the profiler.StepSettings of this run, the folder of timing tables)."""
     from profiler import StepSettings
@@ -244,26 +243,13 @@ def timed_step(settings, dataset, at_once=None):
             settings.records.logs_dir, settings.workers.worker_index)
 
 
-def penalty_of(model, dataset, settings, resumed):
-    """Returns PruneTrain's penalty, with the old coefficient if the run resumes; else None."""
-    if settings.train_type != PRUNE:
-        return None
-    from elastic.schemes.prunetrain import GroupLasso
-    penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio,
-                         dataset.class_weight)
-    if resumed is not None:
-        penalty.coefficient = resumed['run']['scheme']['coefficient']
-    return penalty
-
-
 def maker_of(model, dataset, settings, cluster, resumed):
     """Returns the StepMaker of a run; a random head of all stages reads standardised features."""
     import train
     from elastic.schemes.solved_head import standardise
     if settings.model.head == STAGES and not settings.training.solves and resumed is None:
         standardise(model, dataset, cluster)
-    penalty = penalty_of(model, dataset, settings.training, resumed)
-    return train.step_maker(model, dataset, settings.training, penalty, cluster)
+    return train.step_maker(model, dataset, settings.training, cluster, resumed)
 
 
 def scheme_of(maker, dataset, settings, table, cache):
@@ -273,8 +259,9 @@ def scheme_of(maker, dataset, settings, table, cache):
     chosen tensors. cache: PrefixCache or NoCache.
     """
     if is_elastic(settings.train_type):
-        from train import elastic_scheme
-        return elastic_scheme(maker, dataset.probe, table, settings, cache)
+        from train import CachedElasticScheme, ElasticScheme
+        arguments = maker, dataset.probe, table, settings
+        return CachedElasticScheme(*arguments, cache) if cache.used else ElasticScheme(*arguments)
     if settings.train_type == PRUNE:
         from elastic.schemes.prunetrain import PruneTrainScheme
         return PruneTrainScheme(maker, dataset, settings)

@@ -25,11 +25,12 @@ from elastic.planning.memory_plan import StepMemory, check_memory, set_limit
 from elastic.runs.in_fit import TrainingInFit, fit_settings, timings_in_fit
 from elastic.runs.run import Run
 from elastic.schemes.fixed import HEAD, fixed_mask
+from elastic.schemes.prunetrain import GroupLasso
 from elastic.schemes.scheme import Choice, Scheme
 from elastic.selection.closed_loop import ClosedLoop, Steps, steps_drift_ms
 from elastic.selection.importance import Evaluator, evaluate_importance
 from elastic.selection.items import layers_of, out_of_reach, rho_or_smallest
-from elastic.settings import TRAINING
+from elastic.settings import PRUNE, TRAINING
 from elastic.steps.epoch import READ, Diverged
 from elastic.steps.fit_step import probe_batches
 from elastic.steps.masked_step import StepMaker
@@ -45,11 +46,18 @@ from profiler import profile_step
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 
 
-def step_maker(model, dataset, settings, penalty=None, cluster=ALONE):
+def step_maker(model, dataset, settings, cluster=ALONE, resumed=None):
     """Returns the StepMaker of a run, with its optimizer; a ModelState if no epoch trains.
 
-    penalty: as in Objective. cluster: workers.cluster.Cluster that trains the model.
+    cluster: workers.cluster.Cluster that trains the model. resumed: as in session.open_session;
+    PruneTrain's penalty keeps its coefficient.
     """
+    penalty = None
+    if settings.train_type == PRUNE:
+        penalty = GroupLasso(model, dataset.probe, settings.prune_penalty_ratio,
+                             dataset.class_weight)
+        if resumed is not None:
+            penalty.coefficient = resumed['run']['scheme']['coefficient']
     optimizer = optimizer_for(dataset, settings, model.trainable_variables)
     mean = StepMean(cluster) if cluster.size > 1 else None
     if not settings.trained_epochs:  # tracing a step takes seconds
@@ -92,13 +100,6 @@ def train(scheme, dataset, settings, session, cache=None, plan=None):
 
 
 # ---------------------------------------------------------------- elastic training
-
-def elastic_scheme(maker, probe, timings, settings, cache=None):
-    """Returns the ElasticScheme; with a PrefixCache, the CachedElasticScheme."""
-    if cache is None or not cache.used:
-        return ElasticScheme(maker, probe, timings, settings)
-    return CachedElasticScheme(maker, probe, timings, settings, cache)
-
 
 class ElasticScheme(Scheme):
     """Selects the most important tensors within rho, every `interval` epochs (0: once).
@@ -146,13 +147,12 @@ class ElasticScheme(Scheme):
             both_ms = None if self._evaluator.in_parts else self._evaluator.pass_ms
             drift = self._loop.update(*batch, both_ms, self._steps(last))
         table = slowest_table(self._cluster, self._loop.timings)
-        rho = self._rho(epoch)
-        rho, chosen = self._cluster.of_chief(
-            lambda: (rho, self._chosen(importance, table, rho, epoch, due)), TABLE)
+        chosen = self._cluster.of_chief(
+            lambda: self._chosen(importance, table, epoch, due), TABLE)
         if chosen is None:
             return None
         self._choosing_seconds = time.perf_counter() - begin
-        mask, fallback, table = chosen
+        rho, (mask, fallback, table) = chosen
         self._current = Choice(mask, importance, table, fallback, trials, drift, rho=rho)
         return self._current
 
@@ -243,14 +243,13 @@ class ElasticScheme(Scheme):
         if self._settings.closed_loop:
             self._loop.waited(last.wait_ms)
 
-    def _rho(self, epoch):
-        """Returns the budget of each step from `epoch` on."""
-        return self._settings.rho
+    def _chosen(self, importance, table, epoch, due):
+        """Returns (rho, (mask, fallback, TensorTimings)); None: keep the last selection.
 
-    def _chosen(self, importance, table, rho, epoch, due):
-        """Returns (mask, fallback, TensorTimings); None: keep the last selection."""
-        rho = rho_or_smallest(table, rho, self._layers)
-        return self._within_memory(lambda room: choose_tensors(
+        rho: the budget of each step from `epoch` on.
+        """
+        rho = rho_or_smallest(table, self._settings.rho, self._layers)
+        return self._settings.rho, self._within_memory(lambda room: choose_tensors(
             table, importance, rho, self._layers, room) + (table,))
 
 
@@ -282,15 +281,13 @@ class CachedElasticScheme(ElasticScheme):
         if self._settings.closed_loop:
             (self._cache if last.kind == READ else self._loop).waited(last.wait_ms)
 
-    def _rho(self, epoch):
+    def _chosen(self, importance, table, epoch, due):
         planned = self._settings.deadline is not None
-        return self._settings.rho if planned else self._budget.rho(epoch)
-
-    def _chosen(self, importance, table, rho, epoch, due):
+        rho = self._settings.rho if planned else self._budget.rho(epoch)
         offers = CacheOffers(self._cache, table, epoch, self._settings.num_epochs + 1)
         if not due and rho < offers.smallest_rho(self._layers):
             return None  # too few epochs remain to recover the cost of filling another cache
-        return self._within_memory(lambda room: choose_cached_tensors(
+        return rho, self._within_memory(lambda room: choose_cached_tensors(
             offers, importance, rho, self._layers, room))
 
 

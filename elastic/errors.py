@@ -10,9 +10,7 @@ import traceback
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV,
                errno.ENXIO, errno.ESTALE, errno.ENOTCONN)  # full, worn out, or gone
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 RESUME = 'run the same command to resume from the last checkpoint, if there is one'
-NO_TEMPORARY = 'no folder for temporary files can be written, such as /tmp: set TMPDIR to one'
 MEMORY_REMEDY = '; it does not fit in memory: use a smaller --batch_size or --input_size'
 DISK_REMEDY = '; once the disk can be written again, ' + RESUME
 
@@ -60,19 +58,18 @@ def in_one_line(error):
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return _of_file(error)
     if isinstance(error, OSError) and 'temporary directory' in str(error):
-        return NO_TEMPORARY
+        return 'no folder for temporary files can be written, such as /tmp: set TMPDIR to one'
     chain = _chain_of(error)
     frames = [frame for each in chain for frame, _ in traceback.walk_tb(each.__traceback__)]
     layer = _layer(chain, frames)
-    in_library = layer and not _is_ours(frames[-1].f_code.co_filename)
-    remedies = [
-        (_is_op_error(error) and any(os.strerror(number) in str(error) for number in DISK_ERRORS),
-         DISK_REMEDY),
-        (isinstance(error, MemoryError) or _is_op_error(error, 'ResourceExhaustedError'),
-         MEMORY_REMEDY),
-        (_is_op_error(error) or in_library, '')]
-    remedy = next((remedy for holds, remedy in remedies if holds), None)
-    if remedy is None:
+    op_error = _is_op_error(error)
+    if op_error and any(os.strerror(number) in str(error) for number in DISK_ERRORS):
+        remedy = DISK_REMEDY
+    elif isinstance(error, MemoryError) or _is_op_error(error, 'ResourceExhaustedError'):
+        remedy = MEMORY_REMEDY
+    elif op_error or layer and not _is_ours(frames[-1].f_code.co_filename):
+        remedy = ''
+    else:
         return None
     node = re.search(r'\{\{node ([^}]+)\}\}|\[\[node (\S+)', str(chain[-1]))
     if layer:
@@ -105,7 +102,7 @@ def _of_file(error):
     remedy = ''
     if error.errno in DISK_ERRORS:
         remedy = DISK_REMEDY
-    elif error.errno in TOO_MANY_FILES:
+    elif error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files
         remedy = '; raise the limit (ulimit -n) or close other programs, and ' + RESUME
     name = error.filename
     return '{}{}{}'.format(error.strerror or error, '' if name is None else ": '{}'".format(

@@ -20,7 +20,6 @@ PART = '.part'  # suffix of an unfinished file, which a killed process may leave
 # Errors of file systems that cannot flush a folder.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF,
                  errno.EISDIR, errno.EROFS)
-OLD_CHECKSUM = 'sha256'  # key that JSON files of older commits have, too
 
 
 @contextlib.contextmanager
@@ -106,7 +105,7 @@ def check_writable(path, flag, folder=False):
     try:
         if not folder and os.path.isdir(path):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        while not _exists(place):
+        while not os.path.lexists(place):
             place, name = os.path.split(place)
             names.append(name)
         if max(len(os.fsencode(name)) for name in names) > os.statvfs(place).f_namemax:
@@ -115,14 +114,6 @@ def check_writable(path, flag, folder=False):
     except OSError as error:
         raise UserError("cannot write to '{}': {}; give another {}".format(
             printable(path), error.strerror, flag))
-
-
-def _exists(path):
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def flush_folder(path):
@@ -163,7 +154,6 @@ def read_json(path, where=''):
         raise UserError('{}cannot read {}: {}'.format(where, path, error))
     if not isinstance(content, dict):
         raise UserError('{}{} is not a JSON object'.format(where, path))
-    content.pop(OLD_CHECKSUM, None)
     return content
 
 

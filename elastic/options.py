@@ -72,9 +72,9 @@ class Flag:
         if self.kind is bool:
             add_flag(parser, '--' + name, self.text, default)
             return
-        choices = self.kind if isinstance(self.kind, tuple) else list(words) or None
-        if self.kind is str:
-            choices = None
+        choices = self.kind if isinstance(self.kind, tuple) else None
+        if self.kind is list:
+            choices = words
         shown = default is not None and '(default: ' not in self.text
         text = self.text.format(', '.join(words))
         parser.add_argument('--' + name, default=default, choices=choices, metavar=self.metavar,

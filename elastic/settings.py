@@ -60,10 +60,6 @@ class ModelSettings(NamedTuple):
         'one pass over the training images, which is the first epoch',
         label='head_start {}') = RANDOM
 
-    @property
-    def image_shape(self):
-        return self.input_size, self.input_size, 3
-
 
 def pools(head, head_start):
     """Returns whether the output layer reads standardised features, of networks/stages.py."""
@@ -295,11 +291,6 @@ class RecordSettings(NamedTuple):
     def folder(self):
         """Returns the path of the run's folder."""
         return os.path.join(self.logs_dir, self.run_name)
-
-    def aside(self, folder):
-        """Returns the settings of a worker whose records go to a temporary folder."""
-        return self._replace(logs_dir=folder, save_model=False, export=None, save_txt=False,
-                             meter_csv=None)
 
 
 MODEL = ModelSettings()  # the defaults

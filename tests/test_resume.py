@@ -108,8 +108,7 @@ class Setting:
                                 measured=dict(COPY_MS))
         recorder = Recorder(self.folder, resumed=resumed and resumed['records'])
         session = Session(recorder, None, kind(self.folder, left), resumed)
-        maker = train.step_maker(model, dataset, self.settings, main.penalty_of(
-            model, dataset, self.settings, resumed))
+        maker = train.step_maker(model, dataset, self.settings, resumed=resumed)
         scheme = main.scheme_of(maker, dataset, self.settings, self.timings, cache)
         try:
             return train.train(scheme, dataset, self.settings, session, cache)

@@ -49,7 +49,7 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None, pla
     session = Session(recorder)
     with session.preparing():  # as main.run does
         maker = train.step_maker(model, dataset, settings)
-        scheme = FixedScheme(name, maker) if timings is None else train.elastic_scheme(
+        scheme = FixedScheme(name, maker) if timings is None else train.ElasticScheme(
             maker, dataset.probe, timings, settings)
     if spy:
         scheme.select = spy(scheme.select)

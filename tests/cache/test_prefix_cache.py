@@ -93,8 +93,8 @@ def test_a_cached_run_of_a_saved_model_gives_the_bits_of_an_uncached_run(tmp_pat
 def test_steps_that_drift_bring_a_new_choice_and_keep_the_cache(tmp_path, dataset, timings):
     settings = Settings(num_epochs=4, interval=4, rho=0.6, learning_rate=0.01)
     cache, model, chosen = Watched(dataset, str(tmp_path)), network(), {}
-    scheme = train.elastic_scheme(train.step_maker(model, dataset, settings), dataset.probe,
-                                  timings, settings, cache)
+    scheme = train.CachedElasticScheme(train.step_maker(model, dataset, settings), dataset.probe,
+                                       timings, settings, cache)
     # The device is as fast as in the table, except that reading steps take three times as long.
     scheme._loop.measure = lambda *_: (timings.t_fp, timings.t_bp)
 

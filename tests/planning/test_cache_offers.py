@@ -120,8 +120,8 @@ def test_the_whole_run_pays_for_filling_the_cache(tmp_path, dataset, table, caps
     settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
                               learning_rate=0.01, closed_loop=False)
     cache, chosen = Watched(dataset, str(tmp_path)), {}
-    scheme = train.elastic_scheme(train.step_maker(network(), dataset, settings), dataset.probe,
-                                  table, settings, cache)
+    scheme = train.CachedElasticScheme(train.step_maker(network(), dataset, settings),
+                                       dataset.probe, table, settings, cache)
     session = Session(Recorder(str(tmp_path / 'r')))
     train.train(watched(scheme, chosen), dataset, settings, session, cache)
     assert 'out of reach' not in capsys.readouterr().out

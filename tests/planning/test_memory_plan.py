@@ -142,7 +142,7 @@ def selected(maker, memory, nbytes):
     settings = Settings(rho=1.0, num_epochs=2, closed_loop=False, memory=memory)
     if memory:
         room_for(nbytes)
-    scheme = train.elastic_scheme(maker, [batch], table_of(maker), settings)
+    scheme = train.ElasticScheme(maker, [batch], table_of(maker), settings)
     if memory:
         room_for(nbytes)
     return scheme.select(1, None).mask

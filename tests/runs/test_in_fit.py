@@ -119,7 +119,7 @@ def test_fit_trains_as_the_script_does(tmp_path):
                 batch_size=None, epochs=3, steps_per_epoch=3)
             chosen = callback.selections
         else:
-            scheme = watched(train.elastic_scheme(train.step_maker(
+            scheme = watched(train.ElasticScheme(train.step_maker(
                 model, dataset, settings), dataset.probe, table, settings), chosen)
             train.train(scheme, dataset, settings, Session(Recorder(str(tmp_path))))
         outcomes.append((chosen, values(model.variables)))
