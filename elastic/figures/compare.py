@@ -11,30 +11,36 @@ from elastic.settings import VARIED
 
 HEADER = ('scheme', 'runs', 'final (%)', 'best (%)', 'train (s)', 'step (ms)', 'select (%)',
           'speed-up', 'of steps', 'to full (points)')
+WHAT = ('model_name', 'dataset_name')
 LEGEND = ('\n\nspeed-up, of steps: training time and step of full training over this one; to full: '
           'final accuracy less\nthat of full training. Medians of runs [least, most].')
 
 
 def table(runs):
-    """Returns the text of the table. runs: list of folder.Run on one data set.
+    """Returns the text of the table. runs: list of folder.Run.
 
-    Speed-ups and differences of accuracy are to full training of the most epochs, if there is any.
+    Speed-ups and differences of accuracy are to full training of the same network and data set, of
+    the most epochs, if there is any.
     """
-    groups = {}
+    groups, full = {}, {}
     for run in runs:
-        key = tuple(run.summary[name] for name in ('scheme', 'rho') + VARIED)
+        key = tuple(run.summary[name] for name in ('scheme', 'rho') + WHAT + VARIED)
         groups.setdefault(key, []).append(run.summary)
-    full = max((group for key, group in groups.items() if key[0] == 'full_training'),
-               key=lambda group: group[0]['epochs'], default=None)
+    longest = sorted(groups.items(), key=lambda item: item[1][0]['epochs'], reverse=True)
+    for key, group in longest:
+        if key[0] == 'full_training':
+            full.setdefault(key[2:4], group)
     throttled = [_throttled(group) for group in groups.values()]
-    rows = [[_label(key, groups)] + _numbers(group, full) + [text] * any(throttled)
+    rows = [[_label(key, groups)] + _numbers(group, full.get(key[2:4])) + [text] * any(throttled)
             for (key, group), text in zip(groups.items(), throttled)]
     return texts.table(HEADER + ('throttled',) * any(throttled), rows) + LEGEND
 
 
 def _label(key, keys):
-    """Returns the scheme, rho, and the flags that differ between runs of the scheme."""
+    """Returns the scheme, rho, the network and data set and the flags that differ between runs."""
     label = key[0] + ('' if key[1] is None else ' rho {:g}'.format(key[1]))
+    for place in (2, 3):
+        label += ', {}'.format(key[place]) if len({other[place] for other in keys}) > 1 else ''
     return label + ''.join(', {} {}'.format(*flag) for flag in distinctions(key, keys))
 
 

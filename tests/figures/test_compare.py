@@ -7,6 +7,7 @@ from elastic.settings import VARIED
 
 def run(scheme, seed, accuracy, seconds, rho=None, selection=(3.0, 0.0, 1.0)):
     summary = dict(dict.fromkeys(VARIED), scheme=scheme, rho=rho, seed=seed,
+                   model_name='vgg16', dataset_name='digits',
                    importance=None if rho is None else 'gradient_update', final_accuracy=accuracy,
                    best_accuracy=accuracy + 0.01, throttled_epochs=None, epochs=3,
                    train_seconds=seconds, selection_seconds=sum(selection), step_ms=seconds / 10)
@@ -43,6 +44,19 @@ def test_full_training_of_fewer_epochs_has_a_row_of_its_own_and_is_no_reference(
     short, whole = compare.table(runs).splitlines()[2:4]
     assert short.startswith('full_training, num_epochs 1 ')
     assert short.split()[-3:] == ['3.33', '3.33', '-5.0'] and '1.00' in whole
+
+
+def test_networks_and_data_sets_have_rows_and_references_of_their_own():
+    runs = [run('full_training', seed, 0.9, seconds) for seed, seconds in enumerate(
+        (100.0, 20.0, 40.0))] + [run('elastic_training', 0, 0.8, 10.0, 0.5)]
+    for each in runs[1], runs[3]:
+        each.summary.update(model_name='vit')
+    runs[2].summary.update(dataset_name='digits_shifted')
+    rows = compare.table(runs).splitlines()[2:6]
+    assert [row.split('  ')[0] for row in rows] == [
+        'full_training, vgg16, digits', 'full_training, vit, digits',
+        'full_training, vgg16, digits_shifted', 'elastic_training rho 0.5, vit, digits']
+    assert '2.00' in rows[3] and rows[3].endswith('-10.0')
 
 
 def test_runs_with_validation_images_have_no_best_test_accuracy():
