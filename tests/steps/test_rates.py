@@ -35,8 +35,8 @@ def test_the_largest_rate_at_which_the_loss_falls_is_found(turn):
     test = found_in(RATES, BEFORE, BEFORE * left)
     assert RATES[turn - 2] <= test.largest <= RATES[turn + 2]
     assert RATES[8] < test.rate < test.largest
-    three_quarters, place = 0.75 * test.change.min(), np.flatnonzero(RATES == test.rate)[0]
-    assert test.change[place] <= three_quarters < test.change[:place].min()
+    half, place = 0.5 * test.change.min(), np.flatnonzero(RATES == test.rate)[0]
+    assert test.change[place] <= half < test.change[:place].min()
 
 
 def test_what_is_not_a_number_ends_the_test():
