@@ -99,7 +99,7 @@ class Sampler:
     def fault(self):
         """Returns why there are no more readings; None if there are."""
         if self._error is not None:
-            return str(self._error)
+            return str(self._error) or type(self._error).__name__
         is_late = self._read is not None and time.perf_counter() - self._heard > self.late
         return _silence(self._thread, self.late) if is_late else None
 

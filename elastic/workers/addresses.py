@@ -49,7 +49,7 @@ def workers_of(args, environment=None):
     addresses, index = args.workers and args.workers.split(','), args.worker_index
     if addresses is None:
         text = (os.environ if environment is None else environment).get('TF_CONFIG')
-        if text and index is None:
+        if text and text.strip() and index is None:
             source = 'TF_CONFIG'
             addresses, index = _of_tf_config(text)
         elif index is not None:
@@ -87,7 +87,10 @@ def _of_tf_config(text):
             raise UserError("TF_CONFIG has jobs '{}'; allowed: {}".format(
                 "', '".join(unknown), ', '.join(ROLES)))
         addresses = [address for job in ROLES for address in jobs.get(job, [])]
-        return addresses, addresses.index(jobs[kind][int(task['index'])])
+        machines, index = jobs[kind], int(task['index'])
+        if not 0 <= index < len(machines):
+            raise IndexError('{} {} is none of its {}'.format(kind, index, len(machines)))
+        return addresses, addresses.index(machines[index])
     except UserError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError) as error:

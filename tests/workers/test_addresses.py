@@ -33,6 +33,7 @@ def config(kind, index, **cluster):
 
 def test_one_process_has_no_workers():
     assert given() is None and given('pi1:2222', 0) is None and given(config={}) is None
+    assert given(config=' ') is None
 
 
 def test_flags_say_which_workers_there_are():
@@ -133,7 +134,9 @@ def test_a_master_is_the_chief_and_an_evaluator_no_worker(kind, index, place):
     (config('evaluator', 0, chief=['a:1']), 'an evaluator, which does not train'),
     (config('ps', 0, chief=['a:1'], ps=['b:1']), "TF_CONFIG has jobs 'ps'; allowed: chief, master"),
     (config('chief', 0, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it'),
-    (config('worker', 2, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it'),
+    (config('worker', 2, worker=list(TWO)),
+     'TF_CONFIG is not as TensorFlow defines it (IndexError: worker 2 is none of its 2)'),
+    (config('worker', -1, worker=list(TWO)), 'worker -1 is none of its 2'),
     (config(None, None, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it')])
 def test_a_role_that_does_not_train_is_refused(found, message):
     with pytest.raises(UserError) as refused:
