@@ -71,8 +71,8 @@ class StepMaker(ModelState):
             concrete = _traced(full.function, inputs, labels)
         for name, result in zip(StepResult._fields, concrete.outputs):
             if result.shape.rank:  # a layer may add such a penalty
-                raise ValueError('the {} of a step has shape {}; needed is a number'.format(
-                    name, result.shape))
+                raise UserError('the {} of a step has shape {}; needed is a number, as a sum or a '
+                                'mean gives'.format(name, result.shape))
         self.concrete = concrete  # keeps alive what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         library = concrete.graph.as_graph_def().library.function

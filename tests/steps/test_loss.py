@@ -198,3 +198,17 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(build, labels
 def test_models_compiled_for_cross_entropy_can_be_trained(loss):
     model = compiled(loss)
     assert np.isfinite(float(TrainingStep(model, sgd(model), everything(model))(*batch()).loss))
+
+
+class OnePenaltyForEach(kinds.Layer):
+    """Adds a penalty of each example, where Keras wants a number."""
+
+    def call(self, x):
+        self.add_loss(tf.reduce_sum(x, axis=1))
+        return x
+
+
+def test_a_penalty_that_is_no_number_is_refused():
+    model = classifier(OnePenaltyForEach(), kinds.Dense(3))
+    with pytest.raises(UserError, match='the penalty of a step has shape .* needed is a number'):
+        StepMaker(model, sgd(model), 0.0, *batch())
