@@ -132,7 +132,7 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     read = set(wanted).union(*(graph.nodes[name].tensors for name in recomputed))
     tensors = sorted(tensor for tensor in read if owner(tensor) in stored)
     skipped = prefix - recomputed
-    return Cut(tensors, recomputed, skipped, sum(ms.get(name, 0.0) for name in skipped),
+    return Cut(tensors, recomputed, skipped, sum(ms.get(name, 0.0) for name in sorted(skipped)),
                sum(nbytes[tensor] for tensor in tensors))
 
 
