@@ -168,10 +168,10 @@ def batch_at_hand(name, input_size, batch_size, num_classes, data_dir=None, augm
     arguments are those of load_dataset.
     """
     import tensorflow as tf
-    reason = unprepared(name, data_dir)
-    if reason:
-        return None, reason
     try:
+        reason = unprepared(name, data_dir)
+        if reason:
+            return None, reason
         dataset = load_dataset(name, input_size, batch_size, 'unread', data_dir=data_dir,
                                augmentation=augmentation)
         if dataset.num_classes != num_classes:

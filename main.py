@@ -118,7 +118,7 @@ def run(settings, records, cluster, signals):
         print(line)
     add_metered_energy(records)
     if lacks_model(records):
-        add_model(records, summary, model, dataset)
+        add_model(records, summary, lambda: model, lambda: dataset)
     return 0
 
 
@@ -292,8 +292,8 @@ def already_finished(settings):
     if lacks_model(records):
         start.start_tensorflow(settings.inter_op_threads)
         summary = read_json(os.path.join(records.folder, 'summary.json'))
-        add_model(records, summary, kept_model(settings, summary, model_of),
-                  records.export and load_data(settings, cache='unread'))
+        add_model(records, summary, lambda: kept_model(settings, summary, model_of),
+                  lambda: load_data(settings, cache='unread'))
     return 0
 
 

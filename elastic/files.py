@@ -105,7 +105,7 @@ def check_writable(path, flag, folder=False):
     try:
         if not folder and os.path.isdir(path):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        while not os.path.lexists(place):
+        while not _exists(place):
             place, name = os.path.split(place)
             names.append(name)
         if max(len(os.fsencode(name)) for name in names) > os.statvfs(place).f_namemax:
@@ -114,6 +114,14 @@ def check_writable(path, flag, folder=False):
     except OSError as error:
         raise UserError("cannot write to '{}': {}; give another {}".format(
             printable(path), error.strerror, flag))
+
+
+def _exists(path):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def flush_folder(path):

@@ -40,6 +40,10 @@ def parse_arguments(argv=None):
     return parser.parse_args(argv)
 
 
+def raised(error):
+    raise error  # else os.walk passes over a folder that cannot be read
+
+
 def paths_of(photos):
     """Returns the paths of all photos; raises UserError if one is missing or a folder is empty."""
     found = []
@@ -48,8 +52,8 @@ def paths_of(photos):
             found += paths_of(filter(None, os.fsdecode(sys.stdin.buffer.read()).split('\n')))
         elif os.path.isdir(photo):
             left_out = collections.Counter()
-            files = [os.path.join(folder, name) for folder, _, names in sorted(os.walk(photo))
-                     for name in sorted(names)]
+            files = [os.path.join(folder, name) for folder, _, names in sorted(
+                os.walk(photo, onerror=raised)) for name in sorted(names)]
             inside = images_among([file for file in files if os.sep + '.' not in os.sep
                                    + os.path.relpath(file, photo)], left_out)  # hidden
             if left_out:

@@ -38,8 +38,7 @@ def test_memory_heat_and_supply_of_a_board(pi, files, row, fine, finding):
 
 
 def test_what_a_container_does_not_show_is_no_problem(tmp_path):
-    assert {memory(str(tmp_path)).fine,
-            heat(str(tmp_path)).fine} == {None}
+    assert {memory(str(tmp_path)).fine, heat(str(tmp_path)).fine} == {None}
 
 
 def test_a_32_bit_system_has_no_tensorflow():

@@ -45,6 +45,22 @@ def test_the_package_imports_no_script():
     assert not found
 
 
+def test_what_a_module_imports_of_another_exists():
+    known, paths = {}, glob.glob(os.path.join(ROOT, '*.py')) + [path for _, path in modules()]
+    for path in paths:
+        with open(path, encoding='utf-8') as file:
+            nodes = list(ast.walk(ast.parse(file.read())))
+        module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        known[module] = {name for node in nodes for name in (
+            getattr(node, 'name', None), getattr(node, 'id', None), getattr(node, 'asname', None))}
+    others = glob.glob(os.path.join(ROOT, 'scripts', '*.py')) + glob.glob(
+        os.path.join(ROOT, 'benchmarks', '*.py'))
+    unknown = {(os.path.relpath(path, ROOT), name) for path in paths + others
+               for name in imports_of(path) if name.rpartition('.')[0] in known
+               and name.rpartition('.')[2] not in known[name.rpartition('.')[0]]}
+    assert not unknown
+
+
 def test_rooms_import_only_from_rooms_below():
     upward = set()
     for room, path in modules():
@@ -71,7 +87,7 @@ def test_no_module_and_no_function_is_longer_than_a_reader_has_patience_for():
     assert not [place for place, count in functions.items() if count > 60]
 
 
-def test_no_linesimport_each_other():
+def test_no_modules_import_each_other():
     graph = {}
     for _, path in modules():
         module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')

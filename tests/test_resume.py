@@ -21,7 +21,7 @@ from elastic.files import write_json
 from elastic.runs import checkpoint
 from elastic.runs.checkpoint import Interrupted
 from elastic.runs.folder import DEVICE_COLUMNS, EPOCH_COLUMNS, is_finished
-from elastic.runs.recorder import Recorder
+from elastic.runs.recorder import Recorder, open_run
 from elastic.runs.session import RECORDS, Session, here, interrupted_run
 from elastic.settings import Settings
 from fixed_tables import COPY_MS, fixed_profile
@@ -256,6 +256,8 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
     write_json(os.path.join(folder, 'settings.json'), dict(settings, seed=9))
     with pytest.raises(UserError, match='with other settings .seed 9 there, 0 now.*--restart'):
         is_finished(folder, settings)
+    with pytest.raises(UserError, match='with other settings .seed 9 there, 0 now.*--restart'):
+        open_run(folder, settings, interrupted_run(folder))
     assert not is_finished(folder, settings, restart=True)
 
 

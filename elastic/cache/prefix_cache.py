@@ -110,6 +110,7 @@ class PrefixCache(CopyTimes):
         if cost.cut is None or not timings.is_cached(step.mask):
             self.end()
             return
+        assert cost.trainable[step.mask].all()
         if cost.cut != self.cut:
             self._start(cost.cut, step.mask)
         elif not same:

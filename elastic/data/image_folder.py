@@ -22,7 +22,7 @@ TEST_NAMES = ('test', 'testing', 'val', 'valid', 'validation', 'dev', 'eval')  #
 
 
 def folder_splits(path, input_size):
-    """Returns class names, training Split, test Split, and lines on what is left out of a folder.
+    """Returns class names, training Split, test Split, and lines on what is left out.
 
     Training and test images are in path/train and path/test (or path/val, path/valid), each with
     one folder per class. Otherwise the class folders are in `path` itself, and a fixed, stratified
@@ -86,11 +86,12 @@ def _as_in_training(test, train, place):
 
 
 def entries_of(path):
-    """Returns the sorted names of the folders and of the files that are not hidden in a folder."""
+    """Returns the names of the folders and of the files in a folder, each sorted, none hidden."""
     folders, files = [], []
     for name in sorted(os.listdir(path), key=nfc):
-        if not name.startswith(('.', '__MACOSX')):
-            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
+        is_folder = os.path.isdir(os.path.join(path, name))
+        if not name.startswith(('.', '__MACOSX') if is_folder else '.'):
+            (folders if is_folder else files).append(name)
     return folders, files
 
 

@@ -65,7 +65,7 @@ class Images(NamedTuple):
     notes: lines on what is not used.
     seen: all training images, with those for validation and for other workers.
     validation: training images set aside by --validation_share; None without it.
-    class_weights: [[class, training images, weight]] of the others; () without --class_weight.
+    class_weights: [[class, images, weight]] of the others for training; () without --class_weight.
     left_out: paths of the images that could not be read.
     """
     class_names: Tuple[str, ...]

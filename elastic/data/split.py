@@ -24,8 +24,7 @@ class Split(NamedTuple):
     files: paths of a user's images, None for other images; () if there are no paths.
     kept: whether the images are in memory; `fetch` then takes an array of numbers.
     names: what records call the images: paths within the user's folder; None: their numbers.
-    sources: name, in one Unicode form -> path of all files that the data set is read from, also of
-        images that were not chosen.
+    sources: name, in one Unicode form -> path, of every file of the data set, chosen or not.
     old: how many of the images, the last ones, earlier runs have kept (replay.py).
     old_share: what share of the images in each batch they should be.
     """

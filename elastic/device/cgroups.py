@@ -36,7 +36,8 @@ def memory_left(root='/'):
                 (['memory.max', 'memory.high'], 'memory.current', 'inactive_file'),
                 (['memory.limit_in_bytes'], 'memory.usage_in_bytes', 'total_inactive_file')):
             taken = text_or_nothing(folder, used)
-            stat = dict(map(str.split, text_or_nothing(folder, 'memory.stat').splitlines()))
+            stat = dict(line.split()[:2] for line in text_or_nothing(
+                folder, 'memory.stat').splitlines() if len(line.split()) == 2)
             for limit in (text_or_nothing(folder, name) for name in limits):
                 if limit.isdigit() and taken.isdigit():  # not 'max'; version 1 has a huge number
                     found.append(max(0, int(limit) - int(taken) + int(stat.get(cached, 0))))
@@ -50,7 +51,7 @@ def groups(controller, root):
     the folders that exist are yielded, and the last one is the container's own group.
     """
     for line in text_or_nothing(root, 'proc/self/cgroup').splitlines():
-        _, names, path = line.split(':', 2)
+        _, names, path = (line.split(':', 2) + ['', ''])[:3]
         if names and controller not in names.split(','):
             continue
         mounts = ['', 'unified'] if not names else [names, controller]

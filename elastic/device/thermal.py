@@ -160,7 +160,7 @@ class Firmware:
         return self._said
 
     def _answer(self, pattern, *question):
-        """Returns the part of vcgencmd's answer in the pattern's group; None if it does not match.
+        """Returns the part of vcgencmd's answer in the pattern's group; None if it fails.
 
         Raises subprocess.TimeoutExpired if vcgencmd takes too long. It is killed then but not
         waited for: while it waits for a driver, it cannot be killed.

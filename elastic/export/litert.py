@@ -1,4 +1,4 @@
-"""Runs a LiteRT (TensorFlow Lite) file, also one of another tool.
+"""Runs a LiteRT (TensorFlow Lite) file, of this project or of another tool.
 
 This needs no TensorFlow: an interpreter (ai-edge-litert or tflite-runtime) and NumPy do. Files of
 other tools differ: channels first, oblong or grey images, integers, logits.

@@ -29,6 +29,7 @@ def efficientnet_lite0(input_shape, weights=None):
 
     weights: 'imagenet', or None for random weights. Raises UserError as imagenet_tensors does.
     """
+    tensors = imagenet_tensors() if weights == 'imagenet' else None
     inputs = keras.Input(input_shape)
     x = keras.layers.Rescaling(1 / 128, -127 / 128, name='rescaling')(inputs)
     x = _convolved(x, 'stem', STEM, 3, 2)
@@ -38,8 +39,8 @@ def efficientnet_lite0(input_shape, weights=None):
                        1 if block else stride, expansion, width)
     x = _convolved(x, 'top', TOP, 1)
     model = keras.Model(inputs, x, name=LITE)
-    if weights == 'imagenet':
-        _assign(model, imagenet_tensors())
+    if tensors is not None:
+        _assign(model, tensors)
     return model
 
 

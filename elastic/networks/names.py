@@ -34,7 +34,7 @@ def canonical_name(name):
     if name.lower() in NAMES:
         return name.lower()
     if is_saved(name):
-        if not os.path.exists(name):
+        if not (os.path.isfile(name) or os.path.isdir(name)):
             raise UserError("no saved model at '{}'".format(name))
         return name
     quiet_tensorflow()

@@ -1,4 +1,4 @@
-"""Plans the epochs of a run, most of all of one that must end at a deadline.
+"""Plans the epochs of a run, with or without a deadline.
 
 `plan`, a pure function, finds rho and the number of epochs. Deadline measures the run, plans again
 after each epoch, and finds the step at which the run stops.

@@ -13,7 +13,7 @@ from elastic.errors import UserError, first_line
 from elastic.planning.cache_plan import plan_cache
 from elastic.schemes.fixed import SCHEMES
 from elastic.selection.items import out_of_reach, smallest_rho
-from elastic.settings import BASELINES, ELASTIC, PRUNE, TRAINING
+from elastic.settings import BASELINES, ELASTIC, TRAINING
 
 UNKNOWN_IMAGES = 1000  # stand for a data set that cannot be counted
 RHOS = (0.7, 0.5, 0.35, 0.25)
@@ -72,12 +72,10 @@ class Way(NamedTuple):
     def step_ms(self, table):
         """Returns the predicted mean ms of a step.
 
-        Elastic training spends its whole budget; PruneTrain trains fully until it prunes channels.
+        Elastic training spends its whole budget.
         """
         if self.train_type == ELASTIC:
             return self.rho * table.t_step
-        if self.train_type == PRUNE:
-            return table.t_step
         return float(table.step_time(mask_of(self.train_type, table.names)))
 
     def working_bytes(self, table):

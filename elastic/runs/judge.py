@@ -14,8 +14,8 @@ def judge_of(dataset, settings):
 class LastEpoch:
     """Judges each epoch by the test images, and keeps the last one.
 
-    images: its images, by their name in the dataset and the records. tests_at_end: whether a final
-    test follows.
+    images: which images judge, as the Dataset and the records name them. tests_at_end: whether a
+    final test follows.
     """
     images, tests_at_end = 'test', False
 

@@ -50,16 +50,17 @@ def lacks_model(records):
 
 
 def add_model(records, summary, model, dataset):
-    """Saves what --save_model and --export ask for, of a finished run.
+    """Saves the model of a finished run as --save_model and --export ask.
 
-    records: RecordSettings. summary: of summary.json. model: the trained keras.Model. dataset:
-    datasets.Dataset, for --export. Raises UserError whatever fails: the run stays finished.
+    records: RecordSettings. summary: of summary.json. model, dataset: () -> the trained keras.Model
+    or the datasets.Dataset. Raises UserError whatever fails: the run stays finished.
     """
     from elastic.export.saving import report_export, save_network
     folder, kind = os.path.join(records.folder, CHECKPOINT), records.export
     with contextlib.closing(Claim(records.folder)):
+        network, data = model(), kind and dataset()
         try:
-            save_network(folder, model, summary['class_names'], kind, dataset)
+            save_network(folder, network, summary['class_names'], kind, data)
         except Exception as error:  # of many types: Keras, HDF5, the converter, disks
             again = '' if isinstance(error, UserError) else (
                 '; the same command tries again, without training')
@@ -67,7 +68,7 @@ def add_model(records, summary, model, dataset):
                             '{}{}'.format(records.folder,
                                           first_line(error) or type(error).__name__, again))
     if kind:
-        report_export(os.path.join(folder, FILE), kind, dataset, summary['final_accuracy'])
+        report_export(os.path.join(folder, FILE), kind, data, summary['final_accuracy'])
 
 
 def kept_model(settings, summary, build):
@@ -86,7 +87,8 @@ def kept_model(settings, summary, build):
                   summary.get('head_features') or network.head_features)
     if widths is not None:
         from elastic.networks.weights import load_weights
-        from elastic.schemes.prunetrain import narrower_model, structure
-        model = narrower_model(model, structure(model), widths)
+        from elastic.schemes.channels import Structure
+        from elastic.schemes.prunetrain import narrower_model
+        model = narrower_model(model, Structure(model), widths)
         load_weights(model, path)
     return model

@@ -67,7 +67,7 @@ class GroupLasso:
 def prune(model, optimizer, threshold, make_optimizer):
     """Returns (model, optimizer, number of removed channels), without the vanished channels.
 
-    If no channel has vanished, they are the same objects.
+    If no channel has vanished, model and optimizer are the same objects.
     threshold: a channel has vanished if all its weights are smaller in magnitude.
     make_optimizer: (variables) -> new optimizer of the same kind.
     Weights, optimizer slots, iteration count and BN statistics are kept. The output is that of the

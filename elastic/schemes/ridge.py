@@ -92,9 +92,10 @@ class _Ridge:
 
 
 def _at_best_strength(error_of, trained):
-    """Returns [what error_of returns at the best strength], and at BEFORE_TRAINING times it.
+    """Returns what error_of returns at the best strength, in a list.
 
-    trained: whether training follows; the second one is left out otherwise.
+    trained: whether training follows; the list then also has its result at BEFORE_TRAINING times
+    that strength.
     error_of: (strength) -> (_Fitted or [inf], ...), of one minimum. strength: relative to FIRST.
     """
     tried = {}

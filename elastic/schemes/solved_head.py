@@ -121,8 +121,8 @@ def safe_scale(step, scale, batches, evaluate, maker, cluster):
             rise = loss(1) / first_before
             for batch in batches[1:]:
                 step(*batch)
-            rise = max(rise, loss(len(batches)) / all_before)
-        if rise < RISE:  # not if it is not a number
+            rise = np.maximum(rise, loss(len(batches)) / all_before)
+        if rise < RISE:  # not if one is not a number
             scale.assign(0.5 ** (halvings + (halvings > 0)))
             break
     return float(scale)

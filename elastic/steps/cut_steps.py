@@ -33,7 +33,7 @@ class MaskedStep(GraphFunction):
     A graph with more results returns a list. If the maker has micro-batches, the graph runs on each
     in turn; results are means over them, the number of correct examples is the sum.
     mask: (N,) bool; None if nothing is updated. shapes: of the batch, if not those of `maker`.
-    called: the ConcreteFunction that the graph calls, or None.
+    called: the ConcreteFunction that the graph calls, or None. given: what else the graph takes.
     """
 
     def __init__(self, definition, mask, maker, shapes=None, called=None):

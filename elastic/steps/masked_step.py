@@ -45,7 +45,8 @@ class StepMaker(ModelState):
     weight_decay, objective: as for TrainingStep.
     mean: workers.step_mean.StepMean of several workers; None: this process trains alone.
     micro_batch: number of examples; each function computes a batch in parts of this size, and a
-        step updates once, by the sum of their gradients. None: the whole batch at once.
+        step updates once, by the sum of their gradients. None, as several workers need: the
+        whole batch at once.
     Raises UserError for a model or labels that cannot be trained, or not in micro-batches.
     """
 
@@ -71,8 +72,8 @@ class StepMaker(ModelState):
             concrete = _traced(full.function, inputs, labels)
         for name, result in zip(StepResult._fields, concrete.outputs):
             if result.shape.rank:  # a layer may add such a penalty
-                raise UserError('the {} of a step has shape {}; needed is a number, as a sum or a '
-                                'mean gives'.format(name, result.shape))
+                raise UserError('the {} of a step has shape {}; allowed is one number: give its '
+                                'sum or mean'.format(name, result.shape))
         self.concrete = concrete  # keeps alive what the captured handles refer to
         self.captured = list(concrete.captured_inputs)
         library = concrete.graph.as_graph_def().library.function

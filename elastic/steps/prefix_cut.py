@@ -120,7 +120,8 @@ def cheapest_cut(graph, prefix, wanted, nbytes, ms, read_ms):
     for name in names:
         read, computed, node = (name, 'read'), (name, 'computed'), graph.nodes[name]
         edges[read, computed] = sum(
-            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf for tensor in outputs[name])
+            read_ms(nbytes[tensor]) if tensor in nbytes else np.inf
+            for tensor in sorted(outputs[name]))
         edges[computed, SINK] = np.inf if node.op == '_Arg' else ms.get(name, 0.0)
         edges.update({(computed, (source, 'read')): np.inf for source in node.data
                       if source in prefix})

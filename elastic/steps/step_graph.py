@@ -1,8 +1,8 @@
 """Finds out which tensors need which ops of a training step; nothing runs here.
 
 B_k is the set of ancestors of gradient k that are not ancestors of the loss. The backward pass of a
-set of tensors is the union of their B_k. The set is a bit mask (int) in this module and an (N,)
-bool array elsewhere; tensor_sets converts.
+set of tensors is the union of their B_k. A set of tensors is a bit mask (int) in this module and an
+(N,) bool array elsewhere; tensor_sets converts.
 """
 
 import collections

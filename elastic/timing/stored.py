@@ -1,4 +1,4 @@
-"""Says where the timing table of a network lies, what it is valid for, and reads the one that fits.
+"""Finds the stored timing table of a network, and checks what it is valid for.
 
 A table is valid for a network, a step, a machine and its software.
 """

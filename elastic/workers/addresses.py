@@ -89,7 +89,8 @@ def _of_tf_config(text):
         addresses = [address for job in ROLES for address in jobs.get(job, [])]
         machines, index = jobs[kind], int(task['index'])
         if not 0 <= index < len(machines):
-            raise IndexError('{} {} is none of its {}'.format(kind, index, len(machines)))
+            raise IndexError('there is no {} {}; allowed: 0 to {}'.format(
+                kind, index, len(machines) - 1))
         return addresses, addresses.index(machines[index])
     except UserError:
         raise
@@ -174,7 +175,11 @@ def _failure(address):
 def _listening(family, address):
     """Returns a socket that listens at this address."""
     listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
-    listener.listen(16)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(16)
+    except OSError:
+        listener.close()
+        raise
     return listener

@@ -27,7 +27,8 @@ LOST_AFTER = 30.0  # s without an answer: a large gradient on a slow wire may de
 class Cluster:
     """Holds the workers that train one model. One process alone is a cluster of size 1.
 
-    workers: addresses.Workers; None: this process alone. timeout: seconds to wait for another.
+    workers: addresses.Workers; None: this process alone. timeout: seconds to
+    wait for another; needed with workers.
     """
 
     def __init__(self, workers=None, timeout=None):

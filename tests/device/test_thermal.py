@@ -73,7 +73,7 @@ def test_zones_that_are_off_are_left_out(tmp_path):
 def test_whatever_slows_the_device_down_now_is_throttling(tmp_path, name, changed, throttled):
     device = found(*board(tmp_path, name))
     change(tmp_path, changed)
-    device.read()  # reports that bits grew since the device was found
+    device.read()  # the first one reports bits that grew since the device was found
     assert device.read().throttled is throttled
 
 

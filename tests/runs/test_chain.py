@@ -121,12 +121,12 @@ def test_new_names_that_look_like_old_ones_are_the_same_class():
 
 def test_flags_that_are_not_given_are_those_of_the_run_before(logs, data):
     monday = read_json(str(logs / 'monday' / 'settings.json'))
-    new = decisive_settings(run_settings_of(next_flags(logs, 'monday', 'next', data, '--batch_size',
-                                                   '4')))
+    new = decisive_settings(run_settings_of(
+        next_flags(logs, 'monday', 'next', data, '--batch_size', '4')))
     assert {name for name in new if new[name] != monday[name]} == {
         'continue_from', 'dataset_name', 'weights', 'batch_size'}
-    elastic = run_settings_of(next_flags(logs, 'monday', 'next', data, '--train_type',
-                                     'elastic_training_weight_magnitude'))
+    elastic = run_settings_of(next_flags(
+        logs, 'monday', 'next', data, '--train_type', 'elastic_training_weight_magnitude'))
     assert elastic.training.importance == 'weight_magnitude'
 
 

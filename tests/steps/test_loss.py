@@ -210,5 +210,5 @@ class OnePenaltyForEach(kinds.Layer):
 
 def test_a_penalty_that_is_no_number_is_refused():
     model = classifier(OnePenaltyForEach(), kinds.Dense(3))
-    with pytest.raises(UserError, match='the penalty of a step has shape .* needed is a number'):
+    with pytest.raises(UserError, match='the penalty of a step has shape .* allowed is one number'):
         StepMaker(model, sgd(model), 0.0, *batch())

@@ -135,8 +135,9 @@ def test_a_master_is_the_chief_and_an_evaluator_no_worker(kind, index, place):
     (config('ps', 0, chief=['a:1'], ps=['b:1']), "TF_CONFIG has jobs 'ps'; allowed: chief, master"),
     (config('chief', 0, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it'),
     (config('worker', 2, worker=list(TWO)),
-     'TF_CONFIG is not as TensorFlow defines it (IndexError: worker 2 is none of its 2)'),
-    (config('worker', -1, worker=list(TWO)), 'worker -1 is none of its 2'),
+     'TF_CONFIG is not as TensorFlow defines it (IndexError: there is no worker 2; '
+     'allowed: 0 to 1)'),
+    (config('worker', -1, worker=list(TWO)), 'there is no worker -1; allowed: 0 to 1'),
     (config(None, None, worker=list(TWO)), 'TF_CONFIG is not as TensorFlow defines it')])
 def test_a_role_that_does_not_train_is_refused(found, message):
     with pytest.raises(UserError) as refused:
