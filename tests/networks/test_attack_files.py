@@ -60,7 +60,7 @@ def rewritten(folder, change):
 def with_config(folder, suffix, old, new):
     """Saves a network with `new` in place of `old` in its configuration, both JSON."""
     def change(entries):
-        text = entries['config.json'].decode()
+        text = str(entries['config.json'], 'utf-8')
         assert old in text
         entries['config.json'] = text.replace(old, new)
     if suffix == '.keras':
@@ -68,7 +68,7 @@ def with_config(folder, suffix, old, new):
     path = saved(folder, suffix)
     with h5py.File(path, 'r+') as file:
         text = file.attrs['model_config']
-        text = text.decode() if isinstance(text, bytes) else text
+        text = str(text, 'utf-8') if isinstance(text, bytes) else text
         assert old in text
         file.attrs['model_config'] = text.replace(old, new)
     return path
