@@ -99,7 +99,7 @@ def test_a_random_head_reads_standardised_stages(tmp_path):
 def test_the_first_step_does_not_raise_the_loss(tmp_path):
     import datasets
     import train
-    from elastic.schemes.solved_head import safe_scale, solve_head
+    from elastic.schemes.solved_head import HALVINGS, safe_scale, solve_head
     from elastic.settings import Settings
     from elastic.steps.training_step import evaluation_function
     from elastic.workers.cluster import ALONE
@@ -120,7 +120,10 @@ def test_the_first_step_does_not_raise_the_loss(tmp_path):
     with keras_stack.restored_afterwards(maker.everything):
         step(images, labels)
         assert float(evaluate(images, labels)[0]) > 2 * before  # so this test shows something
-    assert safe_scale(step, scale, [(images, labels)], evaluate, maker, ALONE) < 0.5
+    first = (images, labels)
+    broken = (images * np.nan, labels)  # a loss that is no number is never taken for one that fell
+    assert safe_scale(step, scale, [first, broken], evaluate, maker, ALONE) == 0.5 ** (HALVINGS - 1)
+    assert safe_scale(step, scale, [first], evaluate, maker, ALONE) < 0.5
     assert all(variable is scale or np.array_equal(variable.numpy(), value)
                for variable, value in zip(maker.everything, state))
     step(images, labels)

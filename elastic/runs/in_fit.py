@@ -81,10 +81,10 @@ class TrainingInFit(keras.callbacks.Callback):
         if not self._leaves_out(labels):
             called = time.perf_counter()
             results = self._step(inputs, labels)
-            results[0].numpy()  # waits for the device
+            loss = float(results[0])  # waits for the device
             ms = 1e3 * (time.perf_counter() - called)
             self._progress.add(Call(PLAIN, None, self._step), StepResult(*results[:NUM_RESULTS]),
-                               wait_ms + ms, wait_ms)
+                               loss, wait_ms + ms, wait_ms)
             self._logs = tf.nest.pack_sequence_as(self._logs, results[NUM_RESULTS:])
         self._since = time.perf_counter()
         return self._logs

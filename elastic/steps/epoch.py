@@ -82,9 +82,9 @@ class EpochProgress:
         self.ms, self.waits, self.firsts = {}, {}, []
         vars(self).update(state or {})
 
-    def add(self, call, result, ms, wait_ms):
-        """Adds one step: its Call, its StepResult, and its times in ms."""
-        self.loss += float(result.loss)
+    def add(self, call, result, loss, ms, wait_ms):
+        """Adds one step: its Call, its StepResult, the loss as a float, and its times in ms."""
+        self.loss += loss
         self.penalty += float(result.penalty)
         self.correct += int(result.correct)
         self.seen += call.step.examples
@@ -133,7 +133,7 @@ def run_epoch(calls, num_steps, title, progress=None, pause=lambda: None):
                                '--warmup_steps or a smaller --learning_rate'.format(
                                    loss, progress.count + 1, title))
             now = time.perf_counter()
-            progress.add(call, result, 1e3 * (now - begin), 1e3 * (now - begin - busy))
+            progress.add(call, result, loss, 1e3 * (now - begin), 1e3 * (now - begin - busy))
             bar.set_postfix(loss='{:.3f}'.format(progress.loss / progress.count),
                             acc='{:.1f}%'.format(100 * progress.correct / progress.seen),
                             ms='{:.1f}'.format(1e3 * (now - begin)), refresh=False)
