@@ -35,8 +35,9 @@ def masks_of(model):
 
 
 def counted_bytes(call):
-    """Returns the most bytes of tensors that call() held; None if the trace has no allocations.
+    """Returns the most bytes of tensors in CALLS calls; None if the trace has no allocations.
 
+    The order of ops, and with it the peak, differs between calls.
     A convolution's workspace for more images than there are counts as far as it is used.
     """
     import tensorflow as tf
@@ -46,7 +47,8 @@ def counted_bytes(call):
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, options=tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0))
-        call()
+        for _ in range(CALLS):
+            call()
         tf.profiler.experimental.stop()
         space = xplane_pb2.XSpace()
         with open(glob.glob(folder + '/plugins/profile/*/*.xplane.pb')[0], 'rb') as file:

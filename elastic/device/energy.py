@@ -246,7 +246,8 @@ class Meter:
 
     def state(self):
         """Returns the measurements so far, for `restore`."""
-        return dict(joules=self._joules_now(), intervals=self._intervals, fault=self._fault,
+        return dict(joules=self._joules_now(), intervals=np.array(self._intervals),
+                    fault=self._fault,
                     sensors=[sensor.name for sensor in self._sensors],
                     clock_was_set=self._clock_was_set())
 
@@ -258,7 +259,7 @@ class Meter:
         if names != state['sensors']:
             self._fault = 'sensors changed since the run was interrupted: {} then, {} now'.format(
                 *[', '.join(each) or 'none' for each in (state['sensors'], names)])
-        self._intervals = state['intervals'] + self._intervals
+        self._intervals = state['intervals'].tolist() + self._intervals
         self._was_set = state['clock_was_set']
 
     def _clock_was_set(self):

@@ -55,8 +55,10 @@ class Tally:
 
     def state(self):
         """Returns the tree that `restore` takes."""
-        return dict(vars(self))
+        return dict(vars(self), steps={kind: np.array(epochs)
+                                       for kind, epochs in self.steps.items()})
 
     def restore(self, state):
         """Resumes from `state`."""
-        vars(self).update(state)
+        vars(self).update(
+            state, steps={kind: epochs.tolist() for kind, epochs in state['steps'].items()})
