@@ -17,9 +17,10 @@ from elastic.timing.memory import Room, largest_batch
 
 MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
 # Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
-# operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 150 MB.
-BESIDE = 150 * 10 ** 6
-BESIDE_PROFILE = 130 * 10 ** 6  # of the other steps that a profile runs: 52 to 127 MB
+# operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 190 MB.
+BESIDE = 180 * 10 ** 6
+BESIDE_PROFILE = 190 * 10 ** 6  # of the other steps that a profile runs: 52 to 190 MB
+GROWTH = 130 * 10 ** 6  # of the process by its first selection: what a profile and importance leave
 STEP = 10 ** 7  # bytes, to which a refusal rounds up: from run to run, a process differs by as much
 
 
@@ -88,7 +89,8 @@ def check_memory(settings, maker):
         importance = step.memory.importance_peak(images if step.whole else 1) if elastic else 0
         return max(step.memory.peak(mask, images), importance)
     batch, limit = step.memory.batch, host.memory_limit()
-    held = host.resident_bytes() + step.beside
+    host.release_memory()
+    held = host.resident_bytes() + step.beside + elastic * GROWTH
     if held + need(batch) <= limit:
         return step
     fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1,

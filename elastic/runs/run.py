@@ -145,8 +145,8 @@ class Run:
                 raise
             rate, why = TRAINING.learning_rate, str(error)  # the solved head is kept at least
         else:
-            rate, why = test.rate, 'in a test of {} steps, the loss fell up to {:.2g}'.format(
-                len(test.rates), test.largest)
+            rate, why = test.rate, 'in a test of {} steps, the loss fell around {:.2g}'.format(
+                len(test.rates), test.centre)
             self.session.recorder.range_test(test, self.epoch)
         schedule.scale.assign(rate / UNTESTED)
         self.test_seconds = time.perf_counter() - begin

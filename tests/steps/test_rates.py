@@ -27,19 +27,37 @@ class Epochs:
     steps = 10
 
 
-@pytest.mark.parametrize('turn', [20, 25, 35])
-def test_the_largest_rate_at_which_the_loss_falls_is_found(turn):
-    left = 1 + np.random.RandomState(0).normal(0, 0.01, STEPS)
+def fall(turn, seed=0):
+    """Returns the RangeTest of a loss that falls from step 8 to `turn`, then rises."""
+    left = 1 + np.random.RandomState(seed).normal(0, 0.01, STEPS)
     left -= 0.03 * np.clip(np.arange(STEPS) - 8, 0, turn - 8)
     left[turn:] += 0.1 * np.arange(STEPS - turn) ** 2.0
-    test = found_in(RATES, BEFORE, BEFORE * left)
-    assert RATES[turn - 2] <= test.largest <= RATES[turn + 2]
-    assert test.rate == pytest.approx(test.largest / 6)
+    return found_in(RATES, BEFORE, BEFORE * left)
+
+
+@pytest.mark.parametrize('turn', [20, 25, 35])
+def test_the_rate_is_half_of_that_around_which_the_loss_fell(turn):
+    test = fall(turn)
+    assert RATES[(8 + turn) // 2] < test.centre < RATES[turn]
+    assert test.rate == pytest.approx(test.centre / 2)
+    assert fall(turn - 5).centre < test.centre
+
+
+def test_noise_on_a_flat_curve_hardly_moves_the_rate():
+    found = []
+    for seed in range(20):
+        left = 1 + np.random.RandomState(seed).normal(0, 0.05, STEPS)
+        left -= 0.5 * np.clip((np.arange(STEPS) - 8) / 6, 0, 1)  # flat from step 14 on
+        left[34:] += 1
+        found.append(found_in(RATES, BEFORE, BEFORE * left).rate)
+    assert max(found) < 1.5 * min(found)
 
 
 def test_what_is_not_a_number_ends_the_test():
-    losses = np.append(2 - 0.05 * np.arange(20.0), [np.nan] * 3)
-    assert found_in(RATES, np.full(STEPS, 2.0), losses).largest == RATES[19]
+    losses = 2 - 0.05 * np.arange(20.0)
+    ended = found_in(RATES, np.full(STEPS, 2.0), np.append(losses, [np.nan] * 3))
+    assert len(ended.rates) == 20
+    assert ended.rate == found_in(RATES[:20], np.full(20, 2.0), losses).rate
 
 
 @pytest.mark.parametrize('left', [
