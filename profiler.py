@@ -20,7 +20,7 @@ import numpy as np
 from elastic import command_line
 from elastic.compat import start
 from elastic.device.host import release_memory
-from elastic.files import check_writable, whole_folder
+from elastic.files import alone_in, check_writable, whole_folder
 from elastic.options import add_flag, number
 from elastic.settings import (
     BASELINES,
@@ -160,20 +160,26 @@ def table_for(settings, model, logs_dir, draw, again=False, known=0):
         place = path_of_table(fewer, logs_dir)
         if table is None and os.path.exists(place):
             table = wider_table(place, table_key(fewer, model), model)
-    if table is None and not again:
-        table = stored_table(path, key)
-    if table is None:
-        begin = time.perf_counter()
-        with whole_folder(os.path.dirname(path)) as new:
-            table = profile_model(model, settings.image_shape, settings.num_classes,
-                                  settings.batch_size, settings.optimizer, draw(), folder=new,
-                                  key=key, weight_decay=settings.weight_decay,
-                                  clip_norm=settings.clip_norm,
-                                  class_weight=settings.class_weight)
-            table.save(os.path.join(new, TABLE_FILE))
-        release_memory()
-        print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))
-        warn_of(table.profile)
+    if table is not None:
+        return table
+    with alone_in(logs_dir, 'another process is profiling: waiting for it'):
+        table = None if again else stored_table(path, key)
+        if table is None:
+            table = _profiled(settings, model, path, key, draw())
+    return table
+
+
+def _profiled(settings, model, path, key, batch):
+    begin = time.perf_counter()
+    with whole_folder(os.path.dirname(path)) as new:
+        table = profile_model(model, settings.image_shape, settings.num_classes,
+                              settings.batch_size, settings.optimizer, batch, folder=new, key=key,
+                              weight_decay=settings.weight_decay, clip_norm=settings.clip_norm,
+                              class_weight=settings.class_weight)
+        table.save(os.path.join(new, TABLE_FILE))
+    release_memory()
+    print('profiled in {:.1f} s: {}'.format(time.perf_counter() - begin, path))
+    warn_of(table.profile)
     return table
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import fcntl
 import io
 import itertools
 import json
@@ -92,6 +93,27 @@ def make_folder(path):
         if not os.path.isdir(path):
             raise
     flush_folder(parent)
+
+
+@contextlib.contextmanager
+def alone_in(folder, waiting):
+    """Excludes other processes of this machine, that ask for the same, within this context.
+
+    waiting: a line to print while another one is there. Makes the folder. Where the file system
+    has no locks, nobody is excluded.
+    """
+    make_folder(folder)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(waiting)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def check_writable(path, flag, folder=False):

@@ -1,6 +1,9 @@
 """Tests that files and folders are written whole or not at all, and that JSON is read back."""
 
+import io
 import os
+import threading
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -86,3 +89,20 @@ def test_names_come_back_from_a_file_of_lines():
     assert lines.splitlines() == files.names_in(lines.encode()) == [
         'a b', 'acer\\u2028palmatum', 'bell\\x07', 'two\\r\\nlines', 'café', '苹果']
     assert files.names_in('\ufeffone\r\ntwo\x85three\r\n'.encode()) == ['one', 'two\x85three']
+
+
+def test_who_asks_for_a_folder_that_another_one_has_alone_waits(tmp_path):
+    order, folder, asked = [], str(tmp_path / 'new' / 'folder'), threading.Event()
+
+    def ask():
+        with redirect_stdout(io.StringIO()) as output:
+            output.write = lambda text: asked.set()
+            with files.alone_in(folder, 'waiting'):
+                order.append('second')
+    thread = threading.Thread(target=ask)
+    with files.alone_in(folder, 'waiting'):
+        thread.start()
+        assert asked.wait(60)
+        order.append('first')
+    thread.join()
+    assert order == ['first', 'second']

@@ -1,5 +1,6 @@
 """Tests profiles of small networks: what stays untouched, and what a table is valid for."""
 
+import concurrent.futures
 import glob
 import json
 import os
@@ -17,6 +18,7 @@ from elastic.timing.op_times import read_trace
 from elastic.timing.stored import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
 from small_models import assert_same_values, values
+from small_runs import quick_flags, script
 from timing_tables import table_of_branching
 
 
@@ -159,3 +161,12 @@ def test_the_key_holds_the_variables_of_the_environment(variable, monkeypatch):
     assert key_of('resnet50', model)['environment'] == dict(without['environment'],
                                                             **{variable: '1'})
     assert variable not in without['environment'] and without['model'] == 'resnet50'
+
+
+@pytest.mark.thorough
+def test_of_two_runs_at_once_one_profiles_and_the_other_waits_for_its_table(tmp_path):
+    flags = quick_flags(tmp_path, '--train_type', 'elastic_training', '--rho', '0.7', '--run_name')
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda name: script('main.py', *(flags + [name])), 'ab'))
+    assert [status for status, *_ in ended] == [0, 0], ended
+    assert ''.join(output for _, output, _ in ended).count('\nprofiled in') == 1
