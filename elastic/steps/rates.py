@@ -19,7 +19,7 @@ LOWEST, HIGHEST = 1e-5, 1.0  # rates that are tried
 SMOOTHING = 0.8  # weight of the steps before in moving means
 FLAT = 10  # first steps, whose rates are too small to change much: their changes are noise
 WORSE = 0.5  # the test ends where the loss has risen by this share
-MARGIN = 2  # the centre of the fall is this times the rate to train with
+MARGIN = 1.5  # the centre of the fall is this times the rate to train with
 
 
 class RangeTest(NamedTuple):

@@ -36,10 +36,10 @@ def fall(turn, seed=0):
 
 
 @pytest.mark.parametrize('turn', [20, 25, 35])
-def test_the_rate_is_half_of_that_around_which_the_loss_fell(turn):
+def test_the_rate_is_two_thirds_of_that_around_which_the_loss_fell(turn):
     test = fall(turn)
     assert RATES[(8 + turn) // 2] < test.centre < RATES[turn]
-    assert test.rate == pytest.approx(test.centre / 2)
+    assert test.rate == pytest.approx(test.centre / 1.5)
     assert fall(turn - 5).centre < test.centre
 
 
