@@ -27,9 +27,9 @@ class Epochs:
     steps = 10
 
 
-def fall(turn, seed=0):
+def fall(turn):
     """Returns the RangeTest of a loss that falls from step 8 to `turn`, then rises."""
-    left = 1 + np.random.RandomState(seed).normal(0, 0.01, STEPS)
+    left = 1 + np.random.RandomState(0).normal(0, 0.01, STEPS)
     left -= 0.03 * np.clip(np.arange(STEPS) - 8, 0, turn - 8)
     left[turn:] += 0.1 * np.arange(STEPS - turn) ** 2.0
     return found_in(RATES, BEFORE, BEFORE * left)
