@@ -160,13 +160,13 @@ def table_for(settings, model, logs_dir, draw, again=False, known=0):
         place = path_of_table(fewer, logs_dir)
         if table is None and os.path.exists(place):
             table = wider_table(place, table_key(fewer, model), model)
+    if table is None and not again:
+        table = stored_table(path, key)
     if table is not None:
         return table
-    with alone_in(logs_dir, 'another process is profiling: waiting for it'):
-        table = None if again else stored_table(path, key)
-        if table is None:
-            table = _profiled(settings, model, path, key, draw())
-    return table
+    with alone_in(logs_dir, 'another process is profiling: waiting for it') as waited:
+        table = stored_table(path, key) if waited and not again else None
+        return table or _profiled(settings, model, path, key, draw())
 
 
 def _profiled(settings, model, path, key, batch):

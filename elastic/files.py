@@ -99,19 +99,20 @@ def make_folder(path):
 def alone_in(folder, waiting):
     """Excludes other processes of this machine, that ask for the same, within this context.
 
-    waiting: a line to print while another one is there. Makes the folder. Where the file system
-    has no locks, nobody is excluded.
+    waiting: a line to print while another one is there. Makes the folder. Yields whether this one
+    waited. Where the file system has no locks, nobody is excluded.
     """
     make_folder(folder)
-    lock = os.open(folder, os.O_RDONLY)
+    lock, waited = os.open(folder, os.O_RDONLY), False
     try:
         with contextlib.suppress(OSError):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                waited = True
                 print(waiting)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield waited
     finally:
         os.close(lock)
 

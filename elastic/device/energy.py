@@ -247,9 +247,8 @@ class Meter:
     def state(self):
         """Returns the measurements so far, for `restore`."""
         return dict(joules=self._joules_now(), intervals=np.array(self._intervals),
-                    fault=self._fault,
-                    sensors=[sensor.name for sensor in self._sensors],
-                    clock_was_set=self._clock_was_set())
+                    fault=self._fault, clock_was_set=self._clock_was_set(),
+                    sensors=[sensor.name for sensor in self._sensors])
 
     def restore(self, state):
         """Adds the measurements of an interrupted run, which must be of the same sensors."""

@@ -37,8 +37,8 @@ class RangeTest(NamedTuple):
     def centre(self):
         """Returns the centre of the fall: mean of log(rate), weighted by how far the loss fell.
 
-        Where the curve is flat, its lowest point lies anywhere. In 27 tests, tuned rates differed
-        from that by a factor of 2.6 (standard deviation), and from the centre by 2.0.
+        Where the curve is flat, its lowest point lies anywhere. In 28 tests, tuned rates differed
+        from that by a factor of 2.5 (standard deviation), and from the centre by 2.0.
         """
         return float(np.exp(np.average(np.log(self.rates), weights=np.maximum(-self.change, 0))))
 
