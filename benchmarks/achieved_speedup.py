@@ -9,8 +9,6 @@ table has the share that was asked for, predicted and measured; the unspent budg
 importance the cost on the graph adds to a choice by the chain's upper bound.
 """
 
-import argparse
-
 import _bench
 import numpy as np
 from tqdm import tqdm
@@ -90,7 +88,7 @@ def verdict(results):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--rhos', nargs='+', default=[0.4, 0.5, 0.6, 0.7, 0.8], metavar='RHO',
                         type=options.number(float, above=0, high=1))
     parser.add_argument('--bn_statistics', choices=('frozen', 'train'), default='frozen')

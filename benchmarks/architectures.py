@@ -9,7 +9,6 @@ by importances of one batch, and measures their step against the full one. All s
 architecture run interleaved.
 """
 
-import argparse
 import time
 
 import _bench
@@ -81,7 +80,7 @@ def summary(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     _bench.add_flags(parser, 'architectures', input_size=None, rounds=12)
     parser.add_argument('--models', nargs='+', metavar='NAME',
                         help='members of _zoo.py (default: all)')

@@ -11,14 +11,13 @@ time: as many epochs as fit, with the whole cosine, at the rate that suits short
 """
 
 import os
-import subprocess
-import sys
 import time
 
 import _bench
 import _path
 import numpy as np
 from _accuracy_rows import FASHION, LITE0, WARMUP
+from accuracy import command
 
 from elastic import command_line, options, texts
 from elastic.runs.folder import read_run
@@ -33,13 +32,8 @@ GOAL = 0.05  # the largest part of the deadline by which a run may end early or 
 def run(name, *flags):
     """Returns (seconds of the process, summary) of a run of main.py, made again."""
     begin = time.perf_counter()
-    child = subprocess.run(
-        [sys.executable, 'main.py'] + LITE0.flags + list(FASHION) + LITE0.images + [
-            '--warmup_steps', WARMUP, '--logs_dir', LOGS, '--run_name', name, '--restart'
-        ] + list(map(str, flags)), cwd=_path.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        universal_newlines=True)
-    if child.returncode:
-        raise SystemExit(child.stdout[-2000:])
+    command('main.py', *LITE0.flags, *FASHION, *LITE0.images, '--warmup_steps', WARMUP,
+            '--logs_dir', LOGS, '--run_name', name, '--restart', *map(str, flags))
     seconds = time.perf_counter() - begin
     return seconds, read_run(os.path.join(_path.ROOT, LOGS, name)).summary
 

@@ -10,7 +10,6 @@ four blocks of a transformer, and `lstm`, two LSTMs, which is asked for by name,
 `one more`: the share of a step in which one more tensor could train.
 """
 
-import argparse
 import itertools
 import time
 
@@ -150,7 +149,7 @@ def row_of(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.5)
     parser.add_argument('--epochs', type=options.number(int, low=2), default=18,
                         help='of each kind (default: %(default)s)')

@@ -9,8 +9,6 @@ of each tensor's importance with the true value of its update: the rise in loss 
 alone is put back.
 """
 
-import argparse
-
 import _bench
 import numpy as np
 from tqdm import tqdm
@@ -95,7 +93,7 @@ def measure(rates, input_size, batch_size, steps, seed):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--learning_rates', nargs='+', default=RATES, metavar='X',
                         type=options.number(float, above=0))
     parser.add_argument('--batch_size', type=options.number(int, low=1), default=16)

@@ -10,7 +10,6 @@ that read one of 16 batches, from memory or from a file that the system does not
 steps of the tensors that the same rho allows without a cache. All times are shares of a full step.
 """
 
-import argparse
 import copy
 import itertools
 import os
@@ -211,7 +210,7 @@ def verdict(results):
 
 def parse_arguments(argv):
     whole = options.number
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--rhos', nargs='+', default=[0.15, 0.25, 0.35, 0.5, 0.7], metavar='RHO',
                         type=whole(float, above=0, high=1))
     parser.add_argument('--places', nargs='+', choices=PLACES, default=PLACES)

@@ -10,7 +10,6 @@ share of full training. An oracle profiles again under each condition: the table
 of the loop's choice as a share of the oracle's.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -110,7 +109,7 @@ def rows_of(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     parser.add_argument('--rho', type=options.number(float, above=0, high=1), default=0.5)
     _bench.add_flags(parser, 'throttling', ['mobilenetv2', 'resnet50'], rounds=11)
     args = _bench.parsed(parser, argv)

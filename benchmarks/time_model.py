@@ -10,8 +10,6 @@ table scales weight gradients and the error gradient separately. Samples taken w
 used more than a tenth of a core are dropped and counted.
 """
 
-import argparse
-
 import _bench
 import numpy as np
 from tqdm import tqdm
@@ -86,7 +84,7 @@ def report(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = _bench.parser_for(__doc__)
     _bench.add_flags(parser, 'time_model', _bench.TWO_MODELS, rounds=9)
     parser.add_argument('--masks', type=options.number(int, low=1), default=12)
     parser.set_defaults(seed=1)
