@@ -5,7 +5,6 @@ a single thread where TensorFlow (2.7) has no such option.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from tensorflow import keras
 
 from cached_runs import images_apart
 from elastic.compat import keras_stack
-from elastic.networks.backbone import build_base, classifier, statistics_from_batch
+from elastic.networks.backbone import statistics_from_batch
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import make_optimizer
 from elastic.steps.prefix_cut import ROUNDING
@@ -32,12 +31,9 @@ FROM_ZOO = [name for name in (
     'two_inputs_list', 'two_inputs_dict', 'lstm', 'attention', 'embedding', 'shared', 'regularised',
     'mixed_float16', 'nested', 'sequential', 'subclassed', 'frozen_layer', 'random_layers',
     'normalisations', 'grouped') if name in ZOO]
-NETWORKS = ['residual', 'saved'] + FROM_ZOO
-# Networks of models.py. One is whole; the others end at the layer where their blocks start to
-# repeat. Each takes seconds, so two masks must do, each with different costs.
-ENDS = {'EfficientNetB0': 'block2b_add'}
+NETWORKS = ['residual'] + FROM_ZOO
 QUICK = ['residual', 'shared', 'two_inputs_dict']
-LARGE = ['mobilenetv2'] + list(ENDS) + (['vit'] if importlib.util.find_spec('vit_keras') else [])
+LARGE = 'mobilenetv2'  # takes seconds, so two masks must do, each with different costs
 # ms per operation and per byte: recomputes nothing, or all that makes the cut smaller.
 COSTS = ((1.0, 1e-9), (1e-9, 1.0))
 SEVERAL = ('shared', 'regularised', 'two_inputs_list', 'two_inputs_dict')  # store several tensors
@@ -49,44 +45,17 @@ def images_and_labels(side, count=6):
             tf.constant(np.arange(count) % 3, tf.int32))
 
 
-def large(name):
-    """Returns a network of models.py with frozen statistics, shortened as ENDS says; vit is narrow.
-    """
-    shape, preprocessing = (32, 32, 3), 'mobilenet_v2'
-    if name == 'mobilenetv2':
-        return build_model(name, shape, 3, 'none', alpha=0.35, bn_statistics='frozen')
-    if name == 'vit':
-        from vit_keras import vit
-        base = vit.build_model(32, patch_size=16, num_layers=2, hidden_size=192, num_heads=3,
-                               name='vit', mlp_dim=768, classes=3, include_top=False)
-    else:
-        whole, preprocessing = build_base(name, shape, None, 1.0)
-        base = keras.Model(whole.input, whole.get_layer(ENDS[name]).output)
-    return classifier(base, preprocessing, shape, 3, 'frozen')
-
-
-def saved(folder):
-    """Returns a network with batch normalisation, saved and loaded by its path."""
-    path = os.path.join(folder, keras_stack.MODEL_FILE)
-    inputs = keras.Input((12, 12, 3))
-    x = keras.layers.Conv2D(4, 3, name='first')(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='normal')(x))
-    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3, name='second')(x))
-    keras.Model(inputs, keras.layers.Dense(3, name='head')(x)).save(path)
-    return build_model(path, (12, 12, 3), 3, bn_statistics='frozen')
-
-
-def network(name, folder):
+def network(name):
     """Returns (model, inputs, labels), with random layers off."""
     keras_stack.set_seed(0)
-    if name in LARGE:  # the zoo has some of these, but with batch statistics
-        model = large(name)
+    if name in ZOO:
+        model, inputs, labels = ZOO[name].build()
+    elif name == LARGE:  # the zoo has it, but with batch statistics
+        model = build_model(name, (32, 32, 3), 3, 'none', alpha=0.35, bn_statistics='frozen')
         inputs, labels = images_and_labels(32, 4)
         statistics_from_batch(model, inputs)  # otherwise a deep network's signal vanishes
-    elif name in ZOO:
-        model, inputs, labels = ZOO[name].build()
     else:
-        model = residual() if name == 'residual' else saved(folder)
+        model = residual()
         inputs, labels = images_and_labels(12)
     still(model)
     return model, inputs, labels
@@ -117,15 +86,15 @@ def two_steps(back_to_start, variables, step, *batch):
 
 def masks_and_costs(name, n):
     """Returns pairs of an (n,) bool mask and a list of costs; small networks get extreme masks."""
-    if name in LARGE:
+    if name == LARGE:
         return zip(random_masks(2, n), [[costs] for costs in COSTS])
     masks = [np.arange(n) == n - 1, np.ones(n, bool)] + list(random_masks(2, n))
     return [(mask, COSTS) for mask in masks]
 
 
-def compared(name, folder, optimizer='sgd'):
+def compared(name, optimizer='sgd'):
     """Compares two cached steps with two uncached ones, for several masks."""
-    model, inputs, labels = network(name, folder)
+    model, inputs, labels = network(name)
     trained_by = make_optimizer(optimizer, 1e-2, 100, model.trainable_variables)
     maker = StepMaker(model, trained_by, 1e-3, inputs, labels)
     prefixes = PrefixSteps(maker)
@@ -160,36 +129,33 @@ def compared(name, folder, optimizer='sgd'):
     return dict(steps=found, apart=prefixes.rows_apart(inputs, labels))
 
 
-def report(folder, names):
+def report(names):
     """Prints compared() of these networks as JSON."""
     if hasattr(tf.config.experimental, 'enable_op_determinism'):
         tf.config.experimental.enable_op_determinism()
     else:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    found = {name: compared(name, folder) for name in names}
-    found['adam'] = compared('residual', folder, 'adam')
+    found = {name: compared(name) for name in names}
+    found['adam'] = compared('residual', 'adam')
     print(json.dumps(found))
 
 
 @pytest.fixture(scope='module')
-def outcomes(tmp_path_factory, request):
-    folder = str(tmp_path_factory.mktemp('model'))
-    names = NETWORKS + LARGE if request.config.getoption('--all') else QUICK
-    code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1], sys.argv[2:])'
-    status, out, errors = script('-c', code, folder, *names, TF_CPP_MIN_LOG_LEVEL='3',
+def outcomes(request):
+    names = NETWORKS + [LARGE] if request.config.getoption('--all') else QUICK
+    code = 'import sys, test_prefix_steps; test_prefix_steps.report(sys.argv[1:])'
+    status, out, errors = script('-c', code, *names, TF_CPP_MIN_LOG_LEVEL='3',
                                  PYTHONPATH=os.pathsep.join(sys.path))
     assert status == 0, errors
     return json.loads(out.splitlines()[-1])
 
 
-def all_networks():
-    """Returns the parameters of all networks, QUICK ones first; without vit where it cannot be."""
-    return QUICK + [pytest.param(name, marks=pytest.mark.thorough)
-                    for name in NETWORKS + LARGE if name not in QUICK]
+ALL = QUICK + [pytest.param(name, marks=pytest.mark.thorough)
+               for name in NETWORKS + [LARGE] if name not in QUICK]
 
 
-@pytest.mark.parametrize('name', all_networks() + ['adam'])
+@pytest.mark.parametrize('name', ALL + ['adam'])
 def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
     for found in outcomes[name]['steps']:
         assert found['again'], 'the uncut step itself is not deterministic'
@@ -197,10 +163,10 @@ def test_fill_and_read_steps_give_the_bits_of_the_uncached_step(outcomes, name):
         assert found['tensors'] and found['fewer'] >= 0
 
 
-@pytest.mark.parametrize('name', all_networks())
+@pytest.mark.parametrize('name', ALL)
 def test_activations_do_not_depend_on_other_images(outcomes, name):
     """Rounding may depend on the place in the batch: in small products, and on some processors."""
-    of_name = 1e-6 if name in ('attention', 'vit') else 0
+    of_name = 1e-6 if name == 'attention' else 0
     assert outcomes[name]['apart'] <= (ROUNDING if images_apart() > 0 else of_name)
 
 
@@ -250,7 +216,7 @@ def test_an_input_without_batch_axis_is_not_cached():
 
 
 def test_a_cached_step_refuses_batches_of_other_shapes():
-    model, inputs, labels = network('residual', None)
+    model, inputs, labels = network('residual')
     maker = StepMaker(model, make_optimizer('sgd', 0.1, 10, model.trainable_variables), 0.0,
                       inputs, labels)
     mask = np.arange(len(maker.variables)) >= 3
