@@ -17,25 +17,6 @@ from profiler import profile_model
 from timing_tables import op_times, table_of
 
 
-def test_superpixels_share_out_all_pixels_and_their_ink():
-    images = _graphs.grey_images('digits', 6)[0]
-    found = _graphs.superpixels(images, 4, chunk=4)
-    np.testing.assert_array_equal(found, _graphs.superpixels(images, 4))
-    np.testing.assert_allclose(found[..., 3].sum(1), 1, rtol=1e-5)
-    np.testing.assert_allclose((found[..., 2] * found[..., 3]).sum(1), images.mean((1, 2)),
-                               rtol=1e-5)
-
-
-def test_edges_link_nearest_nodes_and_leave_padding_alone():
-    places, kept = np.random.RandomState(0).rand(3, 20, 2), np.arange(20) < [[20], [12], [3]]
-    edges = _graphs.adjacency(places, kept)
-    np.testing.assert_allclose(edges.sum(-1), kept, rtol=1e-5)
-    assert not edges[~kept].any() and not edges.transpose(0, 2, 1)[~kept].any()
-    np.testing.assert_array_equal(edges > 0, edges.transpose(0, 2, 1) > 0)
-    far = np.linalg.norm(places[1, 0] - places[1, :12], axis=-1)
-    assert (edges[1, 0, np.argsort(far)[:_graphs.NEIGHBOURS + 1]] > 0).all()
-
-
 @pytest.mark.parametrize('name', ['residual', 'attention'])
 def test_padding_does_not_change_the_scores_and_the_order_of_nodes_neither(name):
     source = _graphs.make_task(name, 'digits', small=True).source
@@ -88,13 +69,6 @@ def test_the_last_tensors_fit_in_rho():
         count = int(mask.sum())
         assert mask[-count:].all() and table.step_time(mask) <= rho * table.t_step
     assert graphs.last_tensors(table, 1e-9).sum() == 1
-
-
-def test_rhos_out_of_reach_become_one_row_above_the_smallest():
-    assert [row.label for row in graphs.rows_of(0.6) if row.kind == 'elastic'] == [
-        'elastic 0.70', 'elastic 0.63']
-    assert [row.rho for row in graphs.rows_of(0.2) if row.kind == 'last'] == [0.7, 0.5, 0.35]
-    assert [row.rho for row in graphs.rows_of(0.98)] == [None] + 4 * [1.0]
 
 
 @pytest.mark.parametrize('elastic, verdict', [

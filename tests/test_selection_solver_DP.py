@@ -113,7 +113,7 @@ def test_the_smallest_budget_that_an_error_names_is_enough():
     for _ in range(1000):
         t_dw, t_dy, importance = rng.rand(3, rng.randint(1, 9))
         resolution = int(rng.choice([20, 100, 1000, 10_000]))
-        with pytest.raises(InfeasibleBudget) as caught:
+        with pytest.raises(InfeasibleBudget, match='no tensor fits .* the smallest') as caught:
             select_tensors(t_dw, t_dy, importance, 1e-9, resolution)
         least = caught.value.smallest_budget
         chosen = select_tensors(t_dw, t_dy, importance, least, resolution)
@@ -131,12 +131,6 @@ def test_a_budget_filled_to_the_last_bin_is_not_exceeded_by_rounding_either():
         with contextlib.suppress(InfeasibleBudget):  # which rounding may cause as well
             chosen = select_tensors(tenths * 0.1, tenths * 0.0, tenths * 1.0, bins * 0.1, bins)
             assert chosen.mask.any() and chosen.time <= bins * 0.1
-
-
-def test_nothing_fits_names_the_smallest_budget():
-    with pytest.raises(InfeasibleBudget, match='3 ms') as caught:
-        select_tensors([5.0, 2.0], [1.0, 1.0], [1.0, 1.0], budget=0.5)
-    assert caught.value.smallest_budget == 3.0
 
 
 @pytest.mark.parametrize('change, message', [

@@ -156,17 +156,18 @@ def test_all_probe_batches_are_judged_at_the_scale_that_suits_the_last():
         [evaluator.trial(*batch, scale)[0] for batch in probes], axis=0), rtol=1e-5)
 
 
-def test_magnitudes():
+def test_metrics_of_weights_and_gradients():
     model, optimizer = trained()
-    weights = evaluate_importance(model, optimizer, [], 'weight_magnitude')
-    assert weights[0] == pytest.approx(
-        np.abs(keras_stack.raw(model.trainable_variables[0]).numpy()).sum(), rel=1e-5)
-    (images, labels), = batches(1)
-    evaluator = evaluator_of(model, optimizer)
-    expected = [np.abs(g.numpy()).sum() for g in evaluator.gradients(images, labels)[1]]
-    np.testing.assert_allclose(evaluate_importance(
-        model, optimizer, [(images, labels)], 'grad_magnitude', evaluator), expected, rtol=1e-5)
-    assert min(expected) > 0
+    evaluator, batch = evaluator_of(model, optimizer), batches(1)[0]
+    pairs = [(weight, gradient.numpy()) for weight, gradient in zip(
+        values(model.trainable_variables), evaluator.gradients(*batch)[1])]
+    for metric, by_hand in (('weight_magnitude', lambda w, g: np.abs(w)),
+                            ('grad_magnitude', lambda w, g: np.abs(g)),
+                            ('fisher', lambda w, g: np.float64(g * w) ** 2)):
+        found = evaluate_importance(model, optimizer, [batch], metric, evaluator)
+        assert found == pytest.approx([by_hand(*pair).sum() for pair in pairs], rel=1e-4)
+        assert found[0] > 0
+    assert evaluate_importance(model, optimizer, [], 'weight_magnitude').shape == found.shape
 
 
 def test_unknown_metric_and_no_batch_are_refused():
@@ -175,17 +176,6 @@ def test_unknown_metric_and_no_batch_are_refused():
         evaluate_importance(model, optimizer, batches(1), 'guess')
     with pytest.raises(ValueError, match='at least one'):
         evaluate_importance(model, optimizer, [])
-
-
-def test_fisher_is_the_squared_product_of_gradient_and_weight():
-    model, optimizer = trained()
-    (images, labels), = batches(1)
-    evaluator = evaluator_of(model, optimizer)
-    gradients = evaluator.gradients(images, labels)[1]
-    expected = [float((np.float64(g.numpy() * keras_stack.raw(v).numpy()) ** 2).sum())
-                for g, v in zip(gradients, model.trainable_variables)]
-    assert evaluate_importance(model, optimizer, [(images, labels)], 'fisher',
-                               evaluator) == pytest.approx(expected, rel=1e-4)
 
 
 def test_random_is_drawn_anew_and_repeats_with_the_seed():
