@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from drawn_tables import table_of
 from elastic.timing.memory import Memory, Room
-from elastic.timing.table import Profile, TensorTimings, chain_timings
 from selection_solver_DP import InfeasibleBudget, choose_tensors
 
 
@@ -14,16 +14,13 @@ def instance(seed):
     """Returns (timing table, Memory, importance): a chain with a few branches, random costs."""
     rng = np.random.RandomState(seed)
     n = rng.randint(2, 9)
-    sets = [1 << k for k in range(n)] + [(1 << k) - 1 for k in range(2, n + 1)]
-    sets += rng.randint(1, 1 << n, 3).tolist()
-    groups = np.array([[bits >> k & 1 for k in range(n)] for bits in sets], dtype=bool)
-    ms, size = rng.exponential(size=len(sets)), 60
-    t_dw, t_dy, depth = chain_timings(groups, ms)
-    table = TensorTimings(
-        [str(k) for k in range(n)], [(1,)] * n, t_dw, t_dy, 0.1 * rng.rand(n), 3.0,
-        float(ms.sum()), 0.5 + 0.1 * n, depth, groups, ms, {}, Profile(np.zeros(n, bool)))
-    all_sets, begin = np.vstack([groups, np.ones((1, n), bool)]), rng.randint(0, 30, size)
-    of, end = rng.randint(len(all_sets), size=size), begin + rng.randint(1, 20, size)
+    groups = {1 << k: rng.exponential() for k in range(n)}
+    groups.update(((1 << k) - 1, rng.exponential()) for k in range(2, n + 1))
+    groups.update((bits, rng.exponential()) for bits in rng.randint(1, 1 << n, 3).tolist())
+    table, size = table_of(groups, 0.1 * rng.rand(n), fixed=3.5), 60
+    all_sets = np.vstack([table.group_tensors, np.ones((1, n), bool)])
+    of, begin = rng.randint(len(all_sets), size=size), rng.randint(0, 30, size)
+    end = begin + rng.randint(1, 20, size)
     fixed = rng.exponential(size=size) * 1e6
     kept = np.bincount(of, fixed * ((begin <= 15) & (end > 15)), len(all_sets))
     memory = Memory(all_sets, of, begin, end, fixed, np.zeros(size), kept, 4, 0)

@@ -169,25 +169,6 @@ def test_the_cut_is_the_cheapest_of_all():
     assert impossible > 20 and again > 50
 
 
-def chain(nbytes, ms=None, wanted=('c',)):
-    graph = graph_of({'x': ('_Arg', []), 'a': ('Op', reading('x')), 'b': ('Op', reading('a')),
-                      'c': ('Op', reading('b'))})
-    return cheapest_cut(graph, frozenset(graph.nodes), reading(*wanted), nbytes,
-                        ms or dict.fromkeys('abc', 1.0), float)
-
-
-def test_the_cut_lies_where_the_activations_are_small():
-    thin = {'x:0': 9, 'a:0': 2, 'b:0': 9, 'c:0': 9}
-    assert chain(thin).tensors == ['a:0'] and chain(thin).recomputed == {'b', 'c'}
-    assert chain(thin, dict.fromkeys('abc', 5.0)).tensors == ['c:0']
-
-
-def test_a_tensor_without_batch_axis_is_never_stored():
-    cut = chain({'x:0': 9, 'a:0': 5})
-    assert cut.tensors == ['a:0'] and cut.recomputed == {'b', 'c'}
-    assert chain({}) is None and chain({'c:0': 1}, wanted=('b', 'c')) is None
-
-
 def test_only_outputs_that_are_read_are_stored():
     graph = graph_of({'x': ('_Arg', []), 'split': ('Split', reading('x')),
                       'relu': ('Relu', ['split:2'])})

@@ -32,13 +32,6 @@ def random_table(seed, n=9):
     return table_of(op_times(groups, n))
 
 
-def test_chain_timings_of_a_chain():
-    # Tensor 2 is nearest the output. All need the first group; 0 and 1 need the second.
-    t_dw, t_dy, depth = chain_timings(*groups_of(
-        {0b001: 1, 0b010: 2, 0b100: 3, 0b111: 10, 0b011: 20}, 3))
-    assert (t_dw.tolist(), t_dy.tolist(), depth.tolist()) == ([1, 2, 3], [0, 20, 10], [2, 1, 0])
-
-
 def test_chain_timings_of_two_branches():
     # Stem 0, left 1, right 2, head 3. Right has more shared time, so it counts as deeper.
     groups = {0b0001: 1, 0b0010: 2, 0b0100: 3, 0b1000: 4,

@@ -8,7 +8,6 @@ from elastic.timing.totals import (
     build_table,
     fitted_scales,
     measured_share,
-    parts_of,
     tensors_to_time,
     totals_of,
 )
@@ -34,12 +33,6 @@ def test_totals_are_of_one_speed_of_the_machine():
     assert totals.beyond == pytest.approx(list(1.3 * (ms[3:6] - 30)))
     assert totals.suffixes == [(0.5, pytest.approx(14 / 30))]
     assert totals.spread == pytest.approx((225 - 145) / 2 / 190)  # of the full step, as it ran
-
-
-def test_scales_that_explain_all_steps_are_found():
-    parts = np.array([[3.0, 4.0, 5.0], [2.0, 4.0, 0.0], [1.0, 4.0, 5.0]])
-    scales = np.array([0.5, 2.0, 1.2])
-    assert fitted_scales(parts, parts @ scales, 0.1, 5.0) == pytest.approx(scales, rel=0.02)
 
 
 @pytest.mark.parametrize('parts, ms', [
@@ -86,14 +79,6 @@ def test_a_disturbed_measurement_gives_positive_times_that_add_up(beyond):
     assert min(table.t_bp, table.t_update, table.group_ms.min(), table.t_up.min()) > 0
     assert table.t_step == pytest.approx(3.0 + max(beyond[0], 1e-3))
     assert table.backward_time([True, True]) == pytest.approx(table.t_bp)
-
-
-def test_the_path_of_the_error_gradient_is_cut_at_the_timed_tensors():
-    parts = parts_of(*groups_of(CHAIN, 4), [0, 2])
-    assert parts[:4].tolist() == [[1, 0, 0]] * 4
-    assert parts[4:].tolist() == [[0, 2, 0], [0, 4, 0], [0, 0, 6]]
-    branches = groups_of({0b0011: 6.0, 0b1100: 4.0}, 4)  # the longer is cut where the shorter ends
-    assert parts_of(*branches, [0, 2]).tolist() == [[0, 4, 2], [0, 4, 0]]
 
 
 def test_steps_up_to_tensors_on_the_path_come_out_as_measured():
