@@ -11,13 +11,12 @@ from tensorflow import keras
 
 import profiler
 from elastic.compat import keras_stack
-from elastic.networks import backbone
 from elastic.settings import settings_of as fields_of
 from elastic.timing import report
 from elastic.timing.op_times import read_trace
 from elastic.timing.stored import ENVIRONMENT, table_key
 from fixed_tables import fixed_profile
-from small_models import assert_same_values, values
+from small_models import SMALL, assert_same_values, small_classifier, values
 from small_runs import quick_flags, script
 from timing_tables import table_of_branching
 
@@ -30,16 +29,6 @@ def branching_table():
 # --- the whole profiler
 
 
-def small_classifier():
-    """Returns a network with batch normalisation (statistics) and dropout (random state)."""
-    inputs = keras.Input((32, 32, 3))
-    x = keras.layers.Conv2D(8, 3, strides=2, use_bias=False, name='stem')(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='bn')(x))
-    x = keras.layers.DepthwiseConv2D(3, use_bias=False, name='depthwise')(x)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization(name='depthwise_bn')(x))
-    return backbone.classifier(keras.Model(inputs, x), None, (32, 32, 3), 3, 'frozen')
-
-
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(optimizer, tmp_path):
     model = small_classifier()
@@ -47,7 +36,7 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     norms = [layer for layer in keras_stack.flat_layers(model)
              if isinstance(layer, keras.layers.BatchNormalization)]
     before, momenta = values(state), [layer.momentum for layer in norms]
-    table = profiler.profile_model(model, (32, 32, 3), 3, 4, optimizer, folder=str(tmp_path),
+    table = profiler.profile_model(model, SMALL, 3, 4, optimizer, folder=str(tmp_path),
                                    key={'batch': 4}, num_steps=3, seconds=0)
     assert len(state) > len(model.trainable_variables) + 3
     assert_same_values(before, values(state))
@@ -56,15 +45,16 @@ def test_profiling_leaves_the_model_bit_identical_and_a_trace_in_the_folder(opti
     files = [name for _, _, names in os.walk(str(tmp_path)) for name in names]
     assert [name for name in files if name.endswith('.xplane.pb')]
 
-    assert table.names == ['stem/kernel', 'bn/gamma', 'bn/beta', 'depthwise/kernel',
-                           'depthwise_bn/gamma', 'depthwise_bn/beta', 'head/kernel', 'head/bias']
+    assert table.names == [
+        'stem/kernel', 'stem_bn/gamma', 'stem_bn/beta', 'depthwise/kernel', 'depthwise_bn/gamma',
+        'depthwise_bn/beta', 'project/kernel', 'project/bias', 'head/kernel', 'head/bias']
     assert table.shapes == [tuple(v.shape) for v in model.trainable_variables]
     assert table.key == {'batch': 4} and table.profile.coverage >= report.MIN_COVERAGE
     assert table.t_fp > 0 and table.t_bp > 0 and table.t_update > 0 and table.t_dw[0] > 0
     assert table.profile.kernel_share is None  # on a CPU
-    everything = np.ones(8, dtype=bool)
-    assert table.backward_time(everything) == pytest.approx(table.t_bp)
-    assert table.backward_time(np.arange(8) >= 6) < table.backward_time(np.arange(8) == 0)
+    tensors = np.arange(10)
+    assert table.backward_time(tensors >= 0) == pytest.approx(table.t_bp)
+    assert table.backward_time(tensors >= 8) < table.backward_time(tensors == 0)
 
 
 def test_a_cut_nearer_to_the_output_saves_more_of_the_forward_pass():
