@@ -114,17 +114,6 @@ def test_a_trial_holds_one_copy_of_the_weights_alone():
             np.testing.assert_array_equal(slot.numpy(), old)
 
 
-def test_dropout_is_off_in_both_passes():
-    model, optimizer = trained()
-    evaluator = evaluator_of(model, optimizer, 5e-4)
-    found = [evaluate_importance(model, optimizer, batches(1), evaluator=evaluator)
-              for _ in range(3)]
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
-    assert [layer.rate for layer in keras_stack.flat_layers(model)
-            if isinstance(layer, keras.layers.Dropout)] == [0.2]
-
-
 def test_importance_is_averaged_over_the_probe_batches_from_one_start():
     model, optimizer = trained()
     both = batches(2)

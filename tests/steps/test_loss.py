@@ -17,7 +17,6 @@ from elastic.steps.training_step import (
     evaluation_function,
     warn_of_probabilities,
 )
-from small_models import values
 
 kinds = keras.layers
 
@@ -55,39 +54,6 @@ def test_probabilities_that_count_as_logits_cause_a_warning():
     squares = kinds.Lambda(lambda x: x * x / tf.reduce_sum(x * x, axis=1, keepdims=True))
     with pytest.warns(UserWarning, match='sum to one.*treats them as logits'):
         warn_of_probabilities(classifier(kinds.Dense(3), squares), inputs)
-
-
-# ---------------------------------------------------------------- penalties
-
-def test_penalties_are_trained_and_reported_apart_from_the_loss():
-    strength = 0.1
-    model = classifier(
-        kinds.Dense(5, activation='relu', kernel_regularizer=keras.regularizers.l2(strength)),
-        kinds.ActivityRegularization(l2=0.3), kinds.Dense(3))
-    bare = classifier(kinds.Dense(5, activation='relu'), kinds.Dense(3))
-    keras_stack.assign_arrays(bare.trainable_variables, values(model.trainable_variables))
-    inputs, labels = batch()
-    kernel = keras_stack.raw(model.trainable_variables[0]).numpy()
-    hidden = np.maximum(inputs.numpy() @ kernel, 0)
-    of_activity = 0.3 * (hidden ** 2).sum() / len(hidden)  # per example, as in Keras
-    result = StepMaker(model, sgd(model), 0.0, inputs, labels).step([True, False, False, False])(
-        inputs, labels)
-    plain = StepMaker(bare, sgd(bare), 0.0, inputs, labels).forward()(inputs, labels)
-    assert float(result.loss) == pytest.approx(float(plain.loss), rel=1e-5)
-    assert float(plain.penalty) == 0
-    assert float(result.penalty) == pytest.approx(
-        strength * (kernel ** 2).sum() + of_activity, rel=1e-4)
-
-    variable = tf.Variable(kernel)
-    with tf.GradientTape() as tape:
-        x = tf.nn.relu(inputs @ variable)
-        logits = x @ keras_stack.raw(model.trainable_variables[2])
-        objective = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        objective += strength * tf.reduce_sum(variable ** 2)
-        objective += 0.3 * tf.reduce_sum(x ** 2) / len(hidden)
-    expected = kernel - 0.1 * tape.gradient(objective, variable).numpy()
-    np.testing.assert_allclose(keras_stack.raw(model.trainable_variables[0]).numpy(), expected,
-                               rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------- loss scaling
