@@ -25,9 +25,8 @@ def test_a_meter_log_is_integrated_over_the_training_intervals(tmp_path):
 
 
 @pytest.mark.parametrize('line, says', [
-    ('timestamp,watts', 'must be numbers'), ('103', 'must be numbers'),
-    ('103,2103.5,2', 'must be numbers'), ('103,"2', ''), ('\0' * 100, ''), ('\0' * 200000, ''),
-    ('\udcff', 'must be numbers'), ('103,nan', 'must be numbers'),
+    ('103', 'must be numbers'), ('103,2103.5,2', 'must be numbers'), ('103,"2', ''),
+    ('\0' * 200000, ''), ('\udcff', 'must be numbers'), ('103,nan', 'must be numbers'),
     ('103,-2', 'watts must not be negative'), ('101.5,7', 'timestamps must grow')])
 def test_a_damaged_line_is_named(tmp_path, line, says):
     path = tmp_path / 'meter.csv'
@@ -37,14 +36,21 @@ def test_a_damaged_line_is_named(tmp_path, line, says):
         read_meter(str(path))
 
 
-@pytest.mark.parametrize('content', [
-    '\ufefftimestamp,watts\n100,2\n101,4\n',
-    '\ufeff\r\n timestamp , watts\r\n 100, 2 \r\n\r\n101 ,4\r\n',
-    ' "timestamp", "watts"\n"100", "2"\n101,4\n', 'volts,watts,timestamp\n5,2,100\n,4,101\n102',
-    'timestamp,watts\n100,2\n101,4\n102,"'])
-def test_other_ways_to_write_a_log_are_read_up_to_its_last_complete_line(tmp_path, content):
-    (tmp_path / 'meter.csv').write_bytes(content.encode())
-    times, watts = read_meter(str(tmp_path / 'meter.csv'))
+@pytest.mark.parametrize('encoding, content', [
+    ('utf-8-sig', 'timestamp,watts\n100,2\n101,4\n'),
+    ('utf-8-sig', '\r\n timestamp , watts\r\n 100, 2 \r\n\r\n101 ,4\r\n'),
+    ('utf-8', ' "timestamp", "watts"\n"100", "2"\n101,4\n'),
+    ('utf-8', 'volts,watts,timestamp\n5,2,100\n,4,101\n102'),
+    ('utf-8', 'timestamp,watts\r100,2\r101,4\r102,"'),
+    ('utf-16', 'timestamp;watts\r\n100,0;2,0\r\n101,0;4,0\r\n'),
+    ('utf-8', '\n \n timestamp\twatts \n100\t2\n101\t4\n'),
+    ('utf-8', 'Timestamp watts\n100 2 \n 101  4\n')])
+def test_logs_of_spreadsheets_and_meters_are_read_up_to_their_last_complete_line(
+        tmp_path, encoding, content):
+    path = tmp_path / 'meter.csv'
+    path.write_bytes(content.encode(encoding))
+    check_meter(str(path))
+    times, watts = read_meter(str(path))
     assert (list(times), list(watts)) == ([100, 101], [2, 4])
 
 
@@ -55,18 +61,16 @@ def test_what_cannot_become_a_log_is_refused_before_training(tmp_path):
         check_meter(str(path))
         with pytest.raises(UserError, match='has 0 readings; at least two'):
             read_meter(str(path))
-    for content, says in (('time,power\n', "line 1: .*not 'time,power'"),
-                          ('\0' * 200000 + '\n', 'line 1: ')):
-        path.write_text(content)
-        with pytest.raises(UserError, match=says):
-            check_meter(str(path))
+    path.write_text('time,power\n')
+    with pytest.raises(UserError, match="line 1: .*not 'time,power'"):
+        check_meter(str(path))
     with pytest.raises(UserError, match='cannot read'):
         check_meter(str(tmp_path / 'none'))
 
 
 @pytest.mark.parametrize('intervals, says', [
     ([[100, 101], [105, 106]], 'a gap of 9 s at 101; .* at most 5 s'),
-    ([[100, 111]], 'a gap of 9 s at 101'), ([[109, 110.5]], 'a gap of 9 s at 101'),
+    ([[109, 110.5]], 'a gap of 9 s at 101'),
     ([[99, 101]], 'covers 100 to 111, training 99 to 101'), ([[110, 112]], 'covers 100 to 111'),
     (None, 'the system clock was set during training')])
 def test_a_gap_matters_only_within_training(tmp_path, intervals, says):
@@ -99,14 +103,3 @@ def test_the_command_lists_the_sensors_of_this_device(capsys):
     metered.main([])
     out = capsys.readouterr().out
     assert 'power (W)' in out or NO_SENSOR in out
-
-
-@pytest.mark.parametrize('content', [
-    'timestamp;watts\r\n100,0;2,0\r\n101,0;4,0\r\n', '\n \n timestamp\twatts \n100\t2\n101\t4\n',
-    'Timestamp watts\n100 2 \n 101  4\n', 'timestamp,watts\r100,2\r101,4\r'])
-@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16'])
-def test_logs_of_spreadsheets_and_other_meters_are_read(tmp_path, content, encoding):
-    (tmp_path / 'meter.csv').write_bytes(content.encode(encoding))
-    check_meter(str(tmp_path / 'meter.csv'))
-    times, watts = read_meter(str(tmp_path / 'meter.csv'))
-    assert (list(times), list(watts)) == ([100, 101], [2, 4])
