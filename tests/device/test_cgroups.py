@@ -23,7 +23,7 @@ def written(folder, cgroup, files):
 
 @pytest.mark.parametrize('cgroup, files, cores', [
     ('0::/', {'sys/fs/cgroup/cpu.max': '150000 100000'}, 1.5),
-    ('0::/', {'sys/fs/cgroup/cpu.max': 'max 100000'}, None), ('0::/', {}, None), ('', {}, None),
+    ('0::/', {'sys/fs/cgroup/cpu.max': 'max 100000'}, None), ('', {}, None),
     ('0::/a/b', {'sys/fs/cgroup/a/cpu.max': '50000 100000',
                  'sys/fs/cgroup/a/b/cpu.max': 'max 100000'}, 0.5),
     ('3:cpu,cpuacct:/', {'sys/fs/cgroup/cpu/cpu.cfs_quota_us': '50000',
@@ -41,7 +41,6 @@ def test_a_container_s_share_of_cores_is_read(tmp_path, cgroup, files, cores):
               'sys/fs/cgroup/memory.stat': 'anon 500\ninactive_file 200'}, 500),
     ('0::/', {'sys/fs/cgroup/memory.max': '1000', 'sys/fs/cgroup/memory.high': '800',
               'sys/fs/cgroup/memory.current': '700'}, 100),
-    ('0::/', {'sys/fs/cgroup/memory.max': '1000', 'sys/fs/cgroup/memory.current': '1100'}, 0),
     # A service: its own group has no limit, the slice around it has one.
     ('0::/user.slice/run.service', {
         'sys/fs/cgroup/user.slice/memory.max': '3000',
@@ -52,11 +51,9 @@ def test_a_container_s_share_of_cores_is_read(tmp_path, cgroup, files, cores):
                               V1 + '/memory.usage_in_bytes': '4000',
                               V1 + '/memory.stat': 'total_inactive_file 500'}, 1500),
     # In a container of version 1, its group is the mount itself.
-    ('4:memory:/docker/abc', {'sys/fs/cgroup/memory/memory.limit_in_bytes': '5000',
-                              'sys/fs/cgroup/memory/memory.usage_in_bytes': '1000'}, 4000),
-    ('9:name=systemd:/\n4:memory:/\n0::/', {
-        'sys/fs/cgroup/memory/memory.limit_in_bytes': '600',
-        'sys/fs/cgroup/memory/memory.usage_in_bytes': '100'}, 500),
+    ('9:name=systemd:/\n4:memory:/docker/abc\n0::/', {
+        'sys/fs/cgroup/memory/memory.limit_in_bytes': '5000',
+        'sys/fs/cgroup/memory/memory.usage_in_bytes': '1000'}, 4000),
     ('0::/../outside', {'sys/fs/cgroup/memory.max': '1000',
                         'sys/fs/cgroup/memory.current': '400'}, 600)])
 def test_the_memory_that_a_group_has_left_is_read(tmp_path, cgroup, files, left):

@@ -19,17 +19,10 @@ def found(root):
 IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
 HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
 RAPL = 'sys/class/powercap/'
-XAVIER_NX = {  # with two channels of another INA3221, as on a TX2
+XAVIER_NX = {
     IIO + 'rail_name_0': 'VDD_IN', IIO + 'in_power0_input': 4876,
     IIO + 'rail_name_1': 'VDD_CPU_GPU_CV', IIO + 'in_power1_input': 691,
     IIO + 'rail_name_2': 'VDD_SOC', IIO + 'in_power2_input': 1139}
-TX2 = {  # VDD_M2_IN supplies a card, not the board
-    IIO + 'rail_name_0': 'VDD_SYS_GPU', IIO + 'in_power0_input': 152,
-    IIO + 'rail_name_1': 'VDD_SYS_SOC', IIO + 'in_power1_input': 458,
-    IIO.replace('40', '41') + 'rail_name_0': 'VDD_IN',
-    IIO.replace('40', '41') + 'in_power0_input': 2750,
-    IIO.replace('40', '42') + 'rail_name_2': 'VDD_M2_IN',
-    IIO.replace('40', '42') + 'in_power2_input': 5}
 AGX_XAVIER = {
     IIO + 'rail_name_0': 'GPU', IIO + 'in_power0_input': 1500,
     IIO + 'rail_name_1': 'CPU', IIO + 'in_power1_input': 2500,
@@ -53,9 +46,8 @@ INTEL = {
 
 @pytest.mark.parametrize('files, names, watts', [
     (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the whole board, not its parts
-    (TX2, ['rail VDD_IN'], 2.75),
     (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # the sum: no rail has the whole board
-    (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
+    (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
     sensors, notes = found(change(tmp_path, files))
     assert [sensor.name for sensor in sensors] == names and notes == []
@@ -149,18 +141,6 @@ def test_the_clock_gives_the_meter_its_training_buckets(tmp_path):
     assert a < b < c < d and b - a + d - c == pytest.approx(clock.train_seconds, abs=1e-3)
 
 
-@pytest.mark.timing
-@pytest.mark.parametrize('files', [AGX_XAVIER, INTEL], ids=['rails', 'counters'])
-def test_sampling_takes_less_than_a_hundredth_of_the_time(tmp_path, files):
-    """Measures the code alone; the bus of a real device may be slower."""
-    assert energy.PERIOD <= 1  # at least one reading per second
-    sampler = energy.Meter(*found(change(tmp_path, files))).sampler
-    begin, count = time.perf_counter(), 50
-    for number in range(count):
-        sampler.sample(number)
-    assert time.perf_counter() - begin < 0.01 * count * energy.PERIOD
-
-
 def result_of(meter):
     """Returns the energy_joules and energy_note of a meter whose sampler runs for a while."""
     meter.sampler.period = 0.001
@@ -173,11 +153,11 @@ def result_of(meter):
 
 
 @pytest.mark.parametrize('readings, reason', [
-    ([10.0, BlockingIOError(11, 'try again'), 15.0], None), ([10.0, ValueError(''), 15.0], None),
+    ([10.0, BlockingIOError(11, 'try again'), 15.0], None),
     ([10.0, 3.0, 15.0], None),  # one reading makes no sense
     ([10.0, BlockingIOError(11, 'try again'), OSError(19, 'no such device')], 'no such device'),
     ([10.0, 3.0, 3.0], 'the counter went back')],
-    ids=['busy', 'empty', 'glitch', 'gone', 'went back'])
+    ids=['busy', 'glitch', 'gone', 'went back'])
 def test_a_reading_that_fails_once_is_repeated(readings, reason):
     rest = itertools.chain(readings, itertools.repeat(15.0))
 
@@ -234,9 +214,8 @@ class FakeNVML:
 
 
 @pytest.mark.parametrize('gpus, visible, order, chosen, says', [
-    (['a'], None, None, 'a', None), (['a'], '0', None, 'a', None), (['a'], '1', None, None, 'Not'),
+    (['a'], None, None, 'a', None), (['a'], '1', None, None, 'Not'),
     (['a', 'b'], None, None, None, 'choose one'),
-    (['a', 'b'], '1', None, None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
     (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
     (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
     (['a', 'b'], '', None, None, None)])
