@@ -26,7 +26,6 @@ def pi(tmp_path):
     ({'proc/meminfo': MEMINFO.format(1000000, 0)}, memory, False, '1.0 of 4.1 GB'),
     ({'proc/meminfo': MEMINFO.format(1000000, 600000)}, memory, True, '0.6 GB of swap'),
     ({'answers/get_throttled': 'throttled=0x50005'}, heat, False, 'too low'),
-    ({'answers/get_throttled': 'throttled=0x1'}, heat, False, 'too low'),
     ({'answers/get_throttled': 'throttled=0x8'}, heat, False, 'slowed down now'),
     ({'answers/get_throttled': 'throttled=0x80000'}, heat, True, 'not throttled')])
 def test_memory_heat_and_supply_of_a_board(pi, files, row, fine, finding):
@@ -52,7 +51,6 @@ def test_a_32_bit_system_has_no_tensorflow():
      'Exec format error'),  # for another processor
     (b'#!/bin/sh\nkill -ILL $$\n', False, 'signal 4'),
     (b'#!/bin/sh\necho "ImportError: no libcudart" >&2; exit 1\n', False, 'no libcudart'),
-    (b'#!/bin/sh\necho 2.6.2 2\n', True, 'TensorFlow 2.6.2, GPUs: 2'),
     pytest.param('#!/bin/sh\nexec "{}" "$@"\n'.format(sys.executable).encode(), True,
                  'TensorFlow 2.', marks=pytest.mark.thorough)])
 def test_an_environment_is_fine_if_its_tensorflow_can_be_imported(
@@ -70,8 +68,7 @@ def test_an_environment_is_fine_if_its_tensorflow_can_be_imported(
 
 
 @pytest.mark.parametrize('rows, required, fine', [
-    ([], False, None), ([], True, False),
-    ([Row('.venv', True, 'TensorFlow 2.7.0, GPUs: 0')], False, None),
+    ([], False, None),
     ([Row('.venv', True, 'TensorFlow 2.7.0, GPUs: 0')], True, False),
     ([Row('.venv', False, 'TensorFlow cannot be imported: no GPU')], True, False),
     ([Row('.venv', True, 'TensorFlow 2.7.0, GPUs: 1')], True, True)])

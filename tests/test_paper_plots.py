@@ -100,28 +100,20 @@ def test_a_run_with_one_evaluation_has_no_similarity(tmp_path):
         paper_plots.importance_stability([run], tmp_path / 'figure7')
 
 
-def test_selections_have_a_panel_for_each_data_set(tmp_path):
+def test_selections_have_a_panel_for_each_data_set_and_several_seeds_their_share(tmp_path):
     runs = [make_run(tmp_path / 'logs', data, dataset_name=data) for data in DATA]
+    runs.append(make_run(tmp_path / 'logs', 'seed1', dataset_name=DATA[1], seed=1))
+    for row in range(len(MASKS) * TENSORS):  # the second seed always trains all
+        edit_csv(runs[2] / 'selections.csv', 1 + row, 'selected', 1)
     paths = paper_plots.selection_panels(runs, tmp_path / 'figure21')
     assert_figure(paths, tmp_path / 'figure21')
     rows = read_csv(paths[2])
     assert len(rows) == len(DATA) * EPOCHS * TENSORS
     for row in rows:
-        first = 1 if int(row['epoch']) < 3 else 3
-        assert float(row['selected']) == MASKS[first][int(row['tensor'])] and row['n'] == '1'
-
-
-def test_several_seeds_show_the_share_that_trained_a_tensor(tmp_path):
-    runs = [make_run(tmp_path / 'logs', 'seed{}'.format(seed), seed=seed) for seed in (0, 1)]
-    for tensor in range(TENSORS):  # the second seed always trains all
-        for selection in range(len(MASKS)):
-            edit_csv(runs[1] / 'selections.csv', 1 + selection * TENSORS + tensor, 'selected', 1)
-    paths = paper_plots.selection_panels(runs, tmp_path / 'figure21')
-    assert_figure(paths, tmp_path / 'figure21')
-    for row in read_csv(paths[2]):
-        first = 1 if int(row['epoch']) < 3 else 3
-        assert float(row['selected']) == (MASKS[first][int(row['tensor'])] + 1) / 2
-        assert row['n'] == '2'
+        trained, seeds = MASKS[1 if int(row['epoch']) < 3 else 3][int(row['tensor'])], 1
+        if row['dataset_name'] == DATA[1]:
+            trained, seeds = (trained + 1) / 2, 2
+        assert (float(row['selected']), row['n']) == (trained, str(seeds))
 
 
 @pytest.mark.parametrize('draw', [paper_plots.curve_grid, paper_plots.bars,
