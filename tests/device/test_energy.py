@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -179,67 +180,47 @@ def test_a_training_of_less_than_two_readings_is_not_measured():
         None, energy.TOO_FEW]
 
 
-class FakeNVML:
-    """Stands in for pynvml; GPUs are numbered by PCI bus."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, gpus, counts=True):
-        self.gpus, self.counts, self.reading, self.asked = gpus, counts, 1000, []
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlDeviceGetCount(self):
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self._found(index in range(len(self.gpus)) and self.gpus[index])
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return self._found(uuid in self.gpus and uuid)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        self.asked.append(handle)
-        return self._found(self.counts and self.reading)  # mJ
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return self._found(self.reading)  # mW
-
-    def _found(self, value):
-        if not value:
-            raise self.NVMLError('Not Found')
-        return value
+def fake_nvml(gpus, counts=True):
+    """Returns what stands in for pynvml; GPUs are numbered by PCI bus, and show `reading`."""
+    nvml = mock.Mock(NVMLError=LookupError, reading=1000)  # mJ or mW
+    nvml.nvmlDeviceGetCount.return_value = len(gpus)
+    nvml.nvmlDeviceGetHandleByIndex.side_effect = dict(enumerate(gpus)).__getitem__
+    nvml.nvmlDeviceGetHandleByUUID.side_effect = {gpu: gpu for gpu in gpus}.__getitem__
+    nvml.nvmlDeviceGetPowerUsage.side_effect = lambda handle: nvml.reading
+    nvml.nvmlDeviceGetTotalEnergyConsumption.side_effect = (
+        nvml.nvmlDeviceGetPowerUsage.side_effect if counts else LookupError('Not Supported'))
+    return nvml
 
 
 @pytest.mark.parametrize('gpus, visible, order, chosen, says', [
-    (['a'], None, None, 'a', None), (['a'], '1', None, None, 'Not'),
+    (['a'], None, None, 'a', None), (['a'], '1', None, None, 'GPU: '),
     (['a', 'b'], None, None, None, 'choose one'),
     (['a', 'b'], '1', 'FASTEST_FIRST', None, 'CUDA_DEVICE_ORDER=PCI_BUS_ID'),
     (['a', 'b'], '1,0', 'PCI_BUS_ID', 'b', None), (['a', 'b'], 'b', None, 'b', None),
     (['a', 'b'], '', None, None, None)])
 def test_only_the_gpu_that_trains_is_measured(monkeypatch, gpus, visible, order, chosen, says):
-    nvml = FakeNVML(gpus)
+    nvml = fake_nvml(gpus)
     for name, value in (('CUDA_VISIBLE_DEVICES', visible), ('CUDA_DEVICE_ORDER', order)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
     sensors, notes = energy.nvidia_gpus(nvml)
     assert len(sensors) == (chosen is not None)
-    assert nvml.asked == ([chosen] if chosen else [])
+    asked = nvml.nvmlDeviceGetTotalEnergyConsumption.call_args_list
+    assert asked == ([mock.call(chosen)] if chosen else [])
     assert len(notes) == (says is not None) and (says is None or says in notes[0])
 
 
 @pytest.mark.parametrize('counts, joules', [(True, 2.0), (False, 4.0)])  # from 1 and 3 J, or W
 def test_a_gpu_counts_joules_or_reports_watts(monkeypatch, counts, joules):
-    nvml = FakeNVML(['a'], counts)
+    nvml = fake_nvml(['a'], counts)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     (gpu,), notes = energy.nvidia_gpus(nvml)
     assert gpu.advance(10.0) == 0 and notes == []
     nvml.reading = 3000
     assert gpu.advance(12.0) == pytest.approx(joules)
-    nvml.reading = 0  # NVML raises its own error
+    for read in (nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetPowerUsage):
+        read.side_effect = LookupError('Not Found')
     assert result_of(energy.Meter([gpu])) == [None, 'GPU 0 stopped answering: Not Found']
 
 
