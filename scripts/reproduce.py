@@ -1,8 +1,5 @@
 """Makes a figure of the paper: trains the runs that are missing, then draws the picture.
 
-    python scripts/reproduce.py FIGURE [--rehearse] [--dry_run | --jobs FILE] [--only PATTERN]
-        [--seeds N]
-
 scripts/run_figureNN.sh calls this in the virtual environment. A finished run is never repeated, an
 interrupted one resumes, and figures share the runs that they have in common. A failed run is
 reported at the end, and the others still run.
