@@ -85,3 +85,23 @@ def test_no_module_and_no_function_is_longer_than_a_reader_has_patience_for():
                 functions[path, node.name] = last - node.lineno + 1
     assert max(lines.values()) <= 350, lines
     assert not [place for place, count in functions.items() if count > 60]
+
+
+def test_no_modules_import_each_other():
+    graph = {}
+    for _, path in modules():
+        module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+        graph[module] = {part for name in imports_of(path) for part in (
+            name, name.rsplit('.', 1)[0])}
+    seen, circles = {}, []
+
+    def visit(module, above):
+        if module in above:
+            circles.append(above[above.index(module):])
+        elif module not in seen:
+            for other in graph.get(module, ()):
+                visit(other, above + [module])
+            seen[module] = True
+    for module in graph:
+        visit(module, [])
+    assert not circles

@@ -20,10 +20,17 @@ def found(root):
 IIO = 'sys/bus/i2c/devices/0-0040/iio:device0/'
 HWMON = 'sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/'
 RAPL = 'sys/class/powercap/'
-XAVIER_NX = {
+XAVIER_NX = {  # with two channels of another INA3221, as on a TX2
     IIO + 'rail_name_0': 'VDD_IN', IIO + 'in_power0_input': 4876,
     IIO + 'rail_name_1': 'VDD_CPU_GPU_CV', IIO + 'in_power1_input': 691,
     IIO + 'rail_name_2': 'VDD_SOC', IIO + 'in_power2_input': 1139}
+TX2 = {  # VDD_M2_IN supplies a card, not the board
+    IIO + 'rail_name_0': 'VDD_SYS_GPU', IIO + 'in_power0_input': 152,
+    IIO + 'rail_name_1': 'VDD_SYS_SOC', IIO + 'in_power1_input': 458,
+    IIO.replace('40', '41') + 'rail_name_0': 'VDD_IN',
+    IIO.replace('40', '41') + 'in_power0_input': 2750,
+    IIO.replace('40', '42') + 'rail_name_2': 'VDD_M2_IN',
+    IIO.replace('40', '42') + 'in_power2_input': 5}
 AGX_XAVIER = {
     IIO + 'rail_name_0': 'GPU', IIO + 'in_power0_input': 1500,
     IIO + 'rail_name_1': 'CPU', IIO + 'in_power1_input': 2500,
@@ -47,8 +54,9 @@ INTEL = {
 
 @pytest.mark.parametrize('files, names, watts', [
     (XAVIER_NX, ['rail VDD_IN'], 4.876),                    # the whole board, not its parts
+    (TX2, ['rail VDD_IN'], 2.75),
     (AGX_XAVIER, ['rail CPU', 'rail CV', 'rail GPU'], 4.0),  # the sum: no rail has the whole board
-    (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'no total', 'hwmon'])
+    (ORIN_NANO, ['rail VDD_IN'], 5.056)], ids=['iio', 'TX2', 'no total', 'hwmon'])
 def test_rails_of_a_jetson_are_integrated_and_no_part_counts_twice(tmp_path, files, names, watts):
     sensors, notes = found(change(tmp_path, files))
     assert [sensor.name for sensor in sensors] == names and notes == []
