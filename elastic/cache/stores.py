@@ -22,6 +22,7 @@ GB = 10 ** 9
 DISK_SHARE = 0.5  # of the free disk, without --cache_gb
 MOST_OF_DISK = 0.9  # of the free disk, with any --cache_gb: logs and checkpoints need some, too
 TRIAL_BYTES = 64 * 10 ** 6  # to measure rates: more than a processor's caches hold
+AHEAD = 2  # batches that wait to be trained on
 
 
 class CacheLost(Exception):
@@ -75,12 +76,9 @@ class Store(contextlib.AbstractContextManager):
         Raises CacheLost.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
-        columns = []  # (B, bytes) uint8 each: NumPy then need not know bfloat16
-        for field, tensor in zip(self.fields, tensors):
-            tensor = np.ascontiguousarray(tensor)
-            assert tensor.shape == numbers.shape + tuple(field.shape), (tensor.shape, field)
-            assert tensor.dtype == field.dtype, (tensor.dtype, field)
-            columns.append(tensor.reshape(len(numbers), -1).view(np.uint8))
+        # (B, bytes) uint8 each: NumPy then need not know bfloat16.
+        columns = [np.ascontiguousarray(tensor).reshape(len(numbers), -1).view(np.uint8)
+                   for tensor in tensors]
         new = ~self.stored[numbers]
         if not new.all():
             numbers, columns = numbers[new], [column[new] for column in columns]
@@ -93,12 +91,9 @@ class Store(contextlib.AbstractContextManager):
     def get(self, numbers):
         """Returns new arrays, (B,) + shape of each Field, of `numbers`, (B,) int, all stored.
 
-        Raises CacheLost; KeyError if one is not stored.
+        Raises CacheLost.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
-        if not self.has(numbers):
-            self._opened()
-            raise KeyError('not all stored: {}'.format(numbers))
         with self._closing_on_errors('read'):
             columns = self._read(numbers)
         self.bytes_read += sum(column.nbytes for column in columns)
@@ -213,9 +208,12 @@ class FileStore(Store):
 def room(folder, cache_gb=None, memory_bytes=None, freed=None):
     """Returns the bytes of (memory, disk) that a store may take once the Store `freed` is closed.
 
-    cache_gb: GB of disk at most. memory_bytes: of memory; None: MEMORY_SHARE of the available.
+    A folder that is gone has no room. cache_gb: GB of disk at most. memory_bytes: of memory; None:
+    MEMORY_SHARE of the available.
     """
-    memory, disk = available_bytes(), shutil.disk_usage(folder).free
+    memory, disk = available_bytes(), 0
+    with contextlib.suppress(OSError):  # in a run of days, a folder may vanish: /tmp is cleaned
+        disk = shutil.disk_usage(folder).free
     if isinstance(freed, FileStore):
         disk += freed.nbytes
     elif freed is not None:
@@ -235,11 +233,7 @@ def open_store(fields, num_images, folder, cache_gb=None, memory_bytes=None):
 
     cache_gb, memory_bytes: as in room. Raises CacheLost if there is no room.
     """
-    size = num_images * record_bytes(fields)
-    try:
-        memory, disk = room(folder, cache_gb, memory_bytes)
-    except OSError as error:
-        raise CacheLost(error)
+    size, (memory, disk) = num_images * record_bytes(fields), room(folder, cache_gb, memory_bytes)
     if size <= memory:
         with contextlib.suppress(MemoryError):  # a limit on the process (ulimit -v) is narrower
             return MemoryStore(fields, num_images)
@@ -280,24 +274,20 @@ def check_cache_dir(path):
         raise UserError("--cache_dir '{}' cannot be written: {}".format(path, error.strerror))
 
 
-def ahead(store, batches, depth=2):
-    """Generates store.get(numbers) for each of `batches`, (B,) int; reads a file `depth` ahead.
+def ahead(store, batches):
+    """Generates store.get(numbers) for each of `batches`, (B,) int.
 
-    From memory, `get` is faster than passing arrays between threads. The reading thread ends with
-    this generator.
+    A thread reads a file AHEAD batches ahead; it ends with this generator. From memory, `get` is
+    faster than passing arrays between threads.
     """
     if isinstance(store, MemoryStore):
         yield from map(store.get, batches)
         return
     waiting = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
-        try:
-            for numbers in batches:
-                waiting.append(reader.submit(store.get, numbers))
-                if len(waiting) > depth:
-                    yield waiting.popleft().result()
-            while waiting:
+        for numbers in batches:
+            waiting.append(reader.submit(store.get, numbers))
+            if len(waiting) > AHEAD:
                 yield waiting.popleft().result()
-        finally:
-            for batch in waiting:
-                batch.cancel()
+        while waiting:
+            yield waiting.popleft().result()

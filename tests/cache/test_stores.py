@@ -1,20 +1,54 @@
-"""Tests the stores of the prefix cache: records, limits, and disks that fill up or fail."""
+"""Tests the stores of the prefix cache: records, limits, disks that fail, and reading ahead."""
 
+import itertools
 import os
+import shutil
 import signal
-import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from cached_runs import files_of_at_most
 from elastic.cache import stores
 from elastic.cache.stores import CacheLost, Field, FileStore, MemoryStore
 from small_runs import script
-from small_stores import BATCH, FIELDS, IMAGES, bits, both_kinds, filled, opened, values
 
-DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.uint8, np.bool_)
+IMAGES, BATCH = 23, 4
+DTYPES = (np.float32, tf.bfloat16.as_numpy_dtype, np.bool_)
+FIELDS = [Field((3, 5, 2), np.float32), Field((7,), np.float16), Field((), np.int32)]
+both_kinds = pytest.mark.parametrize('kind', ['memory', 'file'])
+
+
+def values(field, count=IMAGES, seed=0):
+    """Returns a (count,) + field.shape array of random bits, NaN and infinity among them."""
+    size = max(1, int(np.prod(field.shape))) * np.dtype(field.dtype).itemsize
+    bits = np.random.RandomState(seed).randint(0, 256, (count, size)).astype(np.uint8)
+    if field.dtype == np.bool_:
+        bits &= 1
+    return bits.view(field.dtype).reshape((count,) + field.shape)
+
+
+def bits(tensors):
+    return [(tensor.shape, tensor.dtype, tensor.tobytes()) for tensor in tensors]
+
+
+def opened(kind, folder, fields, num_images=IMAGES):
+    if kind == 'memory':
+        return MemoryStore(fields, num_images)
+    return FileStore(fields, num_images, str(folder))
+
+
+def filled(kind, folder, fields, seed=0):
+    """Returns a store of IMAGES records, written in shuffled order, and the tensors by image."""
+    tensors = [values(field, seed=seed + i) for i, field in enumerate(fields)]
+    store = opened(kind, folder, fields)
+    order = np.random.RandomState(seed).permutation(IMAGES)
+    for numbers in (order[:9], order[9:]):
+        store.put(numbers, [tensor[numbers] for tensor in tensors])
+    return store, tensors
 
 
 @both_kinds
@@ -29,36 +63,17 @@ def test_records_come_back_bit_for_bit_in_any_order(kind, dtype, tmp_path):
 
 
 @both_kinds
-def test_a_partly_filled_store_knows_what_it_has(kind, tmp_path):
-    with opened(kind, tmp_path, FIELDS) as store:
-        numbers = np.array([[3, 0, 22, 7], [1, 2, 4, 5]])
-        assert not store.has(numbers[0]) and not store.has(numbers).any()
-        store.put(numbers[0], [values(field, BATCH) for field in FIELDS])
-        assert store.has(numbers[0]) and store.has(numbers).tolist() == [True, False]
-        assert store.has([[3, 7], [7, 6]]).tolist() == [True, False]
-        assert store.stored.sum() == BATCH
-        with pytest.raises(KeyError, match='not all stored'):
-            store.get([3, 1])
-        assert store.has(numbers[0])  # a wrong request loses nothing
-
-
-@both_kinds
-def test_a_stored_record_is_not_written_again(kind, tmp_path):
-    store, tensors = filled(kind, tmp_path, FIELDS)
-    with store:
-        written = store.bytes_written
-        store.put(np.arange(6), [values(field, 6, seed=99) for field in FIELDS])
-        assert store.bytes_written == written and store.stored.all()
-        assert bits(store.get(np.arange(6))) == bits([tensor[:6] for tensor in tensors])
-
-
-@both_kinds
-def test_a_batch_that_is_partly_stored_adds_the_rest(kind, tmp_path):
+def test_a_partly_filled_store_knows_what_it_has_and_adds_the_rest(kind, tmp_path):
     first, second = [[values(field, BATCH, seed) for field in FIELDS] for seed in (1, 2)]
     with opened(kind, tmp_path, FIELDS) as store:
-        store.put([0, 1, 2, 3], first)
-        store.put([2, 9, 3, 8], second)
-        assert bits(store.get([2, 3])) == bits([tensor[2:] for tensor in first])
+        assert not store.has([3, 0, 22, 7])
+        store.put([3, 0, 22, 7], first)
+        assert store.has([[3, 0, 22, 7], [7, 3, 6, 0]]).tolist() == [True, False]
+        written = store.bytes_written
+        store.put([22, 9, 7, 8], second)
+        assert store.bytes_written == 1.5 * written  # those that are stored are not written again
+        assert store.stored.sum() == 6
+        assert bits(store.get([22, 7])) == bits([tensor[2:] for tensor in first])
         assert bits(store.get([9, 8])) == bits([tensor[1::2] for tensor in second])
 
 
@@ -72,16 +87,6 @@ def test_a_store_counts_bytes_and_seconds(kind, tmp_path):
         assert store.bytes_read == 0 and store.seconds_reading == 0 < store.seconds_writing
         store.get([1, 2, 3])
         assert store.bytes_read == 3 * row and store.seconds_reading > 0
-
-
-@both_kinds
-def test_a_wrong_shape_or_dtype_is_refused_and_never_cast(kind, tmp_path):
-    with opened(kind, tmp_path, [Field((2,), np.float32)]) as store:
-        for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2), np.int32),
-                      np.zeros((3, 2, 1), np.float32), np.zeros((2, 2), np.float32)):
-            with pytest.raises(AssertionError):
-                store.put([0, 1, 2], [wrong])
-        assert store.nbytes == 0
 
 
 @both_kinds
@@ -112,68 +117,28 @@ def test_kill_9_leaves_no_file(tmp_path):
     assert os.listdir(str(tmp_path)) == []
 
 
-FILL = '''
-import resource, signal, sys, numpy as np
-from elastic.cache.stores import CacheLost, FileStore, Field
-folder, limit = sys.argv[1], int(sys.argv[2])
-if limit:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-store = FileStore([Field((1000,), np.float32)], 1000, folder)
-try:
-    for number in range(1000):
-        store.put([number], [np.full((1, 1000), number, np.float32)])
-        assert store.get([number])[0][0, 0] == number
-except CacheLost as error:
-    print(error)
-assert not store.has([0]) and store.nbytes == 0 and 0 < store.bytes_written < 1000 * 4000
-'''
-
-
 def test_a_file_that_may_not_grow_ends_the_cache_with_one_line(tmp_path):
-    assert script('-c', FILL, str(tmp_path), '99999') == (  # not a whole number of records
-        0, 'the prefix cache in {} cannot be written: File too large\n'.format(tmp_path), '')
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Yields a folder on a file system of 1 MB."""
-    folder = str(tmp_path / 'disk')
-    os.mkdir(folder)
-    if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', folder],
-                       stderr=subprocess.DEVNULL):
-        pytest.skip('may not mount a file system here')
-    yield folder
-    subprocess.check_call(['umount', folder])
-
-
-def test_a_full_disk_ends_the_cache_with_one_line_and_frees_it(small_disk):
-    assert script('-c', FILL, small_disk, '0') == (
-        0, 'the prefix cache in {} cannot be written: No space left on device\n'.format(small_disk),
-        '')
     fields = [Field((1000,), np.float32)]
-    store = FileStore(fields, 1000, small_disk)
-    with pytest.raises(CacheLost, match='No space left'):
-        store.put(np.arange(1000), [np.zeros((1000, 1000), np.float32)])
-    usage = os.statvfs(small_disk)
-    assert usage.f_bfree == usage.f_blocks and os.listdir(small_disk) == []
+    store = FileStore(fields, 100, str(tmp_path))
+    file = store._held
+    with files_of_at_most(99999):  # not a whole number of records
+        with pytest.raises(CacheLost) as lost:
+            for number in range(100):
+                store.put([number], [np.full((1, 1000), number, np.float32)])
+                assert store.get([number])[0][0, 0] == number
+    assert str(lost.value) == 'the prefix cache in {} cannot be written: File too large'.format(
+        tmp_path)
+    assert not store.has([0]) and store.nbytes == 0 and store.bytes_written == 99999
+    assert file.closed  # so the disk has room for checkpoints at once
 
 
-def test_the_disk_of_the_folder_limits_a_file(small_disk):
-    fields = [Field((1000,), np.float32)]
-    for gigabytes, images in ((None, 131), (1, 235), (0.0005, 125)):
-        with stores.open_store(fields, images, small_disk, gigabytes, memory_bytes=0) as store:
-            assert isinstance(store, FileStore) and store.place == 'in ' + small_disk
-        with pytest.raises(CacheLost, match='of disk are allowed'):
-            stores.open_store(fields, images + 1, small_disk, gigabytes, 0)
-
-
-def test_a_file_that_was_cut_short_is_lost(tmp_path):
-    store, _ = filled('file', tmp_path, FIELDS)
-    os.truncate(store._held.fileno(), store.nbytes - 10)
-    with pytest.raises(CacheLost, match='in {} cannot be read: .* cut short'.format(tmp_path)):
-        store.get(np.arange(IMAGES))
-    assert not store.has([0])
+def test_the_free_disk_and_cache_gb_limit_a_file(tmp_path):
+    folder = str(tmp_path)
+    free = shutil.disk_usage(folder).free
+    for gigabytes, expected in ((None, 0.5 * free), (10 ** 9, 0.9 * free), (0.0005, 500000)):
+        assert stores.room(folder, gigabytes)[1] == pytest.approx(expected, rel=0.05)
+    other = shutil.disk_usage('/dev/shm').free  # another disk
+    assert stores.room('/dev/shm')[1] == pytest.approx(0.5 * other, rel=0.05)
 
 
 def test_a_record_that_the_disk_lost_or_changed_is_noticed(tmp_path):
@@ -199,8 +164,10 @@ def test_a_store_lies_in_memory_else_on_disk_else_nowhere(tmp_path):
 
 
 def test_a_folder_that_takes_no_file_gives_the_reason(tmp_path):
-    with pytest.raises(CacheLost, match=r'^[^\n]*No such file or directory[^\n]*$'):
-        stores.open_store(FIELDS, 10, str(tmp_path / 'none'), None, 0)
+    gone = str(tmp_path / 'gone')
+    with pytest.raises(CacheLost, match=r'^[^\n]* 0 GB of disk are allowed$'):
+        stores.open_store(FIELDS, 10, gone, None, 0)
+    stores.open_store(FIELDS, 10, gone).close()  # in memory
     with pytest.raises(CacheLost, match='cannot be opened: No such file or directory'):
         FileStore(FIELDS, 10, '/proc/self')
 
@@ -219,40 +186,85 @@ def test_a_memory_limit_of_the_process_sends_the_cache_to_disk(tmp_path):
     assert out == ('FileStore\n' if free >= 4 * 10 ** 9 else '\n'), errors
 
 
+# ---------------------------------------------------------------- threads
+
+@both_kinds
+def test_reading_ahead_gives_what_get_gives(kind, tmp_path):
+    store, _ = filled(kind, tmp_path, FIELDS)
+    batches = np.random.RandomState(1).permutation(IMAGES)[:20].reshape(5, BATCH)
+    with store:
+        given = list(stores.ahead(store, batches))
+        assert [bits(each) for each in given] == [bits(store.get(each)) for each in batches]
+        assert list(stores.ahead(store, batches[:0])) == []
+
+
+def test_reading_ahead_takes_no_more_batches_than_it_says(tmp_path):
+    store, taken = filled('file', tmp_path, FIELDS)[0], []
+    batches = (taken.append(number) or [number] for number in range(IMAGES))
+    with store:
+        for step, _ in zip(range(5), stores.ahead(store, batches)):
+            assert len(taken) == step + 1 + stores.AHEAD
+
+
+def test_reading_ahead_ends_its_thread_when_closed_early(tmp_path):
+    store, _ = filled('file', tmp_path, FIELDS)
+    threads = threading.active_count()
+    with store:
+        for _ in stores.ahead(store, np.arange(20).reshape(5, BATCH)):
+            assert threading.active_count() == threads + 1
+            break  # drops the generator, which closes it
+        assert threading.active_count() == threads
+
+
+def test_reading_ahead_raises_a_loss_at_its_batch(tmp_path):
+    store, tensors = filled('file', tmp_path, FIELDS)
+    order = np.random.RandomState(0).permutation(IMAGES)  # the order in the file
+    file, threads, seen = store._held, threading.active_count(), []
+    os.truncate(file.fileno(), 10 * stores.record_bytes(FIELDS))
+    with pytest.raises(CacheLost, match='in {} cannot be read: .* cut short'.format(tmp_path)):
+        for tensors_read in stores.ahead(store, order[:20].reshape(5, BATCH)):
+            seen.append(bits(tensors_read))
+    assert seen == [bits([tensor[numbers] for tensor in tensors])
+                    for numbers in (order[:4], order[4:8])]
+    assert threading.active_count() == threads and file.closed and store.nbytes == 0
+    with pytest.raises(CacheLost, match='closed'):
+        next(stores.ahead(store, [[1]]))
+
+
+@both_kinds
+def test_one_thread_reads_while_another_writes(kind, tmp_path):
+    fields, count = [Field((300,), np.float32), Field((), np.int32)], 2000
+    tensors = [values(field, count) for field in fields]
+    with opened(kind, tmp_path, fields, count) as store:
+        old, new = np.arange(count // 2), np.arange(count // 2, count)
+        store.put(old, [tensor[old] for tensor in tensors])
+        reading = stores.ahead(store, old.reshape(-1, 10))
+        for numbers, given in zip(new.reshape(-1, 10), reading):
+            store.put(numbers, [tensor[numbers] for tensor in tensors])
+            assert bits(given) == bits([tensor[numbers - count // 2] for tensor in tensors])
+        assert bits(store.get(np.arange(count))) == bits(tensors)
+
+
 @both_kinds
 def test_closing_while_another_thread_reads_or_writes_is_safe(kind, tmp_path):
-    fields, count, failed = [Field((5000,), np.float32)], 400, []
+    fields, count = [Field((5000,), np.float32)], 400
     tensor = values(fields[0], count)
-    other = tmp_path / 'other'
-    for _ in range(5):
-        store = opened(kind, tmp_path, fields, count)
-        store.put(np.arange(200), [tensor[:200]])
+    store = opened(kind, tmp_path, fields, count)
+    store.put(np.arange(200), [tensor[:200]])
 
-        def read(store=store):
-            try:
-                while True:
-                    assert bits(store.get(np.arange(200))) == bits([tensor[:200]])
-            except CacheLost:
-                pass
-            except BaseException as error:
-                failed.append(error)
+    def read():
+        while True:
+            assert bits(store.get(np.arange(200))) == bits([tensor[:200]])
 
-        def write(store=store):
-            try:
-                for start in range(200, count, 2):
-                    store.put(np.arange(start, start + 2), [tensor[start:start + 2]])
-            except CacheLost:
-                pass
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=target) for target in (read, write)]
-        for thread in threads:
-            thread.start()
+    def write():
+        for start in itertools.cycle(range(200, count, 2)):
+            store.put(np.arange(start, start + 2), [tensor[start:start + 2]])
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(call) for call in (read, write)]
         store.get([1, 2, 3])
         store.close()
-        with open(str(other), 'wb+') as file:  # likely to get the descriptor just closed
-            for thread in threads:
-                thread.join()
-            assert file.read() == b'' and failed == []
-        assert store.nbytes == 0
+        with open(str(tmp_path / 'other'), 'wb+') as file:  # may get the descriptor just closed
+            for each in running:
+                with pytest.raises(CacheLost, match='closed'):
+                    each.result()
+            assert file.read() == b'' and store.nbytes == 0

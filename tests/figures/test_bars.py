@@ -47,19 +47,6 @@ def test_tables_that_do_not_compare_are_an_error_in_one_line(tmp_path, changes, 
     assert '\n' not in str(caught.value) and not (tmp_path / 'none.png').exists()
 
 
-@pytest.mark.parametrize('figure', ['devices', 'timings'])
-def test_a_file_that_is_damaged_absent_or_no_timing_table_is_refused(tmp_path, figure):
-    with open(stored(tmp_path / 'whole')) as file:
-        text = file.read()
-    (tmp_path / 'other.json').write_text('{"key": {}, "names": [], "t_dw": []}')
-    (tmp_path / 'half.json').write_text(text[:99])
-    for name, says in (('other.json', 'not a timing table'), ('half.json', 'cannot read'),
-                       ('absent.json', 'cannot read')):
-        with pytest.raises(UserError, match=says) as caught:
-            plot.main([figure, str(tmp_path / name), '--output', str(tmp_path / 'none')])
-        assert name in str(caught.value) and '\n' not in str(caught.value)
-
-
 def test_one_table_is_drawn_with_its_numbers(tmp_path):
     paths = plot.timing_bars(stored(tmp_path), tmp_path / 'figure')
     assert_figure(paths, tmp_path / 'figure')

@@ -8,7 +8,6 @@ import pytest
 
 import train
 from cached_runs import (
-    DEEP,
     HEAD,
     HEAD_ALONE,
     IMAGES,
@@ -36,8 +35,6 @@ from elastic.schemes.scheme import Choice
 from elastic.selection.items import layers_of
 from elastic.settings import Settings
 from elastic.steps.epoch import FILL, PLAIN, READ, EpochResult
-from elastic.steps.masked_step import StepMaker
-from elastic.steps.optimizer import make_optimizer
 from fixed_tables import COPY_MS
 from selection_solver_DP import choose_cached_tensors, choose_tensors
 from timing_tables import random_masks
@@ -89,16 +86,18 @@ def compared(folder, dataset, table, masks, num_epochs=4, make=network, before=N
     return cache, choices
 
 
+def attached(folder, dataset, model, **room):
+    """Returns a cache that can cut a network's steps."""
+    cache = Watched(dataset, str(folder), **room)
+    cache.attach(maker_of(model))
+    return cache
+
+
 # ---------------------------------------------------------------- what the run can afford
-
-def costs_of(cache, table, epoch, until):
-    cache.attach(maker_of(network()))
-    return CacheOffers(cache, table, epoch, until)
-
 
 def test_a_run_that_reads_its_cache_stays_within_budget(tmp_path, dataset, table):
     rho, num_epochs = 0.6, 8
-    costs = costs_of(Watched(dataset, str(tmp_path)), table, 1, num_epochs + 1)
+    costs = CacheOffers(attached(tmp_path, dataset, network()), table, 1, num_epochs + 1)
     mask, _, costed = choose_cached_tensors(costs, np.ones(HEAD + 2), rho)
     choice, budget = Choice(mask, timings=costed), Budget(Settings(num_epochs, rho=rho))
     assert budget.rho(1) == rho and costed.is_cached(mask)
@@ -114,12 +113,11 @@ def test_a_run_that_reads_its_cache_stays_within_budget(tmp_path, dataset, table
 
 def test_the_whole_run_pays_for_filling_the_cache(tmp_path, dataset, table, capsys):
     """The two epochs of one selection could not reach this rho."""
-    least = [costs_of(Watched(dataset, str(tmp_path)), table, 1, until).smallest_rho()
-             for until in (3, 9)]
+    cache, chosen = attached(tmp_path, dataset, network()), {}
+    least = [CacheOffers(cache, table, 1, until).smallest_rho() for until in (3, 9)]
     assert least[1] < 0.9 * least[0]
     settings = Settings(num_epochs=8, interval=2, rho=float(np.mean(least)),
-                              learning_rate=0.01, closed_loop=False)
-    cache, chosen = Watched(dataset, str(tmp_path)), {}
+                        learning_rate=0.01, closed_loop=False)
     scheme = train.CachedElasticScheme(train.step_maker(network(), dataset, settings),
                                        dataset.probe, table, settings, cache)
     session = Session(Recorder(str(tmp_path / 'r')))
@@ -139,22 +137,16 @@ FIRST_OF_DEEP = np.arange(HEAD + 2) == 2
 LARGER = MIDDLE & (np.arange(HEAD + 2) != 5)
 
 
-@pytest.mark.parametrize('place, masks, expected', [
-    ('memory', {1: LATE, 3: LATE}, (FILL, READ, READ, READ)),
-    ('file', {1: LATE, 3: SUBSET}, (FILL, READ, READ, READ)),
-    ('memory', {1: LARGER, 3: MIDDLE}, (FILL, READ, READ, READ)),
-    ('file', {1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
-    ('memory', {1: MIDDLE, 4: HEAD_ALONE}, (FILL, READ, READ, READ)),
-    ('file', {1: LATE, 3: DEEP}, (FILL, READ, FILL, READ)),
-    ('memory', {1: LATE, 3: HEAD_ALONE | FIRST_OF_DEEP}, (FILL, READ, FILL, READ)),
-    ('memory', {1: DEEP, 3: MIDDLE, 4: DEEP}, (FILL, READ, READ, READ))],
-    ids=['the same', 'fewer', 'more', 'and back', 'in mid-interval', 'below the cut',
-         'one below the cut', 'above and at the cut'])
-@pytest.mark.thorough
+@pytest.mark.parametrize('room, masks, expected', [
+    (0, {1: LATE, 3: HEAD_ALONE, 4: LATE}, (FILL, READ, READ, READ)),
+    pytest.param(None, {1: LARGER, 3: MIDDLE}, (FILL, READ, READ, READ),
+                 marks=pytest.mark.thorough),
+    pytest.param(None, {1: LATE, 3: HEAD_ALONE | FIRST_OF_DEEP}, (FILL, READ, FILL, READ),
+                 marks=pytest.mark.thorough)],
+    ids=['fewer and back', 'more', 'one below the cut'])
 def test_cached_activations_stay_while_nothing_below_their_cut_trains(
-        tmp_path, dataset, table, place, masks, expected):
-    cache, choices = compared(tmp_path, dataset, table, masks,
-                              room=0 if place == 'file' else None)
+        tmp_path, dataset, table, room, masks, expected):
+    cache, choices = compared(tmp_path, dataset, table, masks, room=room)
     assert cache.kinds == kinds(*expected)
     assert cache.totals['cache_hits'] == 56 * expected.count(READ)
 
@@ -214,13 +206,6 @@ def test_a_new_cache_may_take_the_room_of_the_present_one(tmp_path, on_disk):
 
 
 # ---------------------------------------------------------------- a mask's own cut
-
-def attached(folder, dataset, model, **room):
-    cache = Watched(dataset, str(folder), **room)
-    optimizer = make_optimizer('sgd', 0.05, 100, model.trainable_variables)
-    cache.attach(StepMaker(model, optimizer, 0.0, *dataset.train.element_spec))
-    return cache
-
 
 def mask_of(model, *layers):
     paths = [keras_stack.layer_path(v).split('/')[-1] for v in model.trainable_variables]
@@ -294,8 +279,8 @@ def test_a_selection_without_room_for_a_cache_says_so(tmp_path, dataset, branchi
 
 @pytest.mark.parametrize('layers', [None, 'layer'])
 @pytest.mark.thorough
-def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(tmp_path, dataset, branching,
-                                                                      layers):
+def test_no_unselected_tensor_fits_and_no_choice_exceeds_rho(
+        tmp_path, dataset, branching, layers):
     model, rng, more, n = branches(), np.random.RandomState(1), 0, len(branching.names)
     cache, of = attached(tmp_path, dataset, model), layers_of(model)
     group, given = (of, of) if layers else (np.arange(n), None)

@@ -8,25 +8,22 @@ import pytest
 from tensorflow import keras
 
 import main
-from cached_runs import SIZE, network
-from elastic.compat import keras_stack
+from cached_runs import network
 from elastic.files import read_json
 from elastic.runs.folder import read_run
 from fixed_tables import store_table
 from refusals import assert_refused
+from small_runs import quick_flags
 
 
 @pytest.fixture
 def run_flags(tmp_path):
     """Returns the flags of a run on a small network."""
     keras.backend.clear_session()  # so that layers are counted from the first
-    path = str(tmp_path / keras_stack.MODEL_FILE)
-    network().save(path)
     (tmp_path / 'logs').mkdir()
-    return ['--model_name', path, '--bn_statistics', 'frozen', '--input_size', str(SIZE),
-            '--batch_size', '8', '--dataset_name', 'digits', '--train_images', '40',
-            '--test_images', '10', '--num_epochs', '4', '--learning_rate', '0.05', '--save_model',
-            '--logs_dir', str(tmp_path / 'logs'), '--run_name', 'chosen']
+    return quick_flags(
+        tmp_path, '--prefix_cache', 'auto', '--num_epochs', '4', '--learning_rate', '0.05',
+        '--save_model', '--logs_dir', str(tmp_path / 'logs'), '--run_name', 'chosen')
 
 
 @pytest.mark.parametrize('expression, trained', [

@@ -1,6 +1,5 @@
 """Tests PruneTrain: which channels belong together, and what remains when some are removed."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,14 +83,11 @@ def vanish(model, share, seed=0):
     return count
 
 
-def names(channels):
-    return sorted((keras_stack.variable_name(variable), axis)
-                  for variable, axis in channels.judged)
-
-
 def of_names(model):
-    """Returns {names and axes of the judged kernels: removable Channels}."""
-    return {tuple(names(channels)): channels for channels in Structure(model).channels}
+    """Returns {(name, axis) of the judged kernels: removable Channels}."""
+    return {tuple(sorted((keras_stack.variable_name(variable), axis)
+                         for variable, axis in channels.judged)): channels
+            for channels in Structure(model).channels}
 
 
 def test_channels_that_are_added_or_passed_on_belong_together():
@@ -108,6 +104,7 @@ def test_channels_that_are_added_or_passed_on_belong_together():
     assert carried[7] == [('c/bias', 0)]
     assert carried[8] == [('a/bias', 0), ('b/bias', 0), ('depthwise/bias', 0),
                           ('depthwise/kernel', 2)]
+    assert Structure(flat_sequential()).size == 8 + 6 + 4
 
 
 def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
@@ -119,21 +116,21 @@ def test_the_removable_channels_of_mobilenetv2_match_a_count_by_hand():
     assert Structure(model).size == 2864 + 1280
 
 
-@pytest.mark.parametrize('name', [
-    'residual'] + [pytest.param(name, marks=pytest.mark.thorough) for name in (
+@pytest.mark.parametrize('name', ['residual', 'sequential', 'nested'] + [
+    pytest.param(name, marks=pytest.mark.thorough) for name in (
         'vit', 'EfficientNetB0', 'DenseNet121')])
-def test_removing_vanished_channels_keeps_the_output(name):
+def test_removing_vanished_channels_keeps_the_output(name, tmp_path):
     keras_stack.set_seed(0)
-    build = {'residual': residual_network, 'vit': transformer}.get(name, lambda: build_model(
-        name, (SIZE, SIZE, 3), CLASSES, 'none', bn_statistics='frozen'))
-    model = randomised(build())
-    gone = vanish(model, 0.5)
-    images, _ = batch(count=32)
+    if name in ('sequential', 'nested'):
+        user = flat_sequential() if name == 'sequential' else user_classifier(CLASSES)
+        model = build_model(saved(user, tmp_path), SAVED_SHAPE, CLASSES)
+    elif name in ('residual', 'vit'):
+        model = residual_network() if name == 'residual' else transformer()
+    else:
+        model = build_model(name, (SIZE, SIZE, 3), CLASSES, 'none', bn_statistics='frozen')
+    gone = vanish(randomised(model), 0.5)
+    images, _ = batch(size=model.input_shape[1], count=32)
     statistics_from_batch(model, images)  # otherwise the signal vanishes, and errors with it
-    assert_prune_keeps_output(model, images, gone)
-
-
-def assert_prune_keeps_output(model, images, gone):
     before = model(images, training=False).numpy()
     optimizer = optimizer_for(model.trainable_variables)
     smaller, _, removed = prune(model, optimizer, SMALL, optimizer_for)
@@ -145,24 +142,9 @@ def assert_prune_keeps_output(model, images, gone):
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize('build, channels', [
-    (flat_sequential, 8 + 6 + 4), (lambda: user_classifier(CLASSES), 6 + 8)])
-def test_a_saved_sequential_model_can_be_pruned(build, channels, tmp_path):
-    keras_stack.set_seed(0)
-    path = saved(randomised(build()), tmp_path)
-    model = build_model(path, SAVED_SHAPE, CLASSES)
-    assert Structure(model).size == channels
-    gone = vanish(model, 0.5)
-    assert gone == channels // 2
-    images, _ = batch(size=SAVED_SHAPE[0])
-    statistics_from_batch(model, images)
-    assert_prune_keeps_output(model, images, gone)
-
-
-def test_a_model_without_channels_to_remove_is_refused(tmp_path):
-    path = saved(sequential(keras.layers.Dense(CLASSES)), tmp_path)
+def test_a_model_without_channels_to_remove_is_refused():
     with pytest.raises(UserError, match='no channels to remove'):
-        GroupLasso(build_model(path, SAVED_SHAPE, CLASSES), [], 0.2)
+        GroupLasso(sequential(keras.layers.Dense(CLASSES)), [], 0.2)
 
 
 def test_the_last_channel_stays_and_no_change_keeps_the_model():
