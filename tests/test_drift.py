@@ -8,7 +8,6 @@ import drift
 import numpy as np
 import pytest
 import tensorflow as tf
-from _drift_learner import Kept, Mixture
 
 from elastic.errors import UserError
 from elastic.networks import backbone, stages
@@ -99,24 +98,6 @@ def test_exams_give_the_measures_of_forgetting():
         end=(0.25 + 0.5 + 1) / 3, new=(0.75 + 1) / 2, bwt=(0.25 - 0.5 + 0.5 - 0.75) / 2,
         worst=0.75,  # from 1.0 after the second task
         first=-0.25, next=0.25, gap=(-1.0 - 0.125) / 2))
-
-
-def test_kept_images_are_of_all_classes_and_do_not_move_to_make_room():
-    kept = Kept(6, 0)
-    kept.add(pixels([0] * 20))
-    assert len(kept.pixels) == 6
-    first = set(kept.pixels.images[:, 0, 0, 0])
-    kept.add(pixels([1] * 20, 20))
-    assert np.bincount(kept.pixels.labels).tolist() == [3, 3]
-    assert set(kept.pixels.images[kept.pixels.labels == 0, 0, 0, 0]) < first
-
-
-def test_half_of_each_batch_is_kept_and_every_new_image_is_seen():
-    data = Mixture(pixels([0] * 8), pixels([1] * 3, 50), 4, [0])
-    for epoch in (1, 2):
-        batches = [images.numpy()[:, 0, 0, 0] for images, _ in data.batches(data.order(epoch), 0)]
-        assert sorted(np.concatenate([batch[:2] for batch in batches])) == list(range(8))
-        assert all((batch[2:] >= 50).all() for batch in batches)
 
 
 def test_answers_pair_rows_by_seed():

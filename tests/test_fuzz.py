@@ -1,25 +1,24 @@
 """Damages files: they are read or refused in words, and do no harm."""
 
+import contextlib
 import math
 
 import numpy as np
 import pytest
 
 from cached_runs import network
-from elastic.command_line import with_files
 from elastic.compat import keras_stack
 from elastic.device.meter_log import metered_joules, read_meter
 from elastic.errors import UserError
 from elastic.networks.saved_model import from_saved_model
 from elastic.runs.folder import read_run
 from elastic.timing.op_times import read_trace
-from elastic.timing.table import TensorTimings
+from elastic.timing.stored import stored_table
 from made_runs import make_run
 from timing_tables import table_of_branching
 from xplanes import CPU, GPU, xplane
 
 COUNT = 10  # damaged files of each kind
-REFUSED = object()
 
 
 def damaged(content, rng):
@@ -41,18 +40,10 @@ def damaged(content, rng):
     return bytes(content)
 
 
-def read_or_refused(read):
-    """Returns read(), or REFUSED if it raises UserError with a message."""
-    try:
-        return read()
-    except UserError as error:
-        assert str(error)
-        return REFUSED
-
-
 def timing_table(folder):
-    table_of_branching().save(str(folder / 'timings.json'))
-    return folder / 'timings.json', lambda: TensorTimings.load(str(folder / 'timings.json'))
+    path = str(folder / 'timings.json')
+    table_of_branching().save(path)
+    return folder / 'timings.json', lambda: stored_table(path, {})
 
 
 def records(folder):
@@ -91,20 +82,12 @@ def model(folder):
     return path, check
 
 
-def flag_file(folder):
-    path = folder / 'flags.txt'
-    path.write_text('# a run\n--rho 0.5\n--seed 3 --save_model\n--dataset_name "folder:a b"\n')
-
-    def check():
-        assert all(isinstance(word, str) for word in with_files(['@' + str(path)]))
-    return path, check
-
-
-@pytest.mark.parametrize('make', [timing_table, records, meter, trace, model, flag_file])
-def test_other_damaged_files_are_read_or_refused_in_words(tmp_path, make):
+@pytest.mark.parametrize('make', [timing_table, records, meter, trace, model])
+def test_damaged_files_are_read_or_refused_in_words(tmp_path, make):
     path, check = make(tmp_path)
     check()
     content, rng = path.read_bytes(), np.random.RandomState(2)
     for _ in range(COUNT):
         path.write_bytes(damaged(content, rng))
-        read_or_refused(check)
+        with contextlib.suppress(UserError):
+            check()

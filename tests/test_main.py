@@ -2,11 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import time
 from multiprocessing.pool import ThreadPool
 
-import numpy as np
 import pytest
 
 import main
@@ -20,7 +20,7 @@ from elastic.runs.recorder import open_run
 from elastic.settings import settings_of
 from fixed_tables import store_table
 from models import build_model
-from small_runs import at_line, quick_flags, run_settings_of, script
+from small_runs import at_line, outcome, quick_flags, run_settings_of, script
 
 TABLE = '{}_{}_10_{}_profile'.format(os.path.splitext(keras_stack.MODEL_FILE)[0], SIZE, BATCH)
 FULL = ['--train_type', 'full_training', '--num_epochs', '1']
@@ -52,6 +52,8 @@ def test_the_folder_of_a_run_is_complete(logs):
                 name.startswith('events.out') for name in files)
     assert set(os.listdir(str(folder / 'one' / 'checkpoint'))) == {
         'weights.npz', keras_stack.MODEL_FILE, 'class_names.txt'}
+    path = folder / 'one' / 'flags.txt'
+    assert path.read_text().startswith('# To repeat this run: python main.py @{}, '.format(path))
 
 
 def test_a_finished_run_is_not_repeated(logs, capsys):
@@ -67,7 +69,9 @@ def test_a_finished_run_is_not_repeated(logs, capsys):
 def test_other_settings_under_the_same_name_are_refused(logs):
     folder, flags = logs
     before = (folder / 'one' / 'summary.json').read_bytes()
-    with pytest.raises(UserError, match="run 'one'.*seed 0 there, 3 now"):
+    with pytest.raises(UserError, match="run 'one'.*seed 0 there, 3 now.*choose another --run_name "
+                       '.with --weights .*weights.npz to train on from there., or start over with '
+                       '--restart'):
         main.main(flags + ['--seed', '3'])
     assert (folder / 'one' / 'summary.json').read_bytes() == before
 
@@ -100,13 +104,9 @@ def test_a_run_that_another_process_has_just_finished_is_kept(logs):
     for name in os.listdir(str(folder / 'one')):
         if (folder / 'one' / name).is_file():
             assert (folder / 'late' / name).read_bytes() == (folder / 'one' / name).read_bytes()
-    settings = read_json(str(folder / 'late' / 'settings.json'))
-    for _ in range(2):  # twice, as the first must release the lock
-        assert open_run(str(folder / 'late'), settings) is None
-    with pytest.raises(UserError, match='other settings'):
-        open_run(str(folder / 'late'), dict(settings, seed=9))
     (folder / 'late' / 'summary.json').unlink()
-    open_run(str(folder / 'late'), settings).close()
+    settings = read_json(str(folder / 'late' / 'settings.json'))
+    open_run(str(folder / 'late'), settings).close()  # the lock was released
 
 
 def test_a_damaged_meter_log_loses_the_energy_but_not_the_run(logs, capsys):
@@ -133,7 +133,6 @@ def test_a_timing_table_is_reused_only_for_an_equal_key(logs, capsys):
         'model', 'network', 'alpha', 'input_size', 'batch_size', 'num_classes', 'optimizer',
         'decay', 'clipped', 'bn_statistics', 'augmentation', 'dtype', 'inter_op_threads',
         'intra_op_threads', 'environment', 'host', 'tensorflow', 'keras'}
-    assert stored.key['model'] == 'saved' and stored.key['dtype'] == 'float32'
 
 
 def test_a_rho_out_of_reach_is_refused_with_the_smallest(logs):
@@ -146,48 +145,28 @@ def test_a_rho_out_of_reach_is_refused_with_the_smallest(logs):
 def test_a_diverging_run_exits_1_and_leaves_nothing(logs, capsys):
     folder, flags = logs
     assert main.main(flags + FULL + ['--learning_rate', '1e18', '--run_name', 'burst']) == 1
-    assert 'smaller --learning_rate' in capsys.readouterr().err
+    assert re.search(r'epoch 1/1.* smaller --learning_rate \(it was .*e\+1\d\)',
+                     capsys.readouterr().err)
     assert not (folder / 'burst').exists()  # no epoch was finished
-
-
-def test_a_saved_model_and_its_portable_weights_are_the_same_network(logs):
-    folder = logs[0]
-    checkpoint, shape = folder / 'one' / 'checkpoint', (SIZE, SIZE, 3)
-    by_path = build_model(str(checkpoint / keras_stack.MODEL_FILE), shape, 10)
-    by_weights = build_model(str(folder / keras_stack.MODEL_FILE), shape, 10,
-                             str(checkpoint / 'weights.npz'))
-    images = np.random.RandomState(0).uniform(0, 255, (2,) + shape).astype('float32')
-    np.testing.assert_allclose(np.array(by_path(images)), np.array(by_weights(images)), rtol=1e-4,
-                               atol=1e-5)
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='no op determinism before TensorFlow 2.9')
-def test_two_deterministic_processes_give_the_same_bits(logs):
+def test_two_deterministic_processes_give_the_same_bits_also_if_one_exports(logs):
     folder, _ = logs
     with ThreadPool(2) as pool:
-        ended = pool.map(lambda name: script('main.py', *quick_flags(
-            folder, '--rho', '0.6', '--interval', '1', '--run_name', name, '--save_model',
-            '--deterministic', '--seed', '5')), ('d1', 'd2'))
+        ended = pool.map(lambda more: script('main.py', *quick_flags(
+            folder, '--rho', '0.6', '--interval', '1', '--deterministic', '--seed', '5',
+            '--run_name', *more)), (['d1', '--export', 'litert_int8'], ['d2']))
     for code, out, err in ended:
         assert code == 0 and 'timing table: ' in out, out + err
-    first, second = [np.load(str(folder / name / 'checkpoint' / 'weights.npz'))
-                     for name in ('d1', 'd2')]
-    assert first.files == second.files
-    assert all(first[key].tobytes() == second[key].tobytes() for key in first.files)
-    assert (folder / 'd1' / 'selections.csv').read_bytes() == (
-        folder / 'd2' / 'selections.csv').read_bytes()
+    assert outcome(folder / 'd1') == outcome(folder / 'd2')
 
 
 @pytest.mark.skipif(keras_stack.KERAS_3, reason='today\'s TensorFlow has op determinism')
 def test_deterministic_is_refused_where_tensorflow_cannot(logs):
     with pytest.raises(UserError, match='--deterministic needs TensorFlow 2.9'):
         main.main(logs[1] + ['--deterministic', '--run_name', 'never'])
-
-
-def costs_in(out):
-    """Returns the last table that profiler.py prints, and its notes."""
-    return out[out.index('12 epochs of '):]
 
 
 @pytest.mark.thorough
@@ -204,7 +183,8 @@ def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys):
                   'steps are timed on a batch of digits\n', 'head/kernel', '16x10',
                   't_dw (ms)', 't_up (ms)', 'forward pass (t_fp)', 'attributed: ', 'profiled in'):
         assert words in out
-    first, folder = costs_in(out), tmp_path / TABLE.replace('_{}_'.format(BATCH), '_4_')
+    first, folder = out[out.index('12 epochs of '):], tmp_path / TABLE.replace(
+        '_{}_'.format(BATCH), '_4_')
     assert {'timings.json', 'timings.csv', 'figure.png'} <= set(os.listdir(str(folder)))
     assert 't_up_ms' in (folder / 'timings.csv').read_text().split('\n')[0]  # not the figure's CSV
     # The table serves any data of these settings; only measuring one needs a batch.
@@ -213,7 +193,7 @@ def test_the_profiler_prints_and_writes_its_table(tmp_path, capsys):
     assert 'timing table: ' in out and 'timed on' not in out and 'measured in' not in out
     assert '12 epochs of 5,994 images' in out
     assert profiler.main(flags + digits) == 0
-    assert costs_in(capsys.readouterr().out) == first
+    assert capsys.readouterr().out.endswith(first)
     settings = run_settings_of(flags + digits)
     main.profile(settings, build_model(path, (SIZE, SIZE, 3), 10), main.load_data(settings))
     assert 'timing table: ' in capsys.readouterr().out
@@ -227,16 +207,3 @@ def test_a_profile_on_noise_says_why(tmp_path, capsys):
     assert capsys.readouterr().out == (
         'steps are timed on noise: caltech_birds2011 is not prepared in {}\n'
         'steps are timed on noise: digits has 10 classes, not 200\n'.format(tmp_path))
-
-
-@pytest.mark.thorough
-def test_prune_training_shrinks_the_network_and_saves_it(tmp_path, capsys):
-    """The threshold is so high that even new channels are below it."""
-    flags = quick_flags(tmp_path, '--train_type', 'prunetrain', '--prune_interval', '1',
-                        '--prune_threshold', '0.2', '--save_model', '--run_name', 'pruned')
-    assert main.main(flags) == 0
-    assert 'channels have vanished: the network is rebuilt' in capsys.readouterr().out
-    summary = read_run(str(tmp_path / 'pruned')).summary
-    assert summary['scheme'] == 'prune_training' and summary['channels_removed'] > 0
-    with np.load(str(tmp_path / 'pruned' / 'checkpoint' / 'weights.npz')) as stored:
-        assert sum(stored[key].size for key in stored.files) < network().count_params()

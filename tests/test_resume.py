@@ -26,6 +26,7 @@ from elastic.runs.session import RECORDS, Session, here, interrupted_run
 from elastic.settings import Settings
 from fixed_tables import COPY_MS, fixed_profile
 from made_runs import read_csv
+from small_runs import run_settings_of
 
 STEPS, EPOCHS = 7, 4  # STEPS is per epoch
 TIMES = ('step_ms', 'step_seconds', 'selection_seconds', 'importance_seconds',
@@ -239,11 +240,8 @@ def test_a_metric_and_the_closed_loop_resume(tmp_path, timings, metric):
 
 
 def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, capsys):
-    args = main.check_arguments(main.parse_arguments([
-        '--dataset_name', 'digits', '--logs_dir', str(tmp_path), '--run_name', 'run']))
-    settings = main.decisive_settings(main.run_settings(args))
-    folder = str(tmp_path / 'run')
-    os.mkdir(folder)
+    settings = main.decisive_settings(run_settings_of(['--dataset_name', 'digits']))
+    folder = str(tmp_path)
     for changed, words in ((dict(host='pi4b'), 'interrupted on pi4b, resumes on'),
                            (dict(stack='TensorFlow 2.6'), 'interrupted on TensorFlow 2.6')):
         checkpoint.write(folder, dict(about=dict(here(), **changed)))
@@ -255,10 +253,27 @@ def test_another_device_is_reported_and_other_settings_are_refused(tmp_path, cap
     assert not is_finished(folder, settings)  # the run is older than the flag
     write_json(os.path.join(folder, 'settings.json'), dict(settings, seed=9))
     with pytest.raises(UserError, match='with other settings .seed 9 there, 0 now.*--restart'):
-        is_finished(folder, settings)
-    with pytest.raises(UserError, match='with other settings .seed 9 there, 0 now.*--restart'):
         open_run(folder, settings, interrupted_run(folder))
+    (tmp_path / 'summary.json').write_text('{"finished": tr')
+    with pytest.raises(UserError, match='summary.json: .*; repair it, or start .* with --restart'):
+        is_finished(folder, dict(settings, seed=9))
     assert not is_finished(folder, settings, restart=True)
+
+
+def test_a_damaged_checkpoint_does_not_replace_the_whole_one_before(tmp_path):
+    folder, place = str(tmp_path), tmp_path / checkpoint.FOLDER
+    write_json(os.path.join(folder, 'settings.json'), {})
+    for number in (1, 2):
+        checkpoint.write(folder, dict(number=number))
+    (place / 'last').write_bytes(b'damaged')
+    resumed = checkpoint.read(folder)
+    open_run(folder, {}, resumed).close()
+    checkpoint.write(folder, dict(number=3))
+    assert checkpoint.read(folder)['number'] == 3
+    (place / 'last').unlink()
+    assert checkpoint.read(folder)['number'] == 1
+    with pytest.raises(UserError, match='another process has trained it in the meantime'):
+        open_run(folder, {}, resumed)  # it would cut the records short of the new checkpoints
 
 
 def test_records_later_than_the_checkpoint_are_removed(tmp_path):

@@ -16,16 +16,14 @@ from elastic.runs.session import Session
 from elastic.schemes.fixed import FixedScheme, fixed_mask
 from elastic.selection.importance import Evaluator
 from elastic.settings import VARIED, Settings
-from elastic.steps.epoch import Diverged
 from elastic.steps.masked_step import StepMaker
 from elastic.steps.optimizer import optimizer_for
 from fixed_tables import fixed_profile
-from made_runs import read_csv
 from models import build_model
 from small_models import SMALL, small_classifier, values
 
 SIZE, BATCH, STEPS = SMALL[0], 16, 6
-LARGER = (32, 32, 3)  # for tests of times: here the loop is short compared with a step
+LARGER = (32, 32, 3)  # for a test of times: here the loop is short compared with a step
 
 
 @pytest.fixture(scope='module')
@@ -43,8 +41,8 @@ def timings():
     return fixed_profile(new_model(), SMALL, 10, BATCH)
 
 
-def run(folder, dataset, name, settings, timings=None, model=None, spy=None, plan=None):
-    """Runs the real loop; returns (result, model)."""
+def run(folder, dataset, name, settings, timings=None, model=None, spy=None):
+    """Runs the real loop."""
     recorder, model = Recorder(str(folder)), model or new_model()
     session = Session(recorder)
     with session.preparing():  # as main.run does
@@ -53,10 +51,9 @@ def run(folder, dataset, name, settings, timings=None, model=None, spy=None, pla
             maker, dataset.probe, timings, settings)
     if spy:
         scheme.select = spy(scheme.select)
-    result, model = train.train(scheme, dataset, settings, session, plan=plan)
+    result, _ = train.train(scheme, dataset, settings, session)
     recorder.finish(dict(result, scheme=name, rho=settings.rho, model_name='m', dataset_name='d',
                          seed=0, stack='s', host='h', **dict.fromkeys(VARIED)))
-    return result, model
 
 
 # ---------------------------------------------------------------- schemes
@@ -73,20 +70,11 @@ def test_fixed_schemes_mask_the_head_and_the_normalization():
     assert all(m or n.endswith('kernel') for n, m in zip(names, small))
 
 
-def test_head_only_training_changes_the_head_alone(tmp_path, dataset):
-    model = new_model('frozen')
-    before = values(model.trainable_variables)
-    run(tmp_path / 'r', dataset, 'traditional_tl_training', Settings(num_epochs=1),
-        model=model)
-    same = list(map(np.array_equal, before, values(model.trainable_variables)))
-    assert same[:-2] == [True] * (len(same) - 2) and not any(same[-2:])
-
-
 @pytest.mark.parametrize('mode', ['frozen', 'train'])
 def test_frozen_statistics_keep_their_bits_over_an_epoch(tmp_path, dataset, mode):
     model = new_model(mode)
     before = values(model.non_trainable_weights)
-    run(tmp_path / 'r', dataset, 'full_training', Settings(num_epochs=1), model=model)
+    run(tmp_path, dataset, 'full_training', Settings(num_epochs=1), model=model)
     same = list(map(np.array_equal, before, values(model.non_trainable_weights)))
     assert all(same) if mode == 'frozen' else not any(same)
     assert isinstance(model.get_layer('backbone'), Backbone)
@@ -96,40 +84,39 @@ def test_frozen_statistics_keep_their_bits_over_an_epoch(tmp_path, dataset, mode
 
 @pytest.fixture(scope='module')
 def elastic(tmp_path_factory, dataset, timings):
+    """Returns the records of a run."""
     folder = tmp_path_factory.mktemp('logs') / 'elastic'
-    settings = Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02,
-                              probe_batches=2, closed_loop=False)
-    return folder, run(folder, dataset, 'elastic_training', settings, timings)[0], settings
+    settings = Settings(num_epochs=3, interval=1, rho=0.6, learning_rate=0.02, probe_batches=2,
+                        closed_loop=False)
+    run(folder, dataset, 'elastic_training', settings, timings)
+    return read_run(str(folder))
 
 
 def test_records_agree_with_the_summary(elastic):
-    folder, result, _ = elastic
-    record = read_run(str(folder))
-    summary = record.summary
+    summary, epochs = elastic.summary, elastic.epochs
     assert summary['finished'] and summary['epochs'] == 3
-    total = {name: sum(record.epochs[name + '_seconds'])
+    total = {name: sum(epochs[name + '_seconds'])
              for name in ('step', 'selection', 'importance', 'validation')}
     for name, seconds in total.items():
         assert seconds == pytest.approx(summary[name + '_seconds'])
     assert summary['train_seconds'] == pytest.approx(
         summary['step_seconds'] + summary['selection_seconds'])
-    assert record.epochs['train_seconds'][-1] == pytest.approx(summary['train_seconds'])
+    assert epochs['train_seconds'][-1] == pytest.approx(summary['train_seconds'])
     assert 0 < total['importance'] < total['selection'] and total['validation'] > 0
-    assert summary['final_accuracy'] == record.epochs['test_accuracy'][-1]
-    assert summary['best_accuracy'] == max(record.epochs['test_accuracy'])
-    assert set(EPOCH_COLUMNS) == set(record.epochs)
+    assert summary['final_accuracy'] == epochs['test_accuracy'][-1]
+    assert summary['best_accuracy'] == max(epochs['test_accuracy'])
+    assert set(EPOCH_COLUMNS) == set(epochs)
 
 
 def test_the_learning_rate_follows_a_cosine_to_zero(elastic):
-    rates = read_run(str(elastic[0])).epochs['learning_rate']
+    rates = elastic.epochs['learning_rate']
     expected = [0.02 * 0.5 * (1 + np.cos(np.pi * epoch / 3)) for epoch in (1, 2, 3)]
     np.testing.assert_allclose(rates, expected, atol=1e-6)
 
 
 def test_each_selection_uses_new_probe_batches_within_the_budget(elastic, timings):
-    record = read_run(str(elastic[0]))
     by_epoch = {}
-    for row in record.selections:
+    for row in elastic.selections:
         by_epoch.setdefault(row.epoch, []).append(row)
     assert sorted(by_epoch) == [1, 2, 3]
     masks = [np.array([row.selected for row in rows]) for _, rows in sorted(by_epoch.items())]
@@ -139,22 +126,6 @@ def test_each_selection_uses_new_probe_batches_within_the_budget(elastic, timing
     assert importances[0] != importances[1] != importances[2]
     shares = [row.time_share for row in by_epoch[1]]
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
-
-
-def taking(last, ms_of):
-    """Returns `last` with step times ms_of(step times); None for None."""
-    return last and last._replace(ms={kind: ms_of(ms) for kind, ms in last.ms.items()})
-
-
-def test_interval_0_selects_once_however_long_steps_take(tmp_path, dataset, timings):
-    def slower(select):
-        def watched(epoch, last):
-            return select(epoch, taking(last, lambda ms: [2 * each for each in ms] * 10000))
-        return watched
-
-    run(tmp_path / 'r', dataset, 'elastic_training',
-        Settings(num_epochs=2, interval=0, rho=0.6), timings, spy=slower)
-    assert {row.epoch for row in read_run(str(tmp_path / 'r')).selections} == {1}
 
 
 def test_a_bucket_pauses_while_another_one_within_it_counts():
@@ -172,38 +143,10 @@ def test_a_bucket_pauses_while_another_one_within_it_counts():
     assert clock.seconds['step'] + clock.seconds['checkpoint'] == counted
 
 
-def test_the_closed_loop_keeps_rho_when_the_profile_is_wrong(tmp_path):
-    """In the profile, the backward pass takes 40 times as long as the forward pass."""
-    model, choices = build_model('mobilenetv2', LARGER, 10, 'none', alpha=0.35), []
-    dataset = load_dataset('digits_shifted', LARGER[0], BATCH, steps_per_epoch=STEPS,
-                           validation_steps=2)
-    timings, references = fixed_profile(model, LARGER, 10, BATCH), []
-
-    def watching(select):
-        def watched(epoch, last):
-            references.append(select.__self__._loop.reference)
-            choice = select(epoch, last)
-            choices.append(choice)
-            return choice
-        return watched
-
-    wrong = timings.rescaled(timings.t_fp, 40 * timings.t_fp)
-    run(tmp_path / 'r', dataset, 'elastic_training',
-        Settings(num_epochs=2, interval=1, rho=0.6), wrong, model, spy=watching)
-    for choice in choices:
-        now = choice.timings
-        assert now.t_bp / now.t_fp < 0.8 * wrong.t_bp / wrong.t_fp
-        assert now.step_time(choice.mask) <= 0.6 * now.t_step * (1 + 1e-9)
-    assert choices[0].drift < -0.2
-    ratios = [table.t_bp / table.t_fp for table in references + [choices[0].timings]]
-    assert ratios[0] == pytest.approx(40)
-    assert ratios[1] == pytest.approx(ratios[2])  # the shares stay corrected
-    assert choices[0].timings.t_loop == 0 <= choices[1].timings.t_loop
-
-
-@pytest.mark.parametrize('count, again', [(1, False), (10 ** 6, True)], ids=['few', 'many'])
+@pytest.mark.parametrize('count, interval, again', [
+    (1, 9, False), (10 ** 6, 9, True), (10 ** 6, 0, False)], ids=['few', 'many', 'never'])
 def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
-        tmp_path, dataset, timings, count, again):
+        tmp_path, dataset, timings, count, interval, again):
     """In epoch 3, `count` steps took twice the predicted time, and selection took a second."""
     choices = []
 
@@ -213,25 +156,23 @@ def test_tensors_are_selected_again_if_drift_costs_more_than_selecting(
             select.__self__._choosing_seconds, loop = 1.0, select.__self__._loop
             loop.measure = lambda *_: (loop.reference.t_fp, loop.reference.t_bp)  # no drift
             loop.waited = lambda ms: None
-            choice = select(epoch, taking(
-                last, lambda ms: [slower * choices[-1].predicted_ms] * count))
+            if last is not None:
+                ms = [slower * choices[-1].predicted_ms] * count
+                last = last._replace(ms=dict.fromkeys(last.ms, ms))
+            choice = select(epoch, last)
             choices.append(choice or choices[-1])
             return choice
         return watched
 
     run(tmp_path / 'r', dataset, 'elastic_training',
-        Settings(num_epochs=3, interval=9, rho=0.6), timings, spy=watching)
+        Settings(num_epochs=3, interval=interval, rho=0.6), timings, spy=watching)
     assert choices[1] is choices[0] and (choices[2] is not choices[0]) == again
     np.testing.assert_array_equal(choices[2].importance, choices[0].importance)
     assert not (again and choices[2].trials)
+    for choice in choices:
+        table = choice.timings
+        assert table.step_time(choice.mask) <= 0.6 * table.t_step * (1 + 1e-9)
     assert not again or choices[2].timings.t_step == pytest.approx(2 * choices[0].timings.t_step)
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, dataset):
-    with pytest.raises(Diverged, match=r'epoch 1/4.* smaller --learning_rate \(it was .*e\+17\)'):
-        run(tmp_path / 'r', dataset, 'full_training',
-            Settings(num_epochs=4, learning_rate=1e18))
-    assert not (tmp_path / 'r' / 'summary.json').exists()
 
 
 @pytest.mark.timing
@@ -250,16 +191,6 @@ def test_buckets_add_up_to_the_wall_time_of_the_loop(tmp_path):
     wall = time.perf_counter() - begin
     assert result['train_seconds'] + result['validation_seconds'] == pytest.approx(wall, rel=0.06)
     assert result['step_seconds'] == pytest.approx(steps * result['step_ms'] / 1e3, rel=0.25)
-
-
-@pytest.mark.timing
-def test_the_first_call_of_a_step_counts_as_selection(tmp_path, dataset):
-    """The first call traces and compiles; that must not count as training steps."""
-    result, _ = run(tmp_path / 'r', dataset, 'traditional_tl_training',
-                    Settings(num_epochs=2))
-    rows = read_csv(tmp_path / 'r' / 'epochs.csv')
-    assert float(rows[0]['selection_seconds']) > 10 * float(rows[1]['selection_seconds'])
-    assert float(rows[0]['selection_seconds']) > 5 * float(rows[0]['step_ms']) / 1e3
 
 
 def test_training_and_importance_both_clip_their_updates(dataset):

@@ -1,7 +1,6 @@
 """Tests that checkpoints are read as they were written, and that damage is noticed."""
 
 import os
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,35 +9,9 @@ from cached_runs import files_of_at_most
 from elastic.errors import UserError
 from elastic.runs import checkpoint
 
-
-class Cost(NamedTuple):
-    """Is a record of the kind that checkpoints hold."""
-    ms: Any
-    cut: Any = None
-
-
-TREE = dict(
-    epoch=3, rho=0.1 + 0.2, never=float('inf'), name='é', none=None, flag=True,
-    random=np.random.RandomState(3).get_state(), names=frozenset('abc'), shapes=[(3, 3), ()],
-    empty={}, cost=Cost(np.arange(6.0).reshape(2, 3), Cost(1.5, ('x',))),
-    arrays=[np.float32([1.5]), np.zeros((0, 4), bool), np.array(7, np.int64)],
-    number=np.float32(0.5))
-
-
-def assert_same(one, other):
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert list(one) == list(other)
-        one, other = list(one.values()), list(other.values())
-    if isinstance(one, np.ndarray):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert one.tobytes() == other.tobytes()
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for first, second in zip(one, other):
-            assert_same(first, second)
-    else:
-        assert one == other
+TREE = dict(epoch=3, rho=0.1 + 0.2, name='é', random=np.random.RandomState(3).get_state(),
+            number=np.float32(0.5), shapes=[(3, 3), ()], empty={}, ms=np.arange(6.0).reshape(2, 3),
+            arrays=[np.float32([1.5]), np.zeros((0, 4), bool), np.array(7, np.int64)])
 
 
 def written(folder, **more):
@@ -47,19 +20,16 @@ def written(folder, **more):
 
 
 def read(folder):
-    return checkpoint.read(str(folder), [Cost])
+    return checkpoint.read(str(folder))
 
 
 def test_a_tree_is_read_as_it_was_written(tmp_path):
+    assert read(tmp_path) is None and checkpoint.stamps(str(tmp_path)) == []
     written(tmp_path)
     found = read(tmp_path)
-    assert found['damaged'] is None
-    for key, value in TREE.items():
-        assert_same(found[key], 0.5 if key == 'number' else value)
-
-
-def test_a_run_without_a_checkpoint_has_none(tmp_path):
-    assert read(tmp_path) is None and checkpoint.stamps(str(tmp_path)) == []
+    np.testing.assert_equal(found, dict(
+        TREE, stamps=checkpoint.stamps(str(tmp_path)), damaged=None))
+    assert found['shapes'] == TREE['shapes']  # with tuples
 
 
 @pytest.mark.parametrize('value', [object(), np.array([object()]), {'f': print}])
@@ -90,40 +60,15 @@ def test_two_damaged_checkpoints_are_refused_and_kept(tmp_path):
     assert sorted(os.listdir(str(place))) == ['before', 'last']
 
 
-def test_a_process_that_ends_between_renames_leaves_a_whole_one(tmp_path, monkeypatch):
-    place, rename = written(tmp_path, number_of=1), os.replace
-
-    def ends(source, target):
-        if target.endswith('last'):
-            raise KeyboardInterrupt
-        rename(source, target)
-    monkeypatch.setattr(os, 'replace', ends)
-    with pytest.raises(KeyboardInterrupt):
-        written(tmp_path, number_of=2)
-    assert not (place / 'last').exists() and read(tmp_path)['number_of'] == 1
-    monkeypatch.undo()
-    written(tmp_path, number_of=3)
-    assert read(tmp_path)['number_of'] == 3
-
-
-def two_written(folder):
-    """Returns the path of the newer of two checkpoints, and its bytes."""
-    written(folder, number_of=1)
-    path = written(folder, number_of=2) / 'last'
-    return path, path.read_bytes()
-
-
-def flipped(content, at, bit):
-    damaged = bytearray(content)
-    damaged[at] ^= 1 << bit
-    return bytes(damaged)
-
-
 def test_a_flipped_bit_of_an_array_or_of_the_tree_is_noticed(tmp_path):
-    path, content = two_written(tmp_path)
-    for held in (np.arange(6.0).tobytes(), b'"number_of": 2', b"'descr': '<f8'"):
+    written(tmp_path)
+    path = written(tmp_path) / 'last'
+    content = path.read_bytes()
+    for held in (np.arange(6.0).tobytes(), b'"epoch": 3', b"'descr': '<f8'"):
         for at in range(content.index(held), content.index(held) + len(held)):
-            path.write_bytes(flipped(content, at, at % 8))
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << at % 8
+            path.write_bytes(damaged)
             assert "last' cannot be read" in read(tmp_path)['damaged']
 
 

