@@ -21,11 +21,11 @@ MOST_TESTED = 64  # images in such a batch; with more, testing set a run's peak 
 class Dataset:
     """Provides batches of images, (B, S, S, 3) float32 in 0..255, with labels, (B,) int32.
 
-    train: tf.data; each pass is the next epoch, in full batches and a new order.
+    train: tf.data; each pass is the next epoch, in full batches and a new order. Run through all.
     test: tf.data; each pass has all test images, unchanged and in a fixed order, in batches of
         tested_at_once(B); the last one may be smaller.
     validation: as `test`, with all images set aside by --validation_share; None without it.
-    probe: tf.data; endless training batches, augmented as in `train`, in a different order.
+    probe: tf.data; endless training batches, augmented as in `train`, each pass in another order.
     augmentation: 'flip', 'flip+rotate' or 'none'. views: 'fresh' or 'held'.
     num_images: number of training images, numbered from 0. num_old: how many of them, the last
         ones, earlier runs have kept. train_size: how many an epoch shows.
@@ -117,8 +117,6 @@ def find_images(name, input_size, batch_size, **settings):
 def load_dataset(name, input_size, batch_size, cache='auto', images=None, **settings):
     """Returns the Dataset `name`, with whole images resized to input_size x input_size.
 
-    Each iter(train) starts the next epoch; run through all of it. Each iter(probe) continues in a
-    new order.
     cache: 'memory' decodes all images now and keeps them as uint8; 'none' decodes them in each
         epoch; 'auto' keeps them if they take less than MEMORY_SHARE of the available memory;
         'unread' is 'none' without checking that all images of a folder can be read.

@@ -155,7 +155,7 @@ def prepared_sizes(name, input_size, data_dir=None):
         class_names, train, test, _ = _splits(name, input_size, data_dir)
     except tfds.Unprepared as error:
         known = KNOWN_SIZES.get(name.replace(TFDS, ''))
-        return known or (tfds.num_classes(source_of(name), data_dir), None, None), str(error)
+        return known or (error.num_classes, None, None), str(error)
     return (len(class_names), train.size, test.size), None
 
 

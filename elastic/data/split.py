@@ -11,7 +11,6 @@ from elastic.errors import UserError, reason
 
 SPLIT_SEED = 1797  # fixed, unlike a run's seed, so that every run tests on the same images
 DECODED_AT_ONCE = 32  # images; one by one, tf.data's overhead would exceed decoding a small image
-PROGRESS_FROM = 300  # images; fewer are decoded before anyone could read a progress bar
 
 
 class Split(NamedTuple):
@@ -157,9 +156,8 @@ class Split(NamedTuple):
         images, done = np.empty(shape, np.uint8), 0
         batches = untuned(tf.data.Dataset.range(self.size).map(self.fetch, 2).batch(
             DECODED_AT_ONCE).prefetch(2))
-        silent = True if self.size < PROGRESS_FROM else None  # None: no bar outside a terminal
-        try:
-            with tqdm(None, title, self.size, False, unit='image', disable=silent) as bar:
+        try:  # disable=None: no bar outside a terminal
+            with tqdm(None, title, self.size, False, unit='image', disable=None, delay=1) as bar:
                 for some in batches:
                     if keep:
                         images[done:done + len(some)] = some

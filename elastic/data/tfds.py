@@ -27,7 +27,11 @@ FILES_SHOWN = 20  # in an error
 
 
 class Unprepared(UserError):
-    """Says that a data set can neither be downloaded nor made from archives."""
+    """Says that a data set, of `num_classes`, can neither be downloaded nor made from archives."""
+
+    def __init__(self, text, num_classes):
+        super().__init__(text)
+        self.num_classes = num_classes
 
 
 def is_tfds(name):
@@ -54,7 +58,7 @@ def tfds_splits(name, input_size, data_dir):
     root = _root(data_dir)
     builder, image, label = _found(name, root)
     if not os.path.isdir(builder.data_dir):
-        _prepare(builder, name, root)
+        _prepare(builder, name, root, builder.info.features[label].num_classes)
     form = builder.info.file_format
     if form is None or form.value != 'tfrecord':
         raise UserError("'{}' is in the format {}; prepare it in another folder with file_format="
@@ -113,15 +117,6 @@ def is_prepared(name, data_dir=None):
         return False
     quiet_tensorflow()  # before tensorflow_datasets imports it
     return unprepared(name, data_dir) is None
-
-
-def num_classes(name, data_dir=None):
-    """Returns how many classes a data set has, by the installed package; prepares nothing.
-
-    Raises UserError as tfds_splits does for a data set that cannot be used.
-    """
-    builder, _, label = _found(name, _root(data_dir))
-    return builder.info.features[label].num_classes
 
 
 def _root(data_dir):
@@ -218,7 +213,7 @@ def _unsuitable(image, label):
 
 # ---------------------------------------------------------------- preparing
 
-def _prepare(builder, name, root):
+def _prepare(builder, name, root, num_classes):
     """Downloads and prepares a data set, from the archives in the folder for manual downloads.
 
     TensorFlow Datasets retries for minutes before it reports that there is no network. So the
@@ -249,7 +244,7 @@ def _prepare(builder, name, root):
     files = ['{}  {}'.format(file, url_of[file]) for file in missing or sorted(url_of)]
     raise Unprepared('data set {} cannot be prepared: {}{}\nData sets that need no network: {}, '
                      '{}PATH'.format(name, cause, _by_hand(builder, manual_dir, files),
-                                     ', '.join(DIGIT_NAMES), FOLDER))
+                                     ', '.join(DIGIT_NAMES), FOLDER), num_classes)
 
 
 def _by_hand(builder, folder, files):

@@ -68,13 +68,13 @@ def _normalized(x, name, activation=True):
     return keras.layers.ReLU(6.0, name=name + '_relu')(x) if activation else x
 
 
-def imagenet_tensors(path=None):
+def imagenet_tensors():
     """Returns name -> (n,) array of the ImageNet weights, the head included.
 
-    The file holds each kernel in the order of Keras' axes. path: default: that in their package.
-    Raises UserError if the package is not installed, or the file was changed.
+    The file holds each kernel in the order of Keras' axes. Raises UserError if its package is not
+    installed, or the file was changed.
     """
-    path = path or lite_weights()
+    path = lite_weights()
     with open(path, 'rb') as file:
         content = file.read()
     if hashlib.sha256(content).hexdigest() != SHA256:

@@ -1,26 +1,20 @@
-"""Tests images from elsewhere: links out of the folder, pipes, broken files."""
+"""Tests images from elsewhere: links out of the folder, broken and changed files."""
 
-import builtins
-import collections
 import os
 import pathlib
 
 import numpy as np
 import pytest
-from tensorflow import keras
 
 import datasets
 import main
-from elastic.compat import keras_stack
 from elastic.data.images import load_images, without_bad_images
-from elastic.data.photo import fault_of
 from elastic.errors import UserError
 from elastic.runs.folder import read_run
 from elastic.settings import DataSettings
 from image_folders import arrays, encoded, load_photos, write, write_photos
+from photo_runs import first_flags
 from small_runs import at_line, stopped_at
-
-SHAPE = (16, 16, 3)
 
 
 def test_links_are_followed_within_the_folder_alone(tmp_path):
@@ -35,13 +29,6 @@ def test_links_are_followed_within_the_folder_alone(tmp_path):
         with pytest.raises(UserError, match="'{}' is a link to .*, outside of".format(link)):
             load_photos(photos)
         link.unlink()
-
-
-def test_what_may_never_end_is_not_opened(tmp_path):
-    path = str(tmp_path / 'photo.jpg')
-    os.mkfifo(path)
-    for fault in (fault_of(path), fault_of(path, 8), fault_of('/dev/zero')):
-        assert fault == 'a pipe, device or folder, not a file'
 
 
 def test_bad_images_are_left_out_on_request(tmp_path):
@@ -70,19 +57,13 @@ def test_kept_images_stay_the_last_ones_if_one_of_them_cannot_be_read(tmp_path):
 
 def flags_of_run(tmp_path, epochs):
     """Returns the flags of a run `run` of a tiny network on the folder `photos`."""
-    inputs = keras.Input(SHAPE)
-    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(inputs))
-    path = str(tmp_path / keras_stack.MODEL_FILE)
-    keras.Model(inputs, outputs).save(path)
-    return ['--model_name', path, '--dataset_name', 'folder:{}'.format(tmp_path / 'photos'),
-            '--train_type', 'full_training', '--input_size', str(SHAPE[0]), '--batch_size', '8',
-            '--num_epochs', str(epochs), '--checkpoint_minutes', '1e-9', '--run_name', 'run',
-            '--logs_dir', str(tmp_path)]
+    return first_flags(tmp_path, 'folder:{}'.format(tmp_path / 'photos'), '--num_epochs', epochs,
+                       '--checkpoint_minutes', '1e-9', '--run_name', 'run')
 
 
 def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monkeypatch, capsys):
     write_photos(tmp_path / 'photos')
-    arguments = flags_of_run(tmp_path, epochs=3)
+    arguments = flags_of_run(tmp_path, epochs='3')
     victim = tmp_path / 'photos' / 'cat' / '3.png'
     monkeypatch.setattr(datasets, 'MEMORY_SHARE', 0)  # images are decoded in each epoch
     with at_line('epoch 1/', lambda: victim.write_bytes(b'nothing')):
@@ -96,24 +77,6 @@ def test_an_image_that_breaks_ends_the_run_and_is_left_out_later(tmp_path, monke
         capsys.readouterr().out)
 
 
-def test_each_bad_image_is_opened_once_however_many_there_are(tmp_path, monkeypatch):
-    write_photos(tmp_path)
-    bad = [str(tmp_path / name / '{}.jpg'.format(100 + i)) for name in ('cat', 'dog')
-           for i in range(50)]
-    for path in bad:
-        open(path, 'w').close()
-    images, opened, usual = load_images('folder:{}'.format(tmp_path), 24, DataSettings(
-        validation_share=0.2)), collections.Counter(), open
-
-    def counted(path, *more, **options):
-        opened[path] += 1
-        return usual(path, *more, **options)
-    monkeypatch.setattr(builtins, 'open', counted)
-    assert sorted(images.checked(skip_bad_images=True).left_out) == bad
-    files = [path for split in images.splits.values() for path in split.files]
-    assert {path: opened[path] for path in files} == dict.fromkeys(files, 1)
-
-
 @pytest.mark.parametrize('finished', [True, False])
 def test_a_run_neither_ends_nor_resumes_on_other_photos(tmp_path, finished, capsys):
     for part, count in (('train', 8), ('test', 2)):
@@ -121,7 +84,7 @@ def test_a_run_neither_ends_nor_resumes_on_other_photos(tmp_path, finished, caps
             for i in range(count):
                 write(tmp_path / 'photos' / part / name / 'cam' / '{}{}.png'.format(c, i),
                       encoded(100 * c + i, 'png'))
-    arguments = flags_of_run(tmp_path, epochs=2)
+    arguments = flags_of_run(tmp_path, epochs='2')
     if finished:
         assert main.main(arguments) == 0
     else:

@@ -64,28 +64,38 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path):
         scanned(tmp_path)
 
 
-@pytest.mark.parametrize('name, kind', [
-    ('0.webp', 'WEBP'), ('0.tif', 'TIFF'), ('0.TIFF', 'TIFF'), ('0.jfif', 'JPEG'), ('0', 'PNG'),
-    ('0.download', 'JPEG')])
-def test_any_file_that_pillow_reads_is_used(tmp_path, name, kind):
-    fill(tmp_path, 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
-    write(tmp_path / 'cat' / name, photo(kind))
+def test_every_format_that_pillow_draws_is_read(tmp_path):
+    """Also without an extension, except for formats that have no mark of their own."""
+    kinds = {'tga': 'TGA', 'ppm': 'PPM', 'pgm': 'PPM', 'jp2': 'JPEG2000', 'pcx': 'PCX',
+             'sgi': 'SGI', 'dds': 'DDS', 'ico': 'ICO', 'im': 'IM', 'dib': 'DIB', 'j2k': 'JPEG2000',
+             'webp': 'WEBP', 'TIFF': 'TIFF', 'jfif': 'JPEG', 'png': 'PNG', 'download': 'JPEG'}
+    for name in ('cat', 'dog'):
+        for extension, kind in kinds.items():
+            content = photo(kind, size=(32, 32))
+            write(tmp_path / name / ('0.' + extension), content)
+            write(tmp_path / name / extension, content)
+            assert abs(read_image(str(tmp_path / name / extension), 8).astype(int)
+                       - (200, 30, 60)).max() <= 8
+        write(tmp_path / name / 'table.csv', b'Filename;Width;Height\n')
     train, test, notes = scanned(tmp_path)
-    assert train['cat'] + test['cat'] == 2 and not notes
-    image = read_image(str(tmp_path / 'cat' / name), 8)
-    assert abs(image.astype(int) - (200, 30, 60)).max() <= 4
+    assert sum(train.values()) + sum(test.values()) == 4 * len(kinds)
+    assert notes == ('left out: 2 .csv (not an image that Pillow reads)',)
 
 
-def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
-    fill(tmp_path, 'cat/0.jpg', 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
-    for name in ('cat/2.heic', 'cat/3.HEIC', 'dog/2.cr2', 'dog/drawing.svg', 'dog/notes.txt'):
-        write(tmp_path / name, b'something else')
+def test_what_is_left_out_is_counted_with_the_true_reason(tmp_path):
+    fill(tmp_path, '0.jpg', 'cat/0.jpg', 'cat/1.jpg', 'dog/0.jpg', 'dog/1.jpg')
+    for name, content in (
+            ('cat/2.heic', b'?'), ('cat/3.HEIC', b'?'), ('cat/x', b''), ('dog/notes.txt', b'?'),
+            ('dog/scan.dcm', bytes(128) + b'DICM' + bytes(900)), ('dog/plan.eps', photo('EPS'))):
+        write(tmp_path / name, content)
     os.mkfifo(str(tmp_path / 'dog' / 'pipe.jpg'))
     note, = scanned(tmp_path)[2]
-    assert note.startswith('left out: 2 .heic (not an image that Pillow reads), 1 .')
-    assert sorted(note[10:].split(', 1 ')[1:]) == [
-        '.cr2 (not an image that Pillow reads)', '.svg (not an image that Pillow reads)',
-        '.txt (not an image that Pillow reads)', 'pipe, device or broken link (not a file)']
+    assert note.startswith('left out: 2 .heic (not an image that Pillow reads), 1 ')
+    assert sorted(note.split(', 1 ')[1:]) == [
+        '.dcm (not an image that Pillow reads)', '.eps (EPS is not read)',
+        '.jpg (in no class folder)', '.txt (not an image that Pillow reads)',
+        'pipe, device or broken link (not a file)',
+        'without extension (not an image that Pillow reads)']
     fill(tmp_path, 'elk/')
     write(tmp_path / 'elk' / '0.heic', b'something else')
     with pytest.raises(UserError, match="class folder 'elk' .*; left out: 3 .heic"):
@@ -95,8 +105,8 @@ def test_files_that_look_like_images_but_cannot_be_read_are_counted(tmp_path):
 # --- layouts
 
 @pytest.mark.parametrize('train, test', [
-    ('train', 'test'), ('Train', 'TEST'), ('training', 'testing'), ('train', 'valid'),
-    ('train', 'val'), ('TRAIN', 'Validation'), ('train\r', 'test ')])
+    ('Train', 'TEST'), ('training', 'testing'), ('train', 'valid'), ('train', 'Validation'),
+    ('train\r', 'val ')])
 def test_splits_are_known_by_their_usual_names(tmp_path, train, test):
     fill(tmp_path, *['{}/{}/0.jpg'.format(part, name) for part in (train, test) for name in 'ab'])
     fill(tmp_path, '{}/a/1.jpg'.format(train))
@@ -145,16 +155,6 @@ def test_names_that_are_not_utf_8_are_used_and_printed(tmp_path):
 # --- pixels
 
 def test_a_photo_is_turned_upright(tmp_path):
-    """In the file the photo lies on its side: its upper half is on the left."""
-    image, exif = Image.new('RGB', (40, 20), (10, 10, 10)), Image.Exif()
-    image.paste((250, 250, 250), (0, 0, 20, 20))
-    exif[0x112] = 6  # the camera was turned: rotate by 90 degrees clockwise
-    image.save(str(tmp_path / 'photo.jpg'), quality=95, exif=exif.tobytes())
-    pixels = read_image(str(tmp_path / 'photo.jpg'), 8)
-    assert pixels[:3].min() > 240 and pixels[5:].max() < 20
-
-
-def test_an_image_that_is_upright_already_has_the_same_pixels(tmp_path):
     """A raw TIFF that lies on its side is read as noise by Pillow 13 if opened by its name."""
     kinds = (('a.png', {}), ('a.tif', {}), ('b.tif', {'compression': 'tiff_lzw'}))
     if int(PIL.__version__.split('.')[0]) < 9:
@@ -174,8 +174,7 @@ def test_an_image_that_is_upright_already_has_the_same_pixels(tmp_path):
 
 
 @pytest.mark.parametrize('mode, kind', [
-    ('P', 'BMP'), ('P', 'PNG'), ('P', 'GIF'), ('1', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'),
-    ('RGBA', 'PNG'), ('CMYK', 'JPEG'), ('CMYK', 'TIFF'), ('L', 'JPEG')])
+    ('P', 'PNG'), ('P', 'GIF'), ('1', 'PNG'), ('LA', 'PNG'), ('CMYK', 'JPEG')])
 def test_colours_are_those_that_pillow_shows(tmp_path, mode, kind):
     drawn = Image.new('RGB', (16, 16), (255, 0, 0))
     drawn.paste((0, 0, 255), (0, 0, 16, 8))
@@ -203,7 +202,8 @@ def test_a_file_that_cannot_be_shown_is_named_in_one_plain_line(tmp_path, conten
     fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in ('cat', 'dog') for i in range(4)])
     bad = tmp_path / 'dog' / '9.png'
     if content == '16 bits':
-        Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(str(bad))
+        bad = bad.with_suffix('')
+        Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(str(bad), 'PNG')
     else:
         write(bad, content)
     with pytest.raises(UserError) as error:
@@ -238,47 +238,12 @@ def test_a_model_that_does_not_fit_is_refused_before_a_photo_is_decoded(tmp_path
                    str(tmp_path / 'logs')])
 
 
-# --- every format, and names as people see them
-
-def test_every_format_that_pillow_draws_is_read(tmp_path):
-    """Also without an extension, except for formats that have no mark of their own."""
-    kinds = {'tga': 'TGA', 'ppm': 'PPM', 'pgm': 'PPM', 'jp2': 'JPEG2000', 'pcx': 'PCX',
-             'sgi': 'SGI', 'dds': 'DDS', 'ico': 'ICO', 'im': 'IM', 'dib': 'DIB', 'j2k': 'JPEG2000'}
-    for name in ('cat', 'dog'):
-        for extension, kind in kinds.items():
-            content = photo(kind, size=(32, 32))
-            write(tmp_path / name / ('0.' + extension), content)
-            write(tmp_path / name / extension, content)
-            assert abs(read_image(str(tmp_path / name / extension), 8).astype(int)
-                       - (200, 30, 60)).max() <= 8
-        write(tmp_path / name / 'table.csv', b'Filename;Width;Height\n')
-    train, test, notes = scanned(tmp_path)
-    assert sum(train.values()) + sum(test.values()) == 4 * len(kinds)
-    assert notes == ('left out: 2 .csv (not an image that Pillow reads)',)
-
-
-def test_what_is_left_out_is_counted_with_the_true_reason(tmp_path):
-    fill(tmp_path, *['{}/{}.jpg'.format(name, i) for name in 'ab' for i in range(4)])
-    for name, content in (('a/scan.dcm', bytes(128) + b'DICM' + bytes(900)), ('a/x', b'?'),
-                          ('a/plan.eps', photo('EPS')), ('a/y', b'')):
-        write(tmp_path / name, content)
-    fill(tmp_path, '0.jpg')
-    note, = scanned(tmp_path)[2]
-    assert sorted(note[len('left out: '):].split(', ')) == [
-        '1 .dcm (not an image that Pillow reads)', '1 .eps (EPS is not read)',
-        '1 .jpg (in no class folder)', '2 without extension (not an image that Pillow reads)']
-    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(
-        str(tmp_path / 'a' / 'deep'), 'PNG')
-    with pytest.raises(UserError, match="a.deep': more than 8 bits"):  # an image, but unsuitable
-        load_photos(tmp_path)
-
+# --- names as people see them
 
 @pytest.mark.parametrize('folder, name', [
-    ('acer\u2028palmatum', 'acer palmatum'), ('acer\x85palmatum', 'acer palmatum'),
-    ('acer\npalmatum', 'acer palmatum'), ('acer\x1e\x0b palmatum', 'acer palmatum'),
-    ('daisy\r', 'daisy'), ('\tdaisy \xa0', 'daisy'), ('cafe\u0301', 'caf\xe9'),
-    ('\ufeffdaisy', 'daisy'), ('bell\x07', 'bell\\x07'), ('\x1b[31mred', '\\x1b[31mred'),
-    ('\u0645\u06cc\u200c\u062e', '\u0645\u06cc\u200c\u062e')])
+    ('acer\u2028\x85\n\x1e\x0b palmatum', 'acer palmatum'), ('bell\x07', 'bell\\x07'),
+    ('\tdaisy \xa0', 'daisy'), ('cafe\u0301', 'caf\xe9'), ('\ufeffdaisy', 'daisy'),
+    ('\x1b[31mred', '\\x1b[31mred'), ('\u0645\u06cc\u200c\u062e', '\u0645\u06cc\u200c\u062e')])
 def test_a_class_name_is_one_line_that_people_see(tmp_path, folder, name):
     fill(tmp_path, *['{}/{}.jpg'.format(each, i) for each in (folder, 'zebra') for i in range(5)])
     data = load_photos(tmp_path)
@@ -287,8 +252,7 @@ def test_a_class_name_is_one_line_that_people_see(tmp_path, folder, name):
 
 
 @pytest.mark.parametrize('train, test', [
-    ('caf\xe9', 'cafe\u0301'), ('Cat', 'cat'), ('cat', 'CAT '), ('cat', 'cat\r'), ('a b', 'a\tb'),
-    ('CAF\xc9', 'cafe\u0301'), ('stra\xdfe', 'STRASSE')])
+    ('cat', 'CAT '), ('CAF\xc9', 'cafe\u0301'), ('stra\xdfe', 'STRASSE')])
 def test_test_folders_match_training_folders_as_people_see_them(tmp_path, train, test):
     fill(tmp_path, *['train/{}/0.jpg'.format(name) for name in (train, 'dog')])
     fill(tmp_path, *['test/{}/0.jpg'.format(name) for name in (test, 'DOG')])

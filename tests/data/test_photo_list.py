@@ -68,8 +68,6 @@ def swapped(folder):
     (lambda at: write(at / 'train/a/cam/new.png', encoded(1, 'png')),
      '1 added (train/a/cam/new.png)'),
     (lambda at: os.remove(str(at / 'train/a/cam/r0.bmp')), '1 removed (train/a/cam/r0.bmp)'),
-    (lambda at: rename(at, 'train/a/cam/r0.bmp', 'train/b/cam/r9.bmp'),
-     '1 moved (train/a/cam/r0.bmp to train/b/cam/r9.bmp)'),
     (lambda at: rename(at, 'train/a/cam/r0.bmp', 'test/a/cam/r0.bmp'),
      '1 moved (train/a/cam/r0.bmp to test/a/cam/r0.bmp)'),
     (lambda at: [rename(at, part + '/a', part + '/c') for part in ('train', 'test')],
@@ -77,7 +75,7 @@ def swapped(folder):
      'test/a/cam/e2.bmp to test/c/cam/e2.bmp and 5 more)'),
     (replaced, '1 replaced (test/b/cam/e1.bmp)'),
     (swapped, '2 replaced (train/a/cam/r0.bmp, train/b/cam/r0.bmp)')],
-    ids=['added', 'removed', 'moved', 'to test', 'relabelled', 'replaced', 'swapped'])
+    ids=['added', 'removed', 'moved', 'relabelled', 'replaced', 'swapped'])
 def test_what_changed_is_said(folder, run, change, said):
     assert changed(run, folder) == ''
     change(folder)
@@ -103,11 +101,13 @@ def test_names_in_another_case_or_form_are_the_same(folder, run):
     assert after.class_names == ('A', 'b') and after.fingerprint == before
 
 
-def test_only_photos_with_other_times_are_read_again(folder, run, monkeypatch):
-    monkeypatch.setattr('elastic.data.photo_list._checksum', lambda path, size: path)
-    assert changed(run, folder) == ''
-    os.utime(str(folder / 'train/a/cam/r0.bmp'), (1, 1))
-    assert changed(run, folder) == '1 replaced (train/a/cam/r0.bmp)'
+def test_only_photos_with_other_times_are_read_again(folder):
+    photos = photos_of(folder)
+    before = {name: stamp[:2] + ['not read'] for name, stamp in listed(photos).items()}
+    assert listed(photos, before) == before
+    os.utime(photos['train/a/cam/r0.bmp'], (1, 1))
+    again = listed(photos, before)
+    assert [name for name in again if again[name] != before[name]] == ['train/a/cam/r0.bmp']
 
 
 def test_large_photos_are_compared_at_the_beginning_and_in_the_middle(folder, run):

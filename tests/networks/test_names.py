@@ -11,16 +11,13 @@ from small_models import ROOT
 
 
 @pytest.mark.parametrize('given, canonical', [
-    ('resnet50', 'resnet50'), ('ResNet50', 'resnet50'), ('MobileNetV2', 'mobilenetv2'),
-    ('VIT', 'vit'), ('Vgg16', 'vgg16'), ('densenet121', 'DenseNet121'),
-    ('NASNETMOBILE', 'NASNetMobile'), ('EfficientNetB0', 'EfficientNetB0')])
+    ('ResNet50', 'resnet50'), ('VIT', 'vit'), ('NASNETMOBILE', 'NASNetMobile')])
 def test_a_name_is_found_in_any_case(given, canonical):
     assert canonical_name(given) == canonical
 
 
 @pytest.mark.parametrize('typo, meant', [
-    ('resnet5O', 'ResNet50'), ('mobilnetv2', 'MobileNetV2'), ('DenseNet112', 'DenseNet121'),
-    ('efficientnet-b0', 'EfficientNetB0')])
+    ('mobilnetv2', 'MobileNetV2'), ('efficientnet-b0', 'EfficientNetB0')])
 def test_a_mistyped_name_is_answered_with_the_nearest_one(typo, meant):
     with pytest.raises(UserError) as error:
         canonical_name(typo)

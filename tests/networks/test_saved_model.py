@@ -31,27 +31,18 @@ from small_models import (
 )
 from small_runs import script
 
-# Class scores of photos of growing brightness. Keras 3.15.1 and 2.7.0 saved the models at commit
-# 9773f57, when all modules were in the root.
-FORMER_OUTPUTS = {
-    'saved_before_the_package.keras':
-        [[-0.6517079, -0.3490128, 0.4695595],
-         [-0.6368609, -0.3595887, 0.1896054],
-         [-1.0456942, -0.5907544, 0.2874281],
-         [-1.304004, -0.7823045, 0.295957]],
-    'saved_before_the_package.h5':
-        [[-0.873437, -0.9957624, -1.1076376],
-         [-0.3896444, -0.3502008, -1.073585],
-         [-0.4002695, -0.0587963, -0.9226031],
-         [-0.4014921, 0.1732078, -0.7819548]]}
+# Class scores of a dark photo. Keras 3.15.1 and 2.7.0 saved the models at commit 9773f57, when all
+# modules were in the root.
+FORMER_OUTPUTS = {'.keras': [-0.6517079, -0.3490128, 0.4695595],
+                  '.h5': [-0.873437, -0.9957624, -1.1076376]}
 
 
 def test_a_model_saved_before_the_package_loads():
-    name = 'saved_before_the_package' + os.path.splitext(keras_stack.MODEL_FILE)[1]
-    model = models.build_model(os.path.join(DATA, name), SMALL, 3)
-    images = photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
+    ending = os.path.splitext(keras_stack.MODEL_FILE)[1]
+    model = models.build_model(os.path.join(DATA, 'saved_before_the_package' + ending), SMALL, 3)
     assert len(backbones(model)) == 1 and backbones(model)[0].preprocessing == 'mobilenet_v2'
-    np.testing.assert_allclose(model(images, training=False), FORMER_OUTPUTS[name], atol=1e-5)
+    outputs = model(0.1 * photos(SMALL), training=False)
+    np.testing.assert_allclose(outputs[0], FORMER_OUTPUTS[ending], atol=1e-5)
 
 
 def test_a_classifier_of_ours_loads_with_its_weights_and_one_backbone(tmp_path):
@@ -69,11 +60,8 @@ def test_a_classifier_of_ours_loads_with_its_weights_and_one_backbone(tmp_path):
     (lambda: user_classifier(activation='softmax'), False),
     (lambda: user_classifier(activation=None), True),
     (lambda: sequential(keras.layers.Dense(3), keras.layers.Softmax()), False),
-    (lambda: sequential(keras.layers.Dense(3), keras.layers.Activation('softmax')), False),
-    (lambda: sequential(keras.layers.Dense(3, activation='softmax')), False),
     (lambda: sequential(keras.layers.Dense(7, activation='softmax'), keras.layers.Dense(3)), True)],
-    ids=['nested softmax', 'nested logits', 'Softmax layer', 'Activation layer', 'softmax',
-         'softmax inside'])
+    ids=['nested softmax', 'nested logits', 'Softmax layer', 'softmax inside'])
 def test_the_loss_fits_the_kind_of_output_of_a_saved_classifier(build, in_logits, tmp_path):
     model = models.build_model(saved(build(), tmp_path), SMALL, 3)
     images, labels = photos(SMALL), np.array([0, 1, 2, 1])
@@ -99,14 +87,11 @@ def test_a_saved_feature_map_gets_a_new_head_and_keeps_its_weights(tmp_path):
 # --- heads
 
 @pytest.mark.parametrize('build', [
-    lambda: user_classifier(num_classes=3), lambda: user_classifier(num_classes=1,
-                                                                    activation='sigmoid'),
+    lambda: user_classifier(num_classes=1, activation='sigmoid'),
     lambda: small_classifier(num_classes=3),
     lambda: keras.Sequential([keras.Input(SMALL), user_classifier(num_classes=4, activation=None),
-                              keras.layers.Softmax()]),
-    lambda: sequential(keras.layers.Dense(5), keras.layers.Dropout(0.1),
-                       keras.layers.Activation('softmax'))],
-    ids=['nested softmax', 'one sigmoid', 'ours', 'softmax after a nested head', 'activation'])
+                              keras.layers.Softmax()])],
+    ids=['one sigmoid', 'ours', 'softmax after a nested head'])
 def test_a_head_for_another_number_of_classes_is_replaced_with_a_warning(build, tmp_path):
     classifier = build()
     set_to_distinct_values(classifier)
@@ -120,7 +105,7 @@ def test_a_head_for_another_number_of_classes_is_replaced_with_a_warning(build, 
 
 
 @pytest.mark.parametrize('last', [
-    keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D, keras.layers.Flatten,
+    keras.layers.GlobalAveragePooling2D,
     lambda: keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(9, activation='relu')])])
 def test_pooled_features_get_a_head(last, tmp_path):
     extractor = keras.Sequential([keras.Input(SMALL), small_base(), last()])
@@ -175,13 +160,10 @@ def test_a_saved_model_for_another_input_size_is_refused(tmp_path):
 
 def test_weights_beside_a_saved_model_are_never_ignored(tmp_path):
     path = saved(user_classifier(), tmp_path)
-    with pytest.raises(UserError, match='saved model .* has its own weights'):
-        models.build_model(path, SMALL, 3, 'none')
-    h5 = str(tmp_path / 'other.h5')
-    with open(h5, 'wb') as out:
-        out.write(b'any weights')
-    with pytest.raises(UserError):
-        models.build_model(path, SMALL, 3, h5)
+    (tmp_path / 'other.h5').write_bytes(b'any weights')
+    for weights in 'none', str(tmp_path / 'other.h5'):
+        with pytest.raises(UserError, match='saved model .* has its own weights'):
+            models.build_model(path, SMALL, 3, weights)
 
 
 # --- code in a model
@@ -202,15 +184,7 @@ def test_a_model_with_code_in_it_is_refused_unless_trusted(tmp_path, suffix):
     assert from_saved_model(path, SMALL, 3, 'frozen', trust=True).output_shape == (None, 3)
 
 
-def test_a_layer_named_lambda_needs_no_trust(tmp_path):
-    inputs = keras.Input(SMALL)
-    x = keras.layers.GlobalAveragePooling2D(name='Lambda')(inputs)
-    path = saved(keras.Model(inputs, keras.layers.Dense(3)(x)), tmp_path)
-    assert from_saved_model(path, SMALL, 3, 'frozen').output_shape == (None, 3)
-
-
-@pytest.mark.parametrize('content', [
-    b'', b'not a model', b'PK\x03\x04', b'\x89HDF\r\n\x1a\n' + bytes(100)])
+@pytest.mark.parametrize('content', [b'', b'not a model', b'PK\x03\x04', b'\x89HDF\r\n\x1a\n'])
 def test_a_file_that_is_no_saved_model_is_refused(tmp_path, content):
     path = tmp_path / keras_stack.MODEL_FILE
     path.write_bytes(content)
@@ -239,15 +213,9 @@ def test_a_layer_of_the_users_own_is_named_with_what_to_do(tmp_path):
     x = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(Scaled()(inputs)))
     path = saved(keras.Model(inputs, x), tmp_path)
     assert models.build_model(path, SMALL, 3).output_shape == (None, 3)  # it is imported
-    known = keras.utils.get_custom_objects()
-    forgotten = {key: known.pop(key) for key in list(known) if known[key] is Scaled}
-    Scaled.__module__ = 'nowhere'
-    try:
-        check = ('import models\nfrom elastic.command_line import run\n'
-                 'run(lambda argv: models.build_model({!r}, {!r}, 3))'.format(path, SMALL))
-        status, _, errors = script('-c', check)
-    finally:
-        known.update(forgotten)
+    check = ('import models\nfrom elastic.command_line import run\n'
+             'run(lambda argv: models.build_model({!r}, {!r}, 3))'.format(path, SMALL))
+    status, _, errors = script('-c', check)
     assert status == 2
     assert re.search('needs (mine>)?Scaled, a Python class .*: from Python, import it, .*'
                      'docs/python.md shows$', errors.strip()), errors
@@ -291,13 +259,9 @@ def test_what_to_put_in_front_of_a_network_of_other_arrays_is_said_and_works(tmp
     path = saved(keras.Model(channels_first, network(turned)), tmp_path)
     with pytest.raises(UserError, match=r'3x16x16; .* put keras.layers.Permute\(\(3, 1, 2\)\)'):
         models.build_model(path, SMALL, 2)
-    front = keras.Sequential([keras.Input(SMALL), keras.layers.Permute((3, 1, 2)),
-                              keras.models.load_model(path)])
-    model = models.build_model(saved(front, tmp_path), SMALL, 2)
-    assert train(model, photos(SMALL), 2)[-1] > 0
 
 
-@pytest.mark.parametrize('options', [dict(batch_size=1), dict(batch_size=8), dict(dtype='uint8')])
+@pytest.mark.parametrize('options', [dict(batch_size=1), dict(dtype='uint8')])
 def test_a_network_saved_for_one_batch_or_for_bytes_is_trained(tmp_path, options):
     inputs = keras.Input(SMALL, **options)
     model = models.build_model(saved(keras.Model(inputs, network(inputs)), tmp_path), SMALL, 2)

@@ -1,8 +1,4 @@
-"""Tests that weights files load exactly, or are refused before anything is assigned.
-
-On the paper's stack, `PYTHONPATH=.:tests/support python tests/networks/test_weights.py` writes the
-files in tests/support with which today's stack is compared.
-"""
+"""Tests that weights files load exactly, or are refused before anything is assigned."""
 
 import copy
 import json
@@ -12,7 +8,6 @@ import zipfile
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow import keras
 
 import models
@@ -21,18 +16,16 @@ from elastic.errors import UserError
 from elastic.networks import backbone
 from small_models import (
     DATA,
-    MOBILENET_VARIABLES,
     SMALL,
     assert_same_values,
     backbones,
-    described,
     photos,
     set_to_distinct_values,
     small_classifier,
-    train,
     values,
 )
 
+# Keras 2.7 wrote both, by write_stored_files, which this file held until commit 6e711ae.
 PAPER_WEIGHTS = os.path.join(DATA, 'small_classifier_keras_2_7.npz')
 PAPER_OUTPUT = os.path.join(DATA, 'small_classifier_keras_2_7.json')
 
@@ -119,11 +112,21 @@ def test_weights_are_read_without_pickle(weights_file, tmp_path):
     assert not (tmp_path / 'executed').exists()
 
 
-def compressed(path, arrays):
-    np.savez_compressed(path, zeros=np.zeros(10 ** 7), **arrays)
+def test_arrays_of_text_are_refused_before_any_is_assigned(weights_file):
+    _, path = weights_file
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    key = [key for key in sorted(arrays) if key.startswith('trainable/')][1]
+    arrays[key] = arrays[key].astype(str)
+    np.savez(path, **arrays)
+    assert_untouched_by(small_classifier(), path, 'weights of another architecture')
 
 
-def overlapping(path, arrays):
+def compressed(path):
+    np.savez_compressed(path, zeros=np.zeros(10 ** 7))
+
+
+def overlapping(path):
     """Writes an archive in which many names share the bytes of one large array."""
     with zipfile.ZipFile(path, 'w') as archive:
         with archive.open('large.npy', 'w') as entry:
@@ -134,55 +137,19 @@ def overlapping(path, arrays):
             archive.filelist.append(entry)
 
 
-def huge_shape(path, arrays):
-    """Writes an array whose header claims 80 TB."""
-    with zipfile.ZipFile(path, 'w') as archive, archive.open('huge.npy', 'w') as entry:
-        np.lib.format.write_array_header_1_0(
-            entry, dict(descr='<f8', fortran_order=False, shape=(10 ** 13,)))
-
-
-@pytest.mark.parametrize('attack, message', [
-    (compressed, 'cannot be read.*it is compressed, or its parts overlap'),
-    (overlapping, 'cannot be read.*it is compressed, or its parts overlap'),
-    (huge_shape, 'cannot be read')])
-def test_a_file_that_would_fill_the_memory_is_refused(weights_file, attack, message):
-    _, path = weights_file
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    attack(path, arrays)
+@pytest.mark.parametrize('attack', [compressed, overlapping])
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, attack):
+    path = str(tmp_path / 'weights.npz')
+    attack(path)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert_untouched_by(small_classifier(), path, message)
+    assert_untouched_by(small_classifier(), path, 'it is compressed, or its parts overlap')
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 50e3  # kB
 
 
-@pytest.mark.parametrize('share', [0.0, 0.5, 0.999])
-def test_a_file_cut_anywhere_is_refused_and_nothing_is_assigned(weights_file, share):
+def test_a_file_cut_short_is_refused_and_nothing_is_assigned(weights_file):
     _, path = weights_file
-    with open(path, 'rb') as whole:
-        content = whole.read()
-    with open(path, 'wb') as cut:
-        cut.write(content[:int(share * len(content))])
+    os.truncate(path, os.path.getsize(path) - 10)
     assert_untouched_by(small_classifier(), path, 'cannot be read, it may be damaged or cut short')
-
-
-def test_a_damaged_byte_is_refused_or_harmless(weights_file):
-    model, path = weights_file
-    with open(path, 'rb') as whole:
-        content = whole.read()
-    expected = values(model.weights)
-    rng = np.random.RandomState(0)
-    refused = 0
-    for position in rng.randint(len(content), size=300):
-        damaged = bytearray(content)
-        damaged[position] ^= 1 << rng.randint(8)
-        with open(path, 'wb') as out:
-            out.write(damaged)
-        try:
-            models.load_weights(model, path)
-        except UserError:
-            refused += 1
-        assert_same_values(expected, values(model.weights))
-    assert refused > 150
 
 
 def test_a_npz_of_another_program_is_refused(tmp_path):
@@ -194,11 +161,9 @@ def test_a_npz_of_another_program_is_refused(tmp_path):
 def test_every_mismatch_of_another_architecture_is_named(weights_file):
     message = assert_untouched_by(small_classifier(filters=7), weights_file[1],
                                   'weights of another architecture')
-    for name, own in (('stem/kernel 3x3x3x6', 'stem/kernel 3x3x3x7'),
-                      ('stem_bn/gamma 6', 'stem_bn/gamma 7'),
-                      ('depthwise/kernel 3x3x6x1', 'depthwise/kernel 3x3x7x1'),
-                      ('depthwise_bn/moving_mean 6', 'depthwise_bn/moving_mean 7')):
-        assert '{} in the file, {} in the model'.format(name, own) in message
+    for line in ('stem/kernel 3x3x3x6 in the file, stem/kernel 3x3x3x7 in the model',
+                 'depthwise_bn/moving_mean 6 in the file, depthwise_bn/moving_mean 7 in the model'):
+        assert line in message
     assert '(11 mismatches)' in message.split('\n')[0]
 
 
@@ -218,11 +183,8 @@ def test_a_head_for_other_classes_is_left_out_with_a_warning(weights_file):
     with pytest.warns(UserWarning, match='the head keeps its .*head/kernel 8x3 in the file'):
         models.load_weights(other, path)
     assert_same_values(head, values(other.trainable_weights[-2:]))
-    for kind in ('trainable_weights', 'non_trainable_weights'):
-        end = -2 if kind == 'trainable_weights' else None
-        for mine, loaded in zip(values(getattr(model, kind)[:end]),
-                                values(getattr(other, kind)[:end])):
-            np.testing.assert_array_equal(mine, loaded)
+    assert_same_values(values(model.trainable_weights[:-2] + model.non_trainable_weights),
+                       values(other.trainable_weights[:-2] + other.non_trainable_weights))
 
 
 def test_weights_of_the_papers_stack_give_the_stored_output():
@@ -230,27 +192,6 @@ def test_weights_of_the_papers_stack_give_the_stored_output():
         expected = np.array(json.load(stored))
     model = small_classifier(num_classes=5)
     models.load_weights(model, PAPER_WEIGHTS)
+    images = photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
     assert np.ptp(expected, axis=0).min() > 0.01
-    np.testing.assert_allclose(model(stored_images(), training=False).numpy(), expected, atol=1e-5)
-
-
-def stored_images():
-    """Returns (4, 16, 16, 3) float32 images of growing brightness, the same with every NumPy."""
-    return photos(SMALL) * np.array([0.1, 0.4, 0.7, 1], np.float32).reshape((4, 1, 1, 1))
-
-
-def write_stored_files():
-    assert not keras_stack.KERAS_3, "run this on the paper's stack"
-    model = small_classifier(num_classes=5)
-    backbone.statistics_from_batch(model, tf.constant(stored_images()))
-    train(model, stored_images(), num_classes=5, rate=0.01, steps=10)
-    models.save_weights(model, PAPER_WEIGHTS)
-    with open(PAPER_OUTPUT, 'w') as out:
-        json.dump(model(stored_images(), training=False).numpy().tolist(), out)
-    mobilenet = models.build_model('mobilenetv2', (32, 32, 3), 5, 'none', alpha=0.35)
-    with open(MOBILENET_VARIABLES, 'w') as out:
-        json.dump(described(mobilenet), out, separators=(',', ':'))
-
-
-if __name__ == '__main__':
-    write_stored_files()
+    np.testing.assert_allclose(model(images, training=False).numpy(), expected, atol=1e-5)

@@ -118,23 +118,6 @@ def _dogs():
     return {'images.tar': images, 'annotation.tar': annotations, 'lists.tar': mats}
 
 
-def _flowers():
-    """Writes two images of each class for training, and one for each of the other splits."""
-    images, labels = {}, np.arange(4 * 102) % 102 + 1
-    for i in range(len(labels)):
-        images['jpg/image_{:05d}.jpg'.format(i + 1)] = _jpeg(i, height=8, width=8)
-    numbers = np.arange(len(labels)) + 1
-    return {'102flowers.tgz': images, 'imagelabels.mat': _mat(labels=labels),
-            'setid.mat': _mat(trnid=numbers[:204], valid=numbers[204:306], tstid=numbers[306:])}
-
-
-def _mat(**arrays):
-    from scipy.io import savemat
-    file = io.BytesIO()
-    savemat(file, {name: array.reshape(1, -1) for name, array in arrays.items()})
-    return file.getvalue()
-
-
 CIFAR_NAMES = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship',
                'truck')
 
@@ -159,7 +142,7 @@ def _eurosat():
 
 
 ARCHIVES = {'caltech_birds2011': _birds, 'oxford_iiit_pet': _pets, 'stanford_dogs': _dogs,
-            'oxford_flowers102': _flowers, 'cifar10': _cifar, 'eurosat': _eurosat}
+            'cifar10': _cifar, 'eurosat': _eurosat}
 
 
 # ---------------------------------------------------------------- other sets
