@@ -70,6 +70,15 @@ def test_fixed_schemes_mask_the_head_and_the_normalization():
     assert all(m or n.endswith('kernel') for n, m in zip(names, small))
 
 
+def test_head_only_training_changes_the_head_alone(tmp_path, dataset):
+    model = new_model('frozen')
+    before = values(model.trainable_variables)
+    run(tmp_path / 'r', dataset, 'traditional_tl_training', Settings(num_epochs=1),
+        model=model)
+    same = list(map(np.array_equal, before, values(model.trainable_variables)))
+    assert same[:-2] == [True] * (len(same) - 2) and not any(same[-2:])
+
+
 @pytest.mark.parametrize('mode', ['frozen', 'train'])
 def test_frozen_statistics_keep_their_bits_over_an_epoch(tmp_path, dataset, mode):
     model = new_model(mode)

@@ -19,6 +19,7 @@ MARGIN = 0.1  # of the free memory, which `auto` leaves to other programs
 # Bytes that a process takes while it trains, beside tensors: executors, stacks of threads, packed
 # operands. MobileNetV2, EfficientNet-Lite0 and ResNet50 took 50 to 190 MB.
 BESIDE = 180 * 10 ** 6
+LATER = 100 * 10 ** 6  # of these, once the steps of a first selection have run: 85 MB
 BESIDE_PROFILE = 190 * 10 ** 6  # of the other steps that a profile runs: 52 to 190 MB
 GROWTH = 130 * 10 ** 6  # of the process by its first selection: what a profile and importance leave
 STEP = 10 ** 7  # bytes, to which a refusal rounds up: from run to run, a process differs by as much
@@ -41,6 +42,11 @@ def set_limit(memory):
     host.limit_memory(limit)
 
 
+def _held():
+    host.release_memory()
+    return host.resident_bytes()
+
+
 class StepMemory:
     """Says what the steps of a StepMaker may hold, and what they would hold.
 
@@ -53,21 +59,26 @@ class StepMemory:
         self.memory = memory_of(maker)
         self.beside = BESIDE + adds_up * self.memory.weights
         self.whole = maker.whole_because is not None
+        self._first = None  # bytes that the process held at the first selection
         self.least = self.memory.peak(fixed_mask(HEAD, maker.model))
 
     @property
     def room(self):
-        """Returns the Room of a step now. What the head needs was checked before the run."""
-        host.release_memory()
-        left = host.memory_limit() - host.resident_bytes() - self.beside
-        return Room(self.memory, max(left, self.least))
+        """Returns the Room of the steps of a selection. What the head needs was checked before.
+
+        What the process has gained since the first selection is part of what is set aside.
+        """
+        held = _held()
+        self._first = self._first or held
+        beside = max(self.beside + self._first - held, LATER)
+        return Room(self.memory, max(host.memory_limit() - held - beside, self.least))
 
     def at_once(self, beside=0):
         """Returns how many images importance and the profile take at once: a divisor of a batch.
 
         It is 1 if even that exceeds the room. beside: bytes that they take beside it.
         """
-        batch, most = self.memory.batch, self.room.nbytes - beside
+        batch, most = self.memory.batch, host.memory_limit() - _held() - self.beside - beside
         return batch if self.whole else largest_batch(
             lambda images: self.memory.importance_peak(images) <= most, batch, batch) or 1
 
@@ -89,8 +100,7 @@ def check_memory(settings, maker):
         importance = step.memory.importance_peak(images if step.whole else 1) if elastic else 0
         return max(step.memory.peak(mask, images), importance)
     batch, limit = step.memory.batch, host.memory_limit()
-    host.release_memory()
-    held = host.resident_bytes() + step.beside + elastic * GROWTH
+    held = _held() + step.beside + elastic * GROWTH
     if held + need(batch) <= limit:
         return step
     fitting = largest_batch(lambda images: held + need(images) <= limit, batch - 1,

@@ -106,6 +106,16 @@ def test_the_profile_and_importance_take_what_fits(maker):
     assert memory.at_once() == BATCH
 
 
+def test_what_a_process_gains_after_its_first_selection_was_set_aside_before(maker):
+    memory = StepMemory(maker)
+    room_for(3e8)
+    first = memory.room.nbytes
+    for gained, lost in ((50, 0), (280, 200)):  # MB: of what is set aside, 80 are free to gain
+        held = np.ones(gained * 10 ** 6, np.uint8)
+        assert memory.room.nbytes == pytest.approx(first - 1e6 * lost, abs=2e7)
+        del held
+
+
 @pytest.mark.thorough
 def test_the_memory_of_freed_tensors_returns_to_the_system():
     code = ('from elastic.device import host\n'
