@@ -10,6 +10,7 @@ import profiler
 from elastic import command_line
 from elastic.compat import keras_stack
 from elastic.errors import UserError, in_one_line
+from elastic.runs.folder import is_finished
 from refusals import assert_refused
 from small_runs import flags, script
 
@@ -131,3 +132,15 @@ def test_too_little_memory_has_a_remedy():
     from tensorflow.errors import ResourceExhaustedError
     for error in (MemoryError('lacking'), ResourceExhaustedError(None, None, 'lacking')):
         assert re.match('lacking.*use a smaller --batch_size', in_one_line(error))
+
+
+def test_a_run_with_other_settings_says_how_to_train_on_from_its_weights(tmp_path):
+    (tmp_path / 'settings.json').write_text('{"num_epochs": 2}')
+    for line in ('choose another --run_name, or start over with --restart',
+                 '--run_name (with --weights {}/checkpoint/weights.npz to train on from there), or '
+                 .format(tmp_path)):
+        with pytest.raises(UserError) as refused:
+            is_finished(str(tmp_path), {'num_epochs': 4})
+        assert line in str(refused.value) and '\n' not in str(refused.value)
+        (tmp_path / 'checkpoint').mkdir(exist_ok=True)
+        (tmp_path / 'checkpoint' / 'weights.npz').write_bytes(b'')
