@@ -18,6 +18,9 @@ import numpy as np
 from elastic.errors import UserError, first_line
 
 PART = '.part'  # suffix of an unfinished file, which a killed process may leave
+# Errors of file systems that cannot flush a folder.
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF,
+                 errno.EISDIR, errno.EROFS)
 
 
 @contextlib.contextmanager
@@ -146,8 +149,11 @@ def _exists(path):
 
 def flush_folder(path):
     """Waits until the names in a folder are on disk, if the file system supports that."""
-    with contextlib.suppress(OSError):
+    try:
         _flush(path)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
 
 
 def _flush(path):

@@ -210,6 +210,9 @@ command_line.run(main)
      '"epsilon": 1}',
      ['TF_USE_LEGACY_KERAS=1', 'KERAS_BACKEND=openvino', 'KERAS_MAX_EPOCHS=many',
       "floatx 'float16' in ", "image_data_format 'channels_first'", "backend 'theano'"]),
+    pytest.param({'KERAS_BACKEND': 'torch', 'KERAS_NNX_ENABLED': '1'}, '{"floatx": ',
+                 ['KERAS_BACKEND=torch', "content 'not JSON' in "],
+                 marks=pytest.mark.thorough),
     pytest.param({'KERAS_BACKEND': 'tensorflow', 'TF_USE_LEGACY_KERAS': '0'},
                  '{"floatx": "float32", "epsilon": 1e-07, "backend": "tensorflow", '
                  '"image_data_format": "channels_last"}', [], marks=pytest.mark.thorough)])

@@ -76,9 +76,12 @@ class Store(contextlib.AbstractContextManager):
         Raises CacheLost.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
-        # (B, bytes) uint8 each: NumPy then need not know bfloat16.
-        columns = [np.ascontiguousarray(tensor).reshape(len(numbers), -1).view(np.uint8)
-                   for tensor in tensors]
+        columns = []  # (B, bytes) uint8 each: NumPy then need not know bfloat16
+        for field, tensor in zip(self.fields, tensors):
+            tensor = np.ascontiguousarray(tensor)
+            assert tensor.shape == numbers.shape + tuple(field.shape), (tensor.shape, field)
+            assert tensor.dtype == field.dtype, (tensor.dtype, field)
+            columns.append(tensor.reshape(len(numbers), -1).view(np.uint8))
         new = ~self.stored[numbers]
         if not new.all():
             numbers, columns = numbers[new], [column[new] for column in columns]
@@ -91,9 +94,12 @@ class Store(contextlib.AbstractContextManager):
     def get(self, numbers):
         """Returns new arrays, (B,) + shape of each Field, of `numbers`, (B,) int, all stored.
 
-        Raises CacheLost.
+        Raises CacheLost; KeyError if one is not stored.
         """
         began, numbers = time.perf_counter(), np.asarray(numbers)
+        if not self.has(numbers):
+            self._opened()
+            raise KeyError('not all stored: {}'.format(numbers))
         with self._closing_on_errors('read'):
             columns = self._read(numbers)
         self.bytes_read += sum(column.nbytes for column in columns)

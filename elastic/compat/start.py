@@ -85,8 +85,8 @@ def _settings_of_keras():
     try:
         with open(path, encoding='utf-8') as file:
             content = dict(json.load(file))
-    except (OSError, ValueError, TypeError):  # Keras itself ignores a file that is not JSON
-        content = {}
+    except (OSError, ValueError, TypeError, RecursionError):
+        content = {'content': 'not JSON'} if os.path.exists(path) else {}
     found += ['{} {!r:.40} in {}'.format(key, value, path) for key, value in content.items()
               if KERAS_JSON.get(key) != value]
     if found:

@@ -15,35 +15,40 @@ from elastic.errors import UserError, first_line
 
 FASHION = 'fashion_mnist'
 FASHION_SIZES = 10, 60000, 10000  # classes, training images, test images
-FOLDER = '/usr/share/datasets/fashion-mnist'  # of the package's files
+FOLDER = '/usr/share/datasets/fashion-mnist'
 PACKAGE = 'dataset-fashion-mnist'
 CLASSES = ('T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker',
            'Bag', 'Ankle boot')
+UINT8 = 8  # in the format IDX: the type of the values
 
 
-def source_of(name):
+def source_of(name, folder=FOLDER):
     """Returns the name under which TensorFlow Datasets has a data set, if it must come from there.
 
-    Returns other names as they are.
+    Returns other names as they are. folder: of the package's files.
     """
-    return TFDS + name if name == FASHION and not os.path.isdir(FOLDER) else name
+    return TFDS + name if name == FASHION and not os.path.isdir(folder) else name
 
 
-def fashion_splits(name, input_size, data_dir):
+def fashion_splits(name, input_size, data_dir, folder=FOLDER):
     """Returns the class names, the training Split and the test Split, and lines on what is unused.
 
+    folder: of the package's files.
     Raises UserError if the files are damaged, and as tfds_splits does.
     """
-    source = source_of(name)
+    source = source_of(name, folder)
     if source != name:
         return tfds_splits(source, input_size, data_dir)
-    return (CLASSES,) + tuple(_split(os.path.join(FOLDER, part), input_size)
+    return (CLASSES,) + tuple(_split(os.path.join(folder, part), input_size)
                               for part in ('train', 't10k'))
 
 
 def _split(part, input_size):
     images = _read('{}-images-idx3-ubyte.gz'.format(part), 3)
     labels = _read('{}-labels-idx1-ubyte.gz'.format(part), 1).astype(np.int32)
+    if len(images) != len(labels) or labels.max() >= len(CLASSES):
+        raise _damaged(part, '{:,} images, {:,} labels up to {}'.format(
+            len(images), len(labels), labels.max()))
 
     def fetch(index):
         import tensorflow as tf
@@ -56,15 +61,20 @@ def _split(part, input_size):
 
 
 def _read(path, rank):
-    """Returns the uint8 array in a compressed IDX file: 4 bytes of type and rank, then the shape.
-
-    gzip compares the checksum of the whole file.
-    """
+    """Returns the uint8 array in a compressed IDX file: its header is 0, 0, type, rank, shape."""
     try:
         with gzip.open(path) as file:
-            content = file.read()
-        shape = np.frombuffer(content, '>u4', rank, offset=4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+            if tuple(file.read(4)) != (0, 0, UINT8, rank):
+                raise ValueError('its header is not that of {} axes of bytes'.format(rank))
+            shape = tuple(np.frombuffer(file.read(4 * rank), '>u4').astype(int))
+            values = np.frombuffer(file.read(int(np.prod(shape))), np.uint8).reshape(shape)
+            if file.read(1):  # at the end, gzip compares the checksum
+                raise ValueError('it is longer than its header says')
+            return values
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError("'{}' cannot be read ({}): install the package {} again, or use {}{}"
-                        .format(path, first_line(error), PACKAGE, TFDS, FASHION))
+        raise _damaged(path, first_line(error))
+
+
+def _damaged(path, reason):
+    return UserError("'{}' cannot be read ({}): install the package {} again, or use {}{}"
+                     .format(path, reason, PACKAGE, TFDS, FASHION))

@@ -113,6 +113,8 @@ def _opened(path, input_size=1):
     Raises ValueError in one line if it is refused, and for any error within this context.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError('a pipe, device or folder, not a file')
         with open(path, 'rb') as file:
             image = _pillow_image(file)
             # Decodes a large JPEG at a half, a quarter or an eighth of its size.

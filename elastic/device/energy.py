@@ -66,25 +66,26 @@ class Counter:
 
 # ---------------------------------------------------------------- sensors of this device
 
-def find_sensors(root='/', seconds=PATIENCE):
+def find_sensors(root='/', seconds=PATIENCE, gpu_seconds=PATIENCE):
     """Returns sensors that measure the device, none of it twice, and notes on unusable sensors.
 
-    root: folder that contains sys/. NVML is used only if it is '/'. seconds: how long the sensors
-    may take. What takes longer is named in the notes.
+    root: folder that contains sys/. NVML is used only if it is '/'. seconds, gpu_seconds: how long
+    sensors on the board and on a GPU may take. What takes longer is named in the notes.
     """
-    import pynvml  # not within `seconds`: a slow card may take long to load it
-
-    def find():
-        rails = jetson_rails(root)
+    try:
+        rails = in_time(lambda: jetson_rails(root), seconds)
         if rails:
             return rails, []
-        counters, notes = rapl_counters(root)
-        gpus, more = nvidia_gpus(pynvml) if root == '/' else ([], [])
-        return counters + gpus, notes + more
-    try:
-        return in_time(find, seconds)
+        counters, notes = in_time(lambda: rapl_counters(root), seconds)
+        if root != '/':
+            return counters, notes
+        import pynvml  # not within gpu_seconds: a slow card may take long to load it
+        gpus, more = in_time(lambda: nvidia_gpus(pynvml), gpu_seconds)
+    except ImportError:
+        return counters, notes
     except TimeoutError as error:
         return [], ['power sensors: {}'.format(error)]
+    return counters + gpus, notes + more
 
 
 def jetson_rails(root):

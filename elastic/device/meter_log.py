@@ -12,6 +12,7 @@ from elastic.device.energy import joules_within
 from elastic.errors import UserError, finite
 
 COLUMNS = ('timestamp', 'watts')
+LONGEST_LINE = 10 ** 4  # characters
 MAX_GAP = 5.0  # s between two readings; the power during a longer gap is unknown
 
 
@@ -65,11 +66,14 @@ def _rows(path):
     try:
         with open(path, 'rb') as file:
             wide = file.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as some spreadsheets save it
-        with open(path, encoding='utf-16' if wide else 'utf-8-sig', errors='replace') as file:
-            for number, line in enumerate(file, 1):
-                if line[-1] != '\n':
+        with open(path, encoding='utf-16' if wide else 'utf-8-sig',
+                  errors='replace', newline='') as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ''), 1):
+                if len(line) == LONGEST_LINE:
+                    raise csv.Error('the line is too long')
+                if line[-1] not in '\r\n':
                     return
-                line = line.strip(' \n\ufeff')
+                line = line.strip(' \r\n\ufeff')
                 separator = separator or next((each for each in ';\t, ' if each in line), None)
                 # Line by line, so that a stray quote does not swallow those that follow.
                 cells = next(csv.reader([line], delimiter=separator or ',', skipinitialspace=True,

@@ -95,7 +95,7 @@ def add_metered_energy(records):
 
 def show_sensors():
     """Prints a table of this device's sensors and the power that each reads within a second."""
-    sensors, notes = find_sensors(seconds=WAKING)
+    sensors, notes = find_sensors(gpu_seconds=WAKING)
     meters = [Meter([sensor]) for sensor in sensors]
     with contextlib.ExitStack() as stack:
         for meter in meters:

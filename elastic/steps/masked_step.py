@@ -94,7 +94,7 @@ class StepMaker(ModelState):
         handles = {id(variable.handle): k for k, variable in enumerate(self.variables)}
         self.owners = {i: handles.get(id(handle))  # k for the argument that is tensor k's handle
                        for i, handle in enumerate(self.captured, len(self.shapes))}
-        self.graph = analyse(self.cutter.analysable, len(self._all), self.owners, {})
+        self.graph = analyse(self.cutter.analysable, len(self._all), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
         self._gradients = {}
         self.config = tf_internals.step_config()
@@ -178,7 +178,7 @@ class StepMaker(ModelState):
         """
         averaged = averaged and self.mean is not None
         if averaged not in self._gradients:
-            cut = self._quiet()
+            cut = self._quiet(len(self.outputs))
             if self.parts > 1:
                 made = self._summed(cut, self._all)
             else:
@@ -193,7 +193,7 @@ class StepMaker(ModelState):
         It is like `gradients`, but returns the sum of gradient x (after - before) for each tensor,
         so that each gradient can be freed at once. before, after: N tensors each.
         """
-        cut = self._quiet()
+        cut = self._quiet(len(self.outputs))
         called = self.averaged(cut, self._all, 'drops')
         gradients = take_results(cut, NUM_RESULTS)
         given = add_arguments(cut, len(self.shapes), [dtype for _, dtype in 2 * gradients])
@@ -206,8 +206,10 @@ class StepMaker(ModelState):
         cut = self.cutter.cut(self.effects(set()), len(self.outputs), set())
         return MaskedStep(cut, self._all, self)
 
-    def forward(self):
+    def forward(self, dropout=True):
         """Returns a function (inputs, labels) -> StepResult: the forward pass, without effects."""
+        if not dropout:
+            return MaskedStep(self._quiet(NUM_RESULTS), None, self)
         return MaskedStep(self.cutter.cut({}, NUM_RESULTS, set(self.graph.update)), None, self)
 
     def update_alone(self):
@@ -253,10 +255,10 @@ class StepMaker(ModelState):
         take_from_outside(cut, self._gradients_of(mask), len(self.shapes))
         return cut
 
-    def _quiet(self):
-        """Returns the FunctionDef of all results, without dropout, effects or new noise."""
+    def _quiet(self, num_results):
+        """Returns the FunctionDef of the first results, without dropout, effects or new noise."""
         noises = {noise.split(':')[0] for noise in self._noises}
-        cut = self.cutter.cut({}, len(self.outputs), noises.union(self.graph.update))
+        cut = self.cutter.cut({}, num_results, noises.union(self.graph.update))
         ones = {}
         for i, (noise, (like, dtype)) in enumerate(self._noises.items()):
             add_node(cut, 'OnesLike', 'ones/{}'.format(i), [like], T=dtype)

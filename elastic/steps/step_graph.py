@@ -54,13 +54,16 @@ class StepGraph(NamedTuple):
     work: Dict[str, Tuple[str, float]]
 
 
-def analyse(nodes, num_tensors, owners, work):
-    """Returns the StepGraph of a graph that returns some results, then N gradients.
+def analyse(nodes, num_tensors, owners, work, num_results):
+    """Returns the StepGraph of a graph that returns `num_results` results, then N gradients.
 
-    nodes, work: as in StepGraph. owners: argument index -> k, for the handle of tensor k.
+    nodes, work: as in StepGraph. owners: argument index -> k, for the handle of tensor k. Raises
+    ValueError for another number of results.
     """
     results = {node.index: node.tensors[0] for node in nodes.values() if node.op == '_Retval'}
-    num_results = len(results) - num_tensors
+    if sorted(results) != list(range(num_results + num_tensors)):
+        raise ValueError('the graph has {} results, not {} and {} gradients'.format(
+            len(results), num_results, num_tensors))
     roots = [_through_identities(nodes, results[num_results + k]) for k in range(num_tensors)]
     order = topological(nodes)
     forward = frozenset(reachable((results[i].split(':')[0] for i in range(num_results)),

@@ -17,6 +17,7 @@ from elastic.compat.start import quiet
 from elastic.errors import UserError
 from elastic.steps.function_graph import work_of
 from elastic.steps.step_graph import CONTROL_FLOW, Node, analyse, constants, merged
+from elastic.steps.training_step import NUM_RESULTS
 
 # With these ops, TensorFlow's auto-clustering replaces the ops that it compiled together.
 CLUSTERS = frozenset(('_XlaCompile', '_XlaRun'))
@@ -39,7 +40,7 @@ def executed_graph(maker, inputs, labels):
     folded = constants(nodes)  # before the first step
     work = {name: amount for name, amount in work_of(maker.concrete.graph).items()
             if name in run and name not in folded}
-    return analyse(nodes, len(maker.variables), maker.owners, work)
+    return analyse(nodes, len(maker.variables), maker.owners, work, NUM_RESULTS)
 
 
 def executed_nodes(graphs):

@@ -90,6 +90,16 @@ def test_a_store_counts_bytes_and_seconds(kind, tmp_path):
 
 
 @both_kinds
+def test_a_wrong_shape_or_dtype_is_refused_and_never_cast(kind, tmp_path):
+    with opened(kind, tmp_path, [Field((2,), np.float32)]) as store:
+        for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2), np.int32),
+                      np.zeros((3, 2, 1), np.float32), np.zeros((2, 2), np.float32)):
+            with pytest.raises(AssertionError):
+                store.put([0, 1, 2], [wrong])
+        assert store.nbytes == 0
+
+
+@both_kinds
 def test_a_closed_store_has_nothing_and_says_so(kind, tmp_path):
     store, tensors = filled(kind, tmp_path, FIELDS)
     descriptors = len(os.listdir('/proc/self/fd'))

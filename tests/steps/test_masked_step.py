@@ -111,7 +111,7 @@ def test_passes_without_update_change_nothing(bn_statistics):
     images, labels = batches(1)[0]
     maker = StepMaker(model, optimizer, 0.01, images, labels)
     before = values(state_of(model, optimizer))
-    for function in (maker.forward(), maker.gradients()):
+    for function in (maker.forward(), maker.forward(dropout=False), maker.gradients()):
         assert np.isfinite(float(function(images, labels)[0]))
         assert_same_values(before, values(state_of(model, optimizer)))
 

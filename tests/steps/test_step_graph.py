@@ -94,7 +94,8 @@ OWNERS = {1: 0, 2: 1}
 
 @pytest.mark.parametrize('leading', [['loss:0', 'loss:0'], ['loss:0', 'loss:0', 'penalty:0']])
 def test_gradients_follow_the_results_of_the_step(leading):
-    graph = analyse(graph_of(TWO_TENSORS, leading + ['grad0:0', 'grad1:0']), 2, OWNERS, {})
+    graph = analyse(graph_of(TWO_TENSORS, leading + ['grad0:0', 'grad1:0']), 2, OWNERS, {},
+                    num_results=len(leading))
     assert graph.backward == {'back': 3, 'grad1': 2, 'error': 1, 'grad0': 1}
     assert ('penalty' in graph.forward) == (len(leading) == 3)
 
@@ -104,7 +105,7 @@ def test_a_variable_belongs_to_the_tensor_that_all_writers_serve():
               'shared1 AssignAddVariableOp shared grad1', 'of_slot ReadVariableOp slot',
               'of_shared ReadVariableOp shared']
     graph = analyse(graph_of(TWO_TENSORS + writes, ['loss:0', 'loss:0', 'grad0:0', 'grad1:0']), 2,
-                    OWNERS, {})
+                    OWNERS, {}, num_results=2)
     assert [graph.update[name] for name in ('slot0', 'of_slot', 'shared0', 'shared1')] == [
         0, 0, 0, 1]
     assert graph.update['of_shared'] is None and graph.update['shared'] is None
