@@ -110,14 +110,6 @@ class Cutter:
         self._frame.ret.clear()
         self._made = 0
 
-    def let_wait(self, tensors):
-        """Lets nodes run once a tensor is known. tensors: name of the node -> tensor of a node."""
-        for name, tensor in tensors.items():
-            before = tensor.split(':')[0]
-            if name in self.nodes and before in self.nodes:
-                self.nodes[name].input.append('^' + before)
-                self._waits_for[name].append(before)
-
     def cut(self, effects, num_results, left_out, extra=()):
         """Returns the FunctionDef of the first `num_results` results and of `effects`.
 

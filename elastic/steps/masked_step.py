@@ -96,9 +96,6 @@ class StepMaker(ModelState):
                        for i, handle in enumerate(self.captured, len(self.shapes))}
         self.graph = analyse(self.cutter.analysable, len(self._all), self.owners, {}, NUM_RESULTS)
         check_effects(self.graph, self.effects(set()).values())
-        # Else products of momentum, and copies of decayed weights, are held from the begin on.
-        self.cutter.let_wait({name: self.outputs[NUM_RESULTS + k][0]
-                              for name, k in self.graph.update.items() if k is not None})
         self._gradients = {}
         self.config = tf_internals.step_config()
         if self.parts > 1 and self.whole_because:

@@ -53,14 +53,6 @@ def test_a_layer_with_a_function_of_its_own_is_no_obstacle():
     assert memory_of(maker).peak(np.ones(4, bool)) >= 4 * 64 * 64
 
 
-def test_a_tensor_is_updated_once_its_gradient_is_known():
-    model = keras.Sequential([keras.Input((128,))] + [keras.layers.Dense(128) for _ in range(8)])
-    optimizer = make_optimizer('sgd', 0.1, 10, model.trainable_variables)
-    memory = memory_of(StepMaker(model, optimizer, 0.01, tf.zeros((1, 128)), tf.zeros(1, tf.int64)))
-    # Momentum and decayed weights of all tensors at once would be twice the weights.
-    assert memory.peak(np.ones(16, bool)) < memory.weights
-
-
 def test_largest_batch():
     assert largest_batch(lambda images: images <= 5, 16) == 5
     assert largest_batch(lambda images: images <= 5, 16, 16) == 4
